@@ -102,13 +102,13 @@ def rates(store, seconds):
     for claim in claims[: len(claims) // 2]:
         claim.ack()
     found["ack_s"] = len(claims) // 2 / (time.perf_counter() - begun)
-    rest = [claim.ack_part() for claim in claims[len(claims) // 2 :]]
+    rest = [claim.prepare_ack() for claim in claims[len(claims) // 2 :]]
     begun = time.perf_counter()
     for at in range(0, len(rest), 40):
         parts = rest[at : at + 40]
         store.commit([check for part in parts for check in part.checks], [op for part in parts for op in part.ops])
         for part in parts:
-            part.committed()
+            part.mark_committed()
     found["ack_40_together_s"] = len(rest) / (time.perf_counter() - begun)
     work_queue.close()
     return found

@@ -81,7 +81,7 @@ USES = {
 #: Keys that the tables name and that need not stay: operators make one, and takers remove the others in time.
 OPTIONAL = {
     "@jobs/nodes/<node>",
-    "@executor/<n>/backlog/partitions/<lane>/sort_keys/<sort key>",
+    "@executor/<n>/backlog/partitions/<partition>/sort_keys/<sort key>",
     "@plans/<n>/queue/partitions/plans/sort_keys/<sort key>",
 }
 

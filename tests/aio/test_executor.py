@@ -220,7 +220,7 @@ def test_what_was_submitted_before_a_flush_is_stored(backend_url, store):
     async def use(pool):
         futures = [pool.submit(square, n) for n in range(10)]
         await pool.flush(WAIT_S)
-        stored = sum(lane.tasks for lane in (await asyncio.to_thread(inspect, store)).lanes)
+        stored = sum(partition.tasks for partition in (await asyncio.to_thread(inspect, store)).partitions)
         for future in futures:
             future.cancel()
         return stored
@@ -253,7 +253,10 @@ def test_a_timeout_of_the_loop_takes_the_task_back(backend_url, store):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0.2)
         await asyncio.to_thread(
-            eventually, lambda: not any(lane.tasks for lane in inspect(store).lanes), WAIT_S, "it is gone"
+            eventually,
+            lambda: not any(partition.tasks for partition in inspect(store).partitions),
+            WAIT_S,
+            "it is gone",
         )
 
     in_a_loop(backend_url, use)

@@ -146,7 +146,7 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
     assert executor("dead", "list").out == "no dead letters\n"
     assert executor("submit", "mytasks:square", "[2]", "--id", "two").code == 0
     (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
-    claim.bury("its \x1b[31mnodes died")
+    claim.move_to_dead_letters("its \x1b[31mnodes died")
     told = executor("dead", "list")
     assert "d.two.0" in told.out
     assert "\x1b" not in told.out
@@ -154,7 +154,7 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
     assert executor("dead", "revive", "d.two.0").out == "d.two: queued again\n"
     assert [each["id"] for each in executor("tasks", "--json").json["tasks"]] == ["d.two"]
     (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
-    claim.bury("again")
+    claim.move_to_dead_letters("again")
     assert executor("dead", "drop", "d.two.0").out == "d.two.0: dropped\n"
     executor("dead", "drop", "d.two.0").refused(1, "no dead letter")
 

@@ -148,7 +148,7 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
         Counter(store, "visits").add(3)
         Queue(store, "mail").put(b"a")
         WorkQueue(store, "tasks").put("any", "s", "1", b"")
-        WorkQueue(store, "tasks").try_take(["any"])[0].bury("bad\x1b[31m")
+        WorkQueue(store, "tasks").try_take(["any"])[0].move_to_dead_letters("bad\x1b[31m")
         WorkQueue(store, "tasks").put("any", "s", "2", b"")
         Once(store, "migrate").run(lambda _work: b"done\x1b[31m")
     assert cli("show", "counter", "visits", "--url", url).out == "value: 3\n"

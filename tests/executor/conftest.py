@@ -17,7 +17,7 @@ from trials.remote import Remote
 PATIENCE_S = 100.0
 
 
-def lanes(store):
+def partitions(store):
     """The lanes that have tasks, or had some and were not looked at since then."""
     with WorkQueue(system_namespace(store, "executor"), "default/backlog") as backlog:
         return backlog.partitions()

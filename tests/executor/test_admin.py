@@ -19,7 +19,7 @@ from latchwork.executor import (
     find_task,
     inspect,
     list_tasks,
-    revive_task,
+    requeue_task,
 )
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
@@ -36,11 +36,13 @@ def test_workers_lanes_and_tasks_are_seen_from_outside(workers, pool, store, eve
     assert worker.slots == 1
     assert (worker.id, worker.running, worker.queued, dict(worker.labels)) == ("n1", 1, 2, {"zone": "a"})
     assert "wait" in worker.functions
-    assert [(lane.name, lane.tasks, lane.running, lane.is_orphan) for lane in state.lanes] == [("m.n1", 2, 1, False)]
+    assert [
+        (partition.name, partition.tasks, partition.running, partition.is_orphan) for partition in state.partitions
+    ] == [("m.n1", 2, 1, False)]
     assert (state.submitters, state.dead) == (1, 0)
     running, queued = list_tasks(store)
     assert (running.id, running.function, running.phase, running.running_on) == (first.id, "wait", "running", ("n1",))
-    assert (queued.id, queued.phase, queued.priority, queued.lanes) == (second.id, "queued", 7, ("m.n1",))
+    assert (queued.id, queued.phase, queued.priority, queued.partitions) == (second.id, "queued", 7, ("m.n1",))
     assert find_task(store, first.id).running_on == ("n1",)
     store.put("seen/go", b"")
     assert second.result(PATIENCE_S) == 4
@@ -84,7 +86,7 @@ def test_all_copies_of_a_task_are_taken_back_by_one_cancel(workers, pool, store,
     future = pool.with_options(copies=2).submit(wait, "copied")
     eventually(lambda: len(store.children("copied/starts")) == 2)
     (seen,) = list_tasks(store)
-    assert (seen.running_on, sorted(seen.lanes)) == (("n0", "n1"), ["m.n0", "m.n1"])
+    assert (seen.running_on, sorted(seen.partitions)) == (("n0", "n1"), ["m.n0", "m.n1"])
     assert cancel_task(store, future.id, interrupt=True)
     with pytest.raises(CancelledError):
         future.result(PATIENCE_S)
@@ -113,7 +115,7 @@ def bury(store, task_id, why="its nodes died"):
     """As a worker would, after too many attempts."""
     (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     assert claim.item.id == f"{task_id}.0"
-    claim.bury(why)
+    claim.move_to_dead_letters(why)
 
 
 def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
@@ -121,7 +123,7 @@ def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
     bury(store, ref.id)
     (dead,) = dead_tasks(store)
     assert (dead.id, dead.function, dead.attempts, dead.why) == ("d.again", "square", 1, "its nodes died")
-    assert revive_task(store, dead.letter) == "d.again"
+    assert requeue_task(store, dead.letter) == "d.again"
     workers("n1")
     assert ref.result(PATIENCE_S) == 9
     assert dead_tasks(store) == []
@@ -130,7 +132,7 @@ def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
 def test_a_letter_that_is_put_back_has_all_its_tries_before_it(workers, pool, store):
     ref = pool.detached("fail-twice", "again", id="again")
     bury(store, ref.id, why="try 3 failed on n1: ValueError")
-    revive_task(store, dead_tasks(store)[0].letter)
+    requeue_task(store, dead_tasks(store)[0].letter)
     workers("n1")
     assert ref.result(PATIENCE_S) == 3
     assert len(store.children("again/starts")) == 3
@@ -142,10 +144,10 @@ def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):
     bury(store, future.id)
     (dead,) = dead_tasks(store)
     with pytest.raises(LatchworkError, match="submit it again"):
-        revive_task(store, dead.letter)
+        requeue_task(store, dead.letter)
     drop_task(store, dead.letter)
     assert dead_tasks(store) == []
-    for act in (revive_task, drop_task):
+    for act in (requeue_task, drop_task):
         with pytest.raises(NoSuchTask, match="no dead letter"):
             act(store, dead.letter)
 

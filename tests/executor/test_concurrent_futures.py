@@ -95,7 +95,7 @@ class Nobody:
 
     callbacks = Now()
 
-    def why_nothing_runs(self):
+    def missing_worker_hint(self):
         return ""
 
     @driven

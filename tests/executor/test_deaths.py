@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from executor.conftest import PATIENCE_S, lanes
+from executor.conftest import PATIENCE_S, partitions
 from executor.work import kill_node, mark, slow_where, square, wait, where
 from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
 from latchwork.executor.keys import Keys
-from latchwork.executor.sweeping import ExecutorSweeper
+from latchwork.executor.sweeper import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
@@ -131,7 +131,7 @@ def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
     submitter.kill()
     eventually(lambda: store.children("running/stops"))
     assert pools().submit(square, 2).result(PATIENCE_S) == 4
-    eventually(lambda: lanes(store) == [])
+    eventually(lambda: partitions(store) == [])
     assert starts(store, "queued") == []
 
 
@@ -139,12 +139,12 @@ def test_a_lost_submitters_session_fails_its_futures(workers, pools, store, even
     pool = pools()
     future = pool.submit(mark, "failed")
     pool.flush(PATIENCE_S)
-    pool._submitter._line.session.close()
+    pool._submitter._session.session.close()
     with pytest.raises(SessionLost, match="submit again"):
         future.result(PATIENCE_S)
     workers()
     assert pool.submit(square, 3).result(PATIENCE_S) == 9
-    eventually(lambda: lanes(store) == [])
+    eventually(lambda: partitions(store) == [])
     assert starts(store, "failed") == []
 
 
@@ -152,7 +152,7 @@ def test_a_lost_submitters_tasks_are_submitted_again_when_asked(workers, pools):
     pool = pools(on_session_lost="resubmit")
     future = pool.submit(square, 5)
     pool.flush(PATIENCE_S)
-    pool._submitter._line.session.close()
+    pool._submitter._session.session.close()
     workers()
     assert future.result(PATIENCE_S) == 25
 
@@ -167,7 +167,7 @@ def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, workers, p
     worker = workers("n3", max_attempts=2, own_store=True)
     with pytest.raises(TaskDied, match="taken 2 times"):
         future.result(PATIENCE_S)
-    eventually(lambda: worker.stats().buried == 1)
+    eventually(lambda: worker.stats().dead_lettered == 1)
     assert len(starts(store, "poison")) == 2
     assert len(store.children("@executor/default/backlog/dead")) == 1
 
@@ -182,7 +182,7 @@ def test_all_but_one_of_the_copies_may_die(workers, pool, store, eventually, cop
         end_session(worker)
     store.put("copies/go", b"")
     assert future.result(PATIENCE_S) in {worker.node_id for worker in made}
-    eventually(lambda: lanes(store) == [])
+    eventually(lambda: partitions(store) == [])
 
 
 def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(workers, pool, store, eventually):
@@ -194,7 +194,7 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(worke
     pool.flush(PATIENCE_S)
     assert future.cancel()
     gone.close()
-    eventually(lambda: lanes(store) == ["m.n1"])
+    eventually(lambda: partitions(store) == ["m.n1"])
     assert busy.stats().taken == 1
     store.put("blocker/go", b"")
     assert blocker.result(PATIENCE_S) == "n1"
@@ -203,10 +203,10 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(worke
 def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
     keys, system = Keys("default"), system_namespace(store, "executor")
     backlog = WorkQueue(system, keys.backlog)
-    for lane, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
-        backlog.put(lane, "s", item, b"")
-    for lane, item in (("m.gone", "1"), ("m.here", "3")):
-        backlog.remove(backlog.find(lane, "s", item))
+    for partition, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
+        backlog.put(partition, "s", item, b"")
+    for partition, item in (("m.gone", "1"), ("m.here", "3")):
+        backlog.remove(backlog.find(partition, "s", item))
     run(ExecutorSweeper(system, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
     assert backlog.partitions() == ["m.full", "m.here"]
 
@@ -361,7 +361,7 @@ def test_running_tasks_of_a_lost_submitter_are_stopped_and_detached_ones_go_on(w
 
 
 def end_session_of(pool):
-    pool._submitter._line.session.close()
+    pool._submitter._session.session.close()
 
 
 def test_copies_for_all_members_survive_all_deaths_but_one(workers, pool, store, eventually):

@@ -15,7 +15,7 @@ from latchwork.executor import NoSuchTask, cancel_task, finished_tasks, forget_f
 from latchwork.executor.finished import FinishedTasks
 from latchwork.executor.keys import Keys
 from latchwork.executor.stored import StoredTasks
-from latchwork.executor.sweeping import ExecutorSweeper
+from latchwork.executor.sweeper import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.schedules.wall_clock import WallClock
 from latchwork.store import system_namespace

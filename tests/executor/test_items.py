@@ -7,19 +7,19 @@ import json
 import pytest
 
 from latchwork.errors import BadRecord, InvalidKey
-from latchwork.executor.hooks import is_retried, tries_of
+from latchwork.executor.hooks import parse_tries, policy_allows_retry
 from latchwork.executor.items import TaskItem, may_run
 from latchwork.executor.keys import (
     Keys,
     check_member_id,
     check_task_id,
-    lane_of,
-    member_of,
-    new_sid,
-    number_of,
+    make_task_id,
+    member_partition,
+    new_submitter_id,
+    parse_result_number,
+    partition_member,
     queued_at_s,
-    shelf_of,
-    task_id_of,
+    task_sort_key,
 )
 from latchwork.executor.targets import Key, Label, Member, StoredTarget
 from latchwork.tasks import BlobRef, Outcome, StoredRetry
@@ -57,16 +57,16 @@ def test_a_plain_task_takes_few_bytes():
         {"n": -1},
         {"n": "7"},
         {"fn": 7},
-        {"lanes": []},
-        {"lanes": "any"},
-        {"lanes": ["any"] * 2000},
+        {"on": []},
+        {"on": "any"},
+        {"on": ["any"] * 2000},
         {"priority": 10},
         {"priority": True},
         {"retry": {"attempts": 0, "initial_s": 1, "increase": 1, "max_s": 1, "jitter": 0, "on": []}},
         {"retry": {"attempts": 1}},
         {"timeout_s": -1},
         {"target": {"labels": {}}},
-        {"blob": 7, "shelf": None},
+        {"blob": 7, "sort": None},
     ],
 )
 def test_a_record_that_nobody_of_ours_wrote_is_refused(change):
@@ -83,31 +83,31 @@ def test_bytes_that_are_no_record_are_refused(value):
 
 
 def test_ids_sort_as_tasks_were_submitted():
-    ids = [task_id_of("s", number) for number in (0, 9, 10, 99, 100, 123_456)]
+    ids = [make_task_id("s", number) for number in (0, 9, 10, 99, 100, 123_456)]
     assert ids == sorted(ids)
-    shelves = [shelf_of(*parts, "s") for parts in ((0, 9), (0, 10), (5, 1), (9, 0))]
-    assert shelves == sorted(shelves)
+    sort_keys = [task_sort_key(*parts, "s") for parts in ((0, 9), (0, 10), (5, 1), (9, 0))]
+    assert sort_keys == sorted(sort_keys)
 
 
 def test_a_shelf_says_when_it_was_written_to_a_quarter_of_a_second():
-    assert 1_700_000_000.123 - 0.256 < queued_at_s(shelf_of(5, 1_700_000_000_123, "s")) <= 1_700_000_000.123
+    assert 1_700_000_000.123 - 0.256 < queued_at_s(task_sort_key(5, 1_700_000_000_123, "s")) <= 1_700_000_000.123
     assert queued_at_s("whatever") == queued_at_s("5-zz-s") == 0.0
 
 
 @pytest.mark.parametrize("number", [0, 7, 999, 1000, 123_456_789])
 def test_the_number_of_a_result_comes_back_from_its_key(number):
-    assert number_of(Keys("default").result("s", number)) == number
+    assert parse_result_number(Keys("default").result("s", number)) == number
 
 
 @pytest.mark.parametrize("key", ["x/results/s/0/x", "x/results/s/0/07", "x/results/s/x/007", "x/results/s/²/007"])
 def test_a_key_that_is_no_result_has_no_number(key):
-    assert number_of(key) is None
+    assert parse_result_number(key) is None
 
 
 def test_lanes_have_members():
-    assert member_of(lane_of("web-1")) == "web-1"
-    assert member_of("any") is None
-    assert len(lane_of("x" * 100)) <= 120
+    assert partition_member(member_partition("web-1")) == "web-1"
+    assert partition_member("any") is None
+    assert len(member_partition("x" * 100)) <= 120
 
 
 def test_ids_that_cannot_be_parts_of_keys_are_refused():
@@ -116,7 +116,7 @@ def test_ids_that_cannot_be_parts_of_keys_are_refused():
             check_member_id(bad)
         with pytest.raises(InvalidKey):
             check_task_id(bad)
-    assert len({new_sid() for _ in range(100)}) == 100
+    assert len({new_submitter_id() for _ in range(100)}) == 100
 
 
 def test_who_may_run_a_task():
@@ -135,12 +135,12 @@ def test_who_may_run_a_task():
 
 
 def test_tries_are_counted_in_what_was_said_at_the_last():
-    assert tries_of("try 3 failed on n1: ValueError") == 3
-    assert tries_of("") == tries_of("its node closed") == tries_of("try x failed") == 0
+    assert parse_tries("try 3 failed on n1: ValueError") == 3
+    assert parse_tries("") == parse_tries("its node closed") == parse_tries("try x failed") == 0
 
 
 def test_classes_that_are_tried_again_are_known_by_their_names():
     item = TaskItem("f", "s", 1, ("any",), "", retry=StoredRetry(3, 0.5, 2.0, 9.0, 0.0, ("builtins:LookupError",)))
-    assert is_retried(item, Outcome.failed(KeyError("x")))
-    assert not is_retried(item, Outcome.failed(ValueError("x")))
-    assert is_retried(SMALL, Outcome.failed(ValueError("x")))
+    assert policy_allows_retry(item, Outcome.from_exception(KeyError("x")))
+    assert not policy_allows_retry(item, Outcome.from_exception(ValueError("x")))
+    assert policy_allows_retry(SMALL, Outcome.from_exception(ValueError("x")))

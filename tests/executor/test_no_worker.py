@@ -67,7 +67,7 @@ def test_one_control_c_is_enough_to_leave(how):
 
 def test_a_timeout_says_that_there_is_no_worker_and_how_to_start_one(pool, eventually):
     future = pool.submit(square, 1)
-    eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
+    eventually(pool._submitter.missing_worker_hint, PATIENCE_S)
     with pytest.raises(TimeoutError, match='latchwork executor run --import MODULE"'):
         future.result(0.01)
 
@@ -83,7 +83,7 @@ def test_a_timeout_says_that_there_is_no_worker_and_how_to_start_one(pool, event
 )
 def test_a_timeout_of_several_calls_says_so_too(pool, eventually, wait):
     pool.submit(square, 1)
-    eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
+    eventually(pool._submitter.missing_worker_hint, PATIENCE_S)
     with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
         wait(pool)
 
@@ -106,7 +106,7 @@ def test_a_timeout_in_an_event_loop_says_so_too(backend_url, eventually, wait):
         async with aio.connect(backend_url) as store:
             pool = aio.Executor(store, functions=WORK)
             pool.submit("square", 1)
-            await asyncio.to_thread(eventually, pool._of._submitter.why_nothing_runs, PATIENCE_S)
+            await asyncio.to_thread(eventually, pool._of._submitter.missing_worker_hint, PATIENCE_S)
             with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
                 await wait(pool)
             await pool.shutdown(wait=False, cancel_futures=True)
@@ -123,13 +123,13 @@ def test_a_warning_comes_after_five_seconds_without_a_worker_and_once(caplog):
     watch = WorkerWatch(clock, "nightly", has_members)
     began = clock.now()
     while not caplog.records and clock.now() < began + 60.0:
-        clock.advance(run(watch.look(is_waiting=True)))
+        clock.advance(run(watch.check_workers(is_waiting=True)))
     assert 4.9 < clock.now() - began < 7.1
     for _ in range(10):
-        clock.advance(run(watch.look(is_waiting=True)))
+        clock.advance(run(watch.check_workers(is_waiting=True)))
     (record,) = (each for each in caplog.records if each.name.startswith("latchwork"))
     assert "executor run --import MODULE --name nightly" in record.getMessage()
     there[0] = True
-    assert run(watch.look(is_waiting=True)) == 60.0
-    assert watch.why() == ""
-    assert run(watch.look(is_waiting=False)) is None
+    assert run(watch.check_workers(is_waiting=True)) == 60.0
+    assert watch.missing_worker_hint() == ""
+    assert run(watch.check_workers(is_waiting=False)) is None

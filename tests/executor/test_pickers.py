@@ -27,8 +27,8 @@ from latchwork.executor import (
     TaskInfo,
     Weighted,
 )
-from latchwork.executor.pickers import drawn, spread_over
-from latchwork.executor.targets import StoredTarget, candidates, owner_of
+from latchwork.executor.pickers import pick_by_weight, pick_for_copies
+from latchwork.executor.targets import StoredTarget, eligible_members, key_owner
 from latchwork.primitives import GroupMember, View
 
 PICKS = 10_000
@@ -132,37 +132,42 @@ def test_least_loaded_takes_the_member_with_fewest_tasks_for_each_slot():
 
 def test_each_copy_goes_to_another_member_as_far_as_there_are_some():
     for picker in (Pull(), Rank(), Random(), RoundRobin(), Weighted(), Rendezvous(), LeastLoaded()):
-        picked = spread_over(picker, TaskInfo("a.7", "f", 7), view(1, 1, 1), {}, 4)
+        picked = pick_for_copies(picker, TaskInfo("a.7", "f", 7), view(1, 1, 1), {}, 4)
         assert len(picked) == 4
         assert set(picked) == {"m0", "m1", "m2", None}
 
 
 def test_one_copy_of_a_pulled_task_is_everybodys():
-    assert spread_over(Pull(), TaskInfo("a.7", "f", 7), view(1, 1), {}, 1) == [None]
+    assert pick_for_copies(Pull(), TaskInfo("a.7", "f", 7), view(1, 1), {}, 1) == [None]
 
 
 def test_drawn_gives_each_member_its_stretch():
     members = view(1.0, 0.0, 3.0).members
-    assert [drawn(members, chance) for chance in (0.0, 0.249, 0.25, 0.999)] == ["m0", "m0", "m2", "m2"]
+    assert [pick_by_weight(members, chance) for chance in (0.0, 0.249, 0.25, 0.999)] == ["m0", "m0", "m2", "m2"]
 
 
 def test_a_key_has_one_owner_and_others_keep_theirs_when_a_member_leaves():
     seen = view(1, 1, 1)
-    owners = {f"k{number}": owner_of(f"k{number}", seen.members) for number in range(300)}
+    owners = {f"k{number}": key_owner(f"k{number}", seen.members) for number in range(300)}
     left = [member for member in seen.members if member.id != "m1"]
     assert set(owners.values()) == {"m0", "m1", "m2"}
-    assert all(owner_of(key, left) == owner for key, owner in owners.items() if owner != "m1")
-    assert owner_of("k", view(0.0).members) is None
+    assert all(key_owner(key, left) == owner for key, owner in owners.items() if owner != "m1")
+    assert key_owner("k", view(0.0).members) is None
 
 
 def test_candidates_of_targets():
     seen = view(1, 1, labels=({"zone": "a"}, {"zone": "b", "gpu": "yes"}))
-    assert [member.id for member in candidates(Label(zone="b"), seen)] == ["m1"]
-    assert [member.id for member in candidates(Member("m0"), seen)] == ["m0"]
-    assert candidates(Member("x", "any"), seen) == ()
-    assert len(candidates(None, seen)) == len(candidates(Key("k"), seen)) == len(candidates(All(), seen)) == 2
+    assert [member.id for member in eligible_members(Label(zone="b"), seen)] == ["m1"]
+    assert [member.id for member in eligible_members(Member("m0"), seen)] == ["m0"]
+    assert eligible_members(Member("x", "any"), seen) == ()
+    assert (
+        len(eligible_members(None, seen))
+        == len(eligible_members(Key("k"), seen))
+        == len(eligible_members(All(), seen))
+        == 2
+    )
     with pytest.raises(NoSuchMember, match="there: m0, m1"):
-        candidates(Member("x"), seen)
+        eligible_members(Member("x"), seen)
 
 
 @pytest.mark.parametrize("target", [Member("m0"), Member("m0", "wait"), Key("customer/7"), Label(a="1", b="2")])
@@ -221,7 +226,7 @@ def test_a_plain_task_does_not_wait_behind_those_that_ask_for_a_member(workers, 
         def pick(self, task, view, load):
             asked.append(task.number)
 
-    is_stored = pool._submitter._settled
+    is_stored = pool._submitter._mark_stored
 
     def settled(placed):
         placed = list(placed)
@@ -229,7 +234,7 @@ def test_a_plain_task_does_not_wait_behind_those_that_ask_for_a_member(workers, 
             before.append(len(asked))
         is_stored(placed)
 
-    monkeypatch.setattr(pool._submitter, "_settled", settled)
+    monkeypatch.setattr(pool._submitter, "_mark_stored", settled)
     for _ in range(number):
         pool.with_options(picker=Slow()).submit(square, 1)
     had = len(asked)

@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
-from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, revive_task
+from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, requeue_task
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.worker import ExecutorWorkerSession
 from latchwork.primitives import WorkQueue
@@ -293,12 +293,12 @@ def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(workers, pool, sto
     worker = workers(own_store=True)
     future = pool.submit(wait, "orphan")
     eventually(lambda: starts(store, "orphan"))
-    sid = future.id.partition(".")[0]
-    pool._submitter._line.session.close()
+    submitter_id = future.id.partition(".")[0]
+    pool._submitter._session.session.close()
     eventually(lambda: store.children("orphan/stops"))
     eventually(lambda: worker.stats().running == 0)
     assert worker.stats().done == 0
-    eventually(lambda: store.children(f"@executor/default/results/{sid}") == [] and items(store) == [])
+    eventually(lambda: store.children(f"@executor/default/results/{submitter_id}") == [] and items(store) == [])
 
 
 def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweeps(
@@ -320,24 +320,24 @@ def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweep
 def test_a_task_whose_submitter_went_before_its_worker_watched_submitters_is_stopped(
     workers, pool, store, eventually, monkeypatch
 ):
-    go, follow = Signal(), ExecutorWorkerSession._follow
+    go, follow = Signal(), ExecutorWorkerSession._watch_prefix
 
     async def late(shift, prefix, *more):
         if prefix.endswith("subs"):
             await Pause(store.clock, go, None)
         await follow(shift, prefix, *more)
 
-    monkeypatch.setattr(ExecutorWorkerSession, "_follow", late)
+    monkeypatch.setattr(ExecutorWorkerSession, "_watch_prefix", late)
     worker = workers(own_store=True)
     pool.submit(wait, "early")
     eventually(lambda: starts(store, "early"))
-    pool._submitter._line.session.close()
+    pool._submitter._session.session.close()
     go.set()
     eventually(lambda: store.children("early/stops"))
     eventually(lambda: worker.stats().running == 0)
 
 
-def lanes_of(store, member="n1"):
+def hooks_of(store, member="n1"):
     from latchwork.executor.keys import Keys
 
     node = WorkerProfile(member, WORK, allow_pickle=False, labels={}, accept=None)
@@ -350,27 +350,27 @@ def lanes_of(store, member="n1"):
 def test_a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken(pool, store, news):
     future = pool.submit(mark, "never")
     pool.flush(PATIENCE_S)
-    lanes, backlog = lanes_of(store)
+    hooks, backlog = hooks_of(store)
     with closing(backlog):
         (claim,) = backlog.try_take(["any"])
         if news == "mark":
-            assert lanes.cancelled(claim.item.id) is None
+            assert hooks.on_cancelled(claim.item.id) is None
         else:
-            assert lanes.gone(future.id.partition(".")[0]) == []
-        assert isinstance(lanes.begin(claim), Release)
+            assert hooks.on_submitter_left(future.id.partition(".")[0]) == []
+        assert isinstance(hooks.prepare_run(claim), Release)
         claim.release(count=False)
 
 
 def test_a_mark_for_another_task_and_the_death_of_another_submitter_stop_nothing(pool, store):
     pool.submit(mark, "begins")
     pool.flush(PATIENCE_S)
-    lanes, backlog = lanes_of(store)
+    hooks, backlog = hooks_of(store)
     with closing(backlog):
         (claim,) = backlog.try_take(["any"])
-        assert lanes.cancelled("other.000000001.0") is None
-        assert lanes.gone("other") == []
-        assert isinstance(lanes.begin(claim), Run)
-        assert lanes.cancelled(claim.item.id) == claim.item.path
+        assert hooks.on_cancelled("other.000000001.0") is None
+        assert hooks.on_submitter_left("other") == []
+        assert isinstance(hooks.prepare_run(claim), Run)
+        assert hooks.on_cancelled(claim.item.id) == claim.item.path
         claim.release(count=False)
 
 
@@ -378,11 +378,11 @@ def test_a_submitter_that_dies_between_look_and_claim_has_nothing_begun(pool, st
     taking = system_namespace(connect(), "executor")
     pool.submit(mark, "never")
     pool.flush(PATIENCE_S)
-    meanwhile(taking, monkeypatch, pool._submitter._line.session.close)
-    lanes, backlog = lanes_of(taking)
+    meanwhile(taking, monkeypatch, pool._submitter._session.session.close)
+    hooks, backlog = hooks_of(taking)
     with closing(backlog):
-        assert backlog.try_take(["any"], extra=lanes.extra, on_refused=lanes.refused) == []
-    assert len(lanes.submitters_gone()) == 1
+        assert backlog.try_take(["any"], extra=hooks.claim_extras, on_refused=hooks.on_claim_refused) == []
+    assert len(hooks.pop_departed()) == 1
 
 
 def test_a_task_whose_item_is_deleted_while_it_runs_has_no_result(workers, pool, store, eventually):
@@ -411,15 +411,15 @@ def test_a_revived_letter_whose_answer_is_lost_runs_once(workers, pool, store, f
     ref = pool.detached(mark, "again", id="again")
     with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         (claim,) = backlog.try_take(["any"])
-        claim.bury("its nodes died")
+        claim.move_to_dead_letters("its nodes died")
     (dead,) = dead_tasks(store)
     hit(faulty, fault, DEAD, times=1)
     try:
-        revive_task(faulty, dead.letter)
+        requeue_task(faulty, dead.letter)
     except Exception:
         time.sleep(LATE_S + 0.2)
         if dead_tasks(store):
-            revive_task(faulty, dead.letter)
+            requeue_task(faulty, dead.letter)
     was_hit(faulty)
     workers(own_store=True)
     assert ref.result(PATIENCE_S) == "n1"

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from executor.conftest import PATIENCE_S, lanes
+from executor.conftest import PATIENCE_S, partitions
 from executor.work import (
     blob,
     boom,
@@ -100,7 +100,7 @@ def test_a_cancelled_queued_task_never_runs(workers, pool, store, eventually):
     workers()
     assert pool.submit(square, 1).result(PATIENCE_S) == 1
     assert starts(store, "cancelled") == []
-    eventually(lambda: lanes(store) == [])
+    eventually(lambda: partitions(store) == [])
 
 
 def test_a_running_task_is_not_cancelled_unless_it_is_interrupted(workers, pool, store, eventually):
@@ -119,7 +119,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(workers, pool, s
     workers()
     with pytest.raises(TimeoutError, match="was cancelled"):
         pool.call(wait, "late", timeout_s=1.0)
-    eventually(lambda: not lanes(store))
+    eventually(lambda: not partitions(store))
     if starts(store, "late"):
         eventually(lambda: store.children("late/stops"))
 
@@ -127,7 +127,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(workers, pool, s
 def test_first_gives_the_first_success_and_cancels_the_others(workers, pool, store, eventually):
     workers()
     assert pool.first([Call(boom, "a"), Call(wait, "first"), Call(square, 5)], timeout_s=PATIENCE_S) == 25
-    eventually(lambda: not lanes(store))
+    eventually(lambda: not partitions(store))
 
 
 def test_first_raises_all_errors_when_none_succeeds(workers, pool):
@@ -162,7 +162,7 @@ def test_nothing_is_left_in_the_store_of_tasks_that_are_over(workers, pools, sto
     for left in ("backlog/data", "results", "subs", "data", "cancels"):
         assert store.children(f"@executor/default/{left}") == []
     # An empty shelf goes with the next look.
-    eventually(lambda: lanes(store) == [])
+    eventually(lambda: partitions(store) == [])
 
 
 def test_an_unregistered_function_is_refused_at_submit(pool):

@@ -16,7 +16,7 @@ from executor.work import WORK, blob, mark, square
 from latchwork.executor import ExecutorWorker, Member, TaskDied
 from latchwork.executor.hooks import LargeOutcomes
 from latchwork.executor.keys import Keys
-from latchwork.executor.sweeping import ExecutorSweeper
+from latchwork.executor.sweeper import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
@@ -46,11 +46,11 @@ def test_a_sweep_removes_what_a_submitter_that_is_gone_has_left_everywhere(store
     system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
     system_namespace(store, "executor").put(f"{KEYS.data}/gone/1/0", b"x")
     with closing(WorkQueue(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
-        for lane in ("any", "m.n1"):
-            backlog.put(lane, "5-000000000000-gone", "gone.000000001.0", b"x")
+        for partition in ("any", "m.n1"):
+            backlog.put(partition, "5-000000000000-gone", "gone.000000001.0", b"x")
     system_namespace(store, "executor").put(KEYS.cancel("gone-member", "x.0"), b"")
     swept = sweep()
-    assert (swept.submitters, swept.shelves, swept.members) == (("gone",), 2, ("gone-member",))
+    assert (swept.submitters, swept.sort_keys, swept.members) == (("gone",), 2, ("gone-member",))
     assert below(store, "default") == []
 
 
@@ -59,8 +59,8 @@ def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
     futures = [pool.submit(square, 3), pool.submit("length", b"x" * 50_000)]
     ref = pool.detached(square, 4, id="kept")
     pool.flush(PATIENCE_S)
-    sid = futures[0].id.partition(".")[0]
-    system_namespace(store, "executor").put(KEYS.result(sid, 900), b"x")
+    submitter_id = futures[0].id.partition(".")[0]
+    system_namespace(store, "executor").put(KEYS.result(submitter_id, 900), b"x")
     system_namespace(store, "executor").put(KEYS.cancel("n1", "x.0"), b"")
     before = below(store, "default")
     assert sweep(["n1"]).submitters == ()
@@ -119,7 +119,7 @@ def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(workers, poo
     futures = [pool.submit(blob, 200_000), pool.submit(mark, "x")]
     for future in futures:
         future.result(PATIENCE_S)
-    pool._submitter._line.session.close()
+    pool._submitter._session.session.close()
     eventually(lambda: below(store, KEYS.data) == below(store, KEYS.results) == [])
 
 
@@ -145,7 +145,7 @@ def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, 
             with ExecutorWorker(faulty, node_id="n1", functions=WORK) as worker:
                 worker.wait_ready(PATIENCE_S)
                 worker._work._sweep_at = store.clock.now() + 3600.0
-                worker._work.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
+                worker._work.hooks.add_departed(["gone"])  # as a task in another lane of that submitter tells
                 patience.eventually(lambda: backlog.items() == [], 30.0)
                 assert len(faulty.faults) == 2
 
@@ -186,7 +186,7 @@ def test_a_large_outcome_stays_as_long_as_its_result_may_come(taken, store, even
     claim, large, blobs = taken
     ref = large.write(claim, "sid", KEYS.result("sid", 1), b"x")
     assert large.write(claim, "sid", KEYS.result("sid", 1), b"x") == ref  # its end is tried again
-    large.over(claim)  # by our own clock, and what was sent may land yet
+    large.delete_unreferenced(claim)  # by our own clock, and what was sent may land yet
     time.sleep(0.3)
     assert blobs.read(ref) == b"x"
     claim.release()
@@ -198,7 +198,7 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
     key = KEYS.result("sid", 1)
     ref = large.write(claim, "sid", key, b"x")
     claim.ack(ops=[Create(key, ref.to_bytes())])
-    large.over(claim)
+    large.delete_unreferenced(claim)
     time.sleep(0.3)
     assert blobs.read(ref) == b"x"
 

@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import OutcomeUnknown, QuotaExceeded, SessionLost
-from latchwork.executor import ExecutorWorker, Member, TaskDied, dead_tasks, inspect, list_tasks, revive_task
+from latchwork.executor import ExecutorWorker, Member, TaskDied, dead_tasks, inspect, list_tasks, requeue_task
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
@@ -84,7 +84,7 @@ def test_a_detached_task_whose_function_nobody_had_is_put_back_and_runs_once_som
     with pytest.raises(UnknownFunction, match="'lonely'"):
         ref.result(PATIENCE_S)
     workers("new", functions=LONELY)
-    assert revive_task(store, dead_tasks(store)[0].letter) == "d.early"
+    assert requeue_task(store, dead_tasks(store)[0].letter) == "d.early"
     assert ref.result(PATIENCE_S) == "x"
 
 
@@ -387,14 +387,16 @@ def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(workers, 
 def test_hostile_results_fail_one_future_and_no_other(workers, pool, store):
     futures = [pool.submit(wait, "hostile") for _ in range(3)]
     pool.flush(PATIENCE_S)
-    sid = futures[0].id.partition(".")[0]
+    submitter_id = futures[0].id.partition(".")[0]
     for name in ("x", "0/x", "0/9999", "7/001", "0/001/2"):
-        system_namespace(store, "executor").put(f"default/results/{sid}/{name}", b"\xff")
-    system_namespace(store, "executor").put(f"default/results/{sid}/0/001", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+        system_namespace(store, "executor").put(f"default/results/{submitter_id}/{name}", b"\xff")
+    system_namespace(store, "executor").put(
+        f"default/results/{submitter_id}/0/001", b"\x80\x04cos\nsystem\n(S'true'\ntR."
+    )
     with pytest.raises(BadPayload):
         futures[1].result(PATIENCE_S)
     system_namespace(store, "executor").put(
-        f"default/results/{sid}/0/002", b'{"owner":"../..","id":"x","size":-1,"digest":""}'
+        f"default/results/{submitter_id}/0/002", b'{"owner":"../..","id":"x","size":-1,"digest":""}'
     )
     with pytest.raises(BadPayload):
         futures[2].result(PATIENCE_S)

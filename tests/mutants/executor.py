@@ -1,4 +1,4 @@
-"""Defects of the executor and its tasks: blobs, group commit, feeder, submitters and workers."""
+"""Defects of the executor and its tasks: blobs, group commit, worker loop, submitters and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFECTS = (
         "Group commit",
         "a check joins a transaction that writes its key",
         "tasks/group_commit.py",
-        "        if not self.written.keys().isdisjoint(unit.asked):\n            return True\n",
+        "        if not self.written.keys().isdisjoint(unit.checked):\n            return True\n",
         "",
         id_of("tasks/group_commit", "a_unit_that_asks_about_a_key_does_not_overtake_the_one_that_writes_it"),
     ),
@@ -25,16 +25,16 @@ DEFECTS = (
         "Group commit",
         "an unknown outcome counts as success",
         "tasks/group_commit.py",
-        "            has_landed = call_user(unit.landed, error)\n",
-        "            has_landed = isinstance(error, OutcomeUnknown) or unit.landed(error)\n",
+        "            has_committed = call_user(unit.was_committed, error)\n",
+        "            has_committed = isinstance(error, OutcomeUnknown) or unit.was_committed(error)\n",
         id_of("trials/schedules/group_commit", "group_commit_keeps_its_rules_under_random_schedules"),
     ),
     Defect(
         "Group commit",
         "a refusal after a lost answer counts as final",
         "tasks/group_commit.py",
-        "        return all([await self._ask_landed(unit, error) for unit in guilty])\n",
-        "        for unit in guilty:\n            _fail(unit, error)\n        return True\n",
+        "        return all([await self._check_committed(unit, error) for unit in guilty])\n",
+        "        for unit in guilty:\n            _fail_unit(unit, error)\n        return True\n",
         id_of("tasks/group_commit", "a_refusal_of_what_had_landed_is_success", on="memory"),
     ),
     Defect(
@@ -43,7 +43,9 @@ DEFECTS = (
         "tasks/running/completion.py",
         "        if task.is_lost or task.outcome is None:\n",
         "        if task.outcome is None:\n",
-        id_of("tasks/feeder", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"),
+        id_of(
+            "tasks/worker_loop", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"
+        ),
     ),
     Defect(
         "Worker loop",
@@ -51,13 +53,13 @@ DEFECTS = (
         "tasks/running/prefetch_queue.py",
         "    if task.claim.remaining_s() <= task.margin_s:\n",
         "    if False:\n",
-        id_of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
+        id_of("tasks/worker_loop", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
     ),
     Defect(
         "Worker loop",
         "a waiting node is not woken when others queue ahead of it",
         "tasks/running/notified_claims.py",
-        "                self._bell.notify_all()  # it looks sooner\n",
+        "                self._notifier.notify_all()  # it looks sooner\n",
         "                pass\n",
         id_of(
             "tasks/notified_claims",
@@ -69,8 +71,8 @@ DEFECTS = (
         "Executor",
         "a submit with a lost answer may land after it was repeated",
         "executor/submitter.py",
-        "        await write_anew(self._store, line)\n        places",
-        "        places",
+        "        await rewrite_online_key(self._store, submitter_session)\n        locations",
+        "        locations",
         id_of("executor/races", "a_submit_whose_answer_is_lost_runs_each_task_once", on="memory-land_late"),
     ),
     Defect(
@@ -87,7 +89,7 @@ DEFECTS = (
         "Executor",
         "a task is claimed without checking its submitter",
         "executor/hooks.py",
-        "        return [] if item.sid == DETACHED else [Exists(self._keys.sub(item.sid))]\n",
+        "        return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter(item.submitter_id))]\n",
         "        return []\n",
         id_of("executor/races", "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
     ),
@@ -95,7 +97,7 @@ DEFECTS = (
         "Executor",
         "a cancel that arrives before its task is forgotten",
         "executor/hooks.py",
-        "            if self._marked.pop(claim.item.id, None) is not None:\n",
+        "            if self._cancelled_ids.pop(claim.item.id, None) is not None:\n",
         "            if False:\n",
         id_of(
             "executor/races", "a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken", on="memory-mark"
@@ -104,8 +106,8 @@ DEFECTS = (
     Defect(
         "Executor",
         "a sweep does not check which submitters are alive",
-        "executor/sweeping.py",
-        "        return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()\n",
+        "executor/sweeper.py",
+        "        return seen - set(await ask(self._store.children, self._keys.submitters)) if seen else set()\n",
         "        return seen\n",
         id_of("executor/sweeping", "a_sweep_removes_nothing_of_those_that_live", on="memory"),
     ),

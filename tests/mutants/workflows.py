@@ -41,8 +41,8 @@ DEFECTS = (
         "Workflow master",
         "a task that a worker has claimed is taken back",
         "latchwork_workflows/master/dispatcher.py",
-        "        checks, ops = self._backlog.removal(item)\n",
-        "        checks, ops = self._backlog.removal(item, if_taken=True)\n",
+        "        checks, ops = self._backlog.removal_ops(item)\n",
+        "        checks, ops = self._backlog.removal_ops(item, if_taken=True)\n",
         id_of("workflows/sending", "an_item_that_somebody_has_is_not_taken_back", on="memory"),
     ),
     Defect(
@@ -113,8 +113,8 @@ DEFECTS = (
         "Workflow worker",
         "a task outlives the session of its claim",
         "latchwork_workflows/worker/runner.py",
-        "        self._leash.add(child, hard)\n",
-        "        child.allow(hard)\n",
+        "        self._deadlines.add(child, hard)\n",
+        "        child.set_deadline(hard)\n",
         id_of("workflows/jitter", "worker_without_a_store_ends_its_tasks_before_its_session_can_end"),
     ),
     Defect(

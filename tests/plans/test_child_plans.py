@@ -7,7 +7,7 @@ import pytest
 from latchwork.plans import ChildPlanFailed, ForeignRef, Plans, PlanState, PlanWorker, TaskState, WrongState, child_plan
 from latchwork.plans.records import PlanRecord
 from latchwork.plans.transitions import TxnPart
-from latchwork.plans.wakeups import wake_parent
+from latchwork.plans.wakeups import build_parent_wakeup
 from latchwork.store.steps import run
 from latchwork.tasks import Functions
 from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, nothing_left, wait_until
@@ -146,7 +146,7 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
     worker.close()
     child = the_child(plans)
     entry, record = run(plan_store.read_plan(child.id))
-    told = run(wake_parent(plan_store, child.id, record))  # nobody waits, as it seems
+    told = run(build_parent_wakeup(plan_store, child.id, record))  # nobody waits, as it seems
     (task,) = run(plan_store.read_tasks(plan.id, ["waits"]))
     outer, _ = run(plan_store.read_plan(plan.id))
     waits = PlanRecord.from_bytes(outer.value)
@@ -155,7 +155,7 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
     assert run(plan_store.commit(again))
     end = plan_store.transitions.end_cancel(entry, record, 0).merge(told)
     assert not run(plan_store.commit(end)), "the end of the child must notice that a task waits for it now"
-    told = run(wake_parent(plan_store, child.id, record))
+    told = run(build_parent_wakeup(plan_store, child.id, record))
     assert run(plan_store.commit(TxnPart(end.checks[:1], end.ops).merge(told)))
     assert [each for each in store.list("default/queue/partitions/plans/items", recursive=True) if "~waits" in each.key]
 

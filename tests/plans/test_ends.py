@@ -60,18 +60,18 @@ class Bench:
         for name in names:
             seen = (None, None, None) if again else (self.plan, tasks[name], self.entry)
             made.append(Completion(self.claims[name], "p", name, OUTCOME, result, *seen))
-        run(self.ends._decide_once("p", made))
+        run(self.ends._complete_once("p", made))
         return [each.ending.result(0) for each in made]
 
     def commit(self, name, done):
         """Whether the end of a claim lands."""
-        part = self.claims[name].ack_part(done.ops)
+        part = self.claims[name].prepare_ack(done.ops)
         try:
             self.store.commit([*part.checks, *done.checks], part.ops)
         except Conflict:
-            part.given_up()
+            part.mark_not_committed()
             return False
-        part.committed()
+        part.mark_committed()
         return True
 
     def state(self, name):
@@ -170,7 +170,7 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
 
     bench = Bench(store, build)
     reads = []
-    ask, complete = bench.plan_store.read_tasks, bench.progress.complete
+    ask, complete = bench.plan_store.read_tasks, bench.progress.complete_plan
 
     async def tasks(plan_id, names):
         reads.extend(names)
@@ -180,7 +180,7 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
         reads.append("complete")
         await complete(plan_id)
 
-    bench.plan_store.read_tasks, bench.progress.complete = tasks, completes
+    bench.plan_store.read_tasks, bench.progress.complete_plan = tasks, completes
     for name in ("n2", "n0"):
         bench.decide(name, again=True)
         bench.ends._plans.clear()  # nothing is remembered, as of another worker
@@ -213,7 +213,7 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
     def end(name):
         return Completion(bench.claims[name], "p", name, OUTCOME, b"", bench.plan)
 
-    ends._decide, wait = decide, ends._wait_for_more
+    ends._complete_with_retries, wait = decide, ends._wait_for_more
 
     async def gather():
         await second()
@@ -270,7 +270,7 @@ def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(t
     bench = two_and_sum
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    bench.ends._cache("p", bench.plan).add(run(bench.plan_store.read_tasks("p", ["sum"])))
+    bench.ends._get_cache("p", bench.plan).add(run(bench.plan_store.read_tasks("p", ["sum"])))
     key = bench.plan_store.keys.task("p", "sum")
     bench.store.put(key, bench.store.get(key).value)  # as an added task does
     (two,) = bench.decide("two")

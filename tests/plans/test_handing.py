@@ -26,24 +26,24 @@ class Taking(Bench):
         self.room, self.begun = room, []
         self.backlog = WorkQueue(system_namespace(store, "plans"), "default/queue", session=store.session)
         claimer = EagerClaimer(self.plan_store, self.backlog, store.session)
-        claimer.spare, claimer.begin = lambda: self.room, self.begun.extend
+        claimer.free_slots, claimer.start_runs = lambda: self.room, self.begun.extend
         self.ends = CompletionBatcher(self.plan_store, self.progress, None, Signal(), claimer)
 
     def commit(self, name, done):
-        part = self.claims[name].ack_part(done.ops)
+        part = self.claims[name].prepare_ack(done.ops)
         try:
             self.landed = self.store.commit([*part.checks, *done.checks], part.ops)
         except Conflict:
-            part.given_up()
+            part.mark_not_committed()
             return False
-        part.committed()
+        part.mark_committed()
         return True
 
     def tell(self, done, answer):
         """What the thread of the ends does when it hears of a transaction."""
-        done.landed(answer)
+        done.on_committed(answer)
         for along, written in self.ends._committed:
-            self.begun.extend(along.taken(written))
+            self.begun.extend(along.to_claims(written))
         self.ends._committed.clear()
 
 
@@ -79,11 +79,11 @@ def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hear
         its = system_namespace(opened, "plans")
         bench = Taking(its, pair)
         (one,) = bench.decide("one")
-        part = bench.claims["one"].ack_part(one.ops)
+        part = bench.claims["one"].prepare_ack(one.ops)
         its.commit([*part.checks, *one.checks], part.ops)
         its.session.close()
         with pytest.raises(LockLost):
-            part.landed(OutcomeUnknown("cut"))
+            part.was_committed(OutcomeUnknown("cut"))
     with WorkQueue(store, "default/queue") as others:
         assert "p~two" in {each.item.id for each in others.try_take([PARTITION], limit=10)}
 

@@ -99,7 +99,7 @@ def test_the_places_of_a_worker_that_died_are_free(backend_url, store):
 
 def test_a_place_without_a_claim_is_given_back_while_its_worker_lives(store, monkeypatch):
     """What a claim leaves whose answer was lost, and which was given up."""
-    monkeypatch.setattr("latchwork.plans.worker._TIDY_S", 0.2)
+    monkeypatch.setattr("latchwork.plans.worker._ORPHAN_CHECK_S", 0.2)
     with PlanWorker(store, slots=2, functions=FUNCTIONS) as worker:
         with Plans(store, functions=FUNCTIONS).new(max_parallel=1) as plan:
             plan.add(quick, 1)

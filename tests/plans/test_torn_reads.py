@@ -8,12 +8,12 @@ from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import PARTITION
 from latchwork.primitives import WorkQueue
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
-from latchwork.primitives.queue.items import Holder, Names, QueueItem
+from latchwork.primitives.queue.items import ClaimHolder, QueueItem, QueueKeys
 from latchwork.store.steps import run
 from latchwork.types import At, Put
 from patience import eventually
 
-NAMES = Names("b")
+NAMES = QueueKeys("b")
 
 
 @pytest.fixture
@@ -26,11 +26,14 @@ def backlog(store):
 def in_doubt(store):
     """A claim whose transaction may have been committed, the writes that would do it, and where it is noted."""
     item = store.get(NAMES.item(PARTITION, "s", "one"))
-    holder = Holder(NAMES, PARTITION, store.session)
+    holder = ClaimHolder(NAMES, PARTITION, store.session)
     claim, doubts = holder.new_claim(), ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(item.key, claim, holder, item)
-    doubts.note([doubt])
-    writes = [Put(item.key, QueueItem.from_entry(item).taken(claim).to_bytes()), Put(holder.key, b"", store.session)]
+    doubts.add([doubt])
+    writes = [
+        Put(item.key, QueueItem.from_entry(item).with_claim(claim).to_bytes()),
+        Put(holder.key, b"", store.session),
+    ]
     return doubts, doubt, [At(item)], writes
 
 
@@ -45,7 +48,7 @@ def test_a_claim_that_lands_while_it_is_kept_from_landing_is_found(monkeypatch, 
         return commit(*arguments)
 
     monkeypatch.setattr(store, "commit", land_first)
-    found = run(doubts.settle(doubt))
+    found = run(doubts.resolve(doubt))
     assert found is not None
     assert QueueItem.from_entry(found).attempts == 1
 
@@ -62,31 +65,31 @@ def test_a_claim_of_unknown_outcome_whose_item_was_removed_is_no_claim(store, ba
     doubts, doubt, checks, writes = in_doubt(store)
     store.commit(checks, writes)
     store.delete(NAMES.item(PARTITION, "s", "one"))
-    assert run(doubts.settle(doubt)) is None
+    assert run(doubts.resolve(doubt)) is None
 
 
 def test_an_end_of_unknown_outcome_is_no_end_if_the_item_was_removed(store, backlog):
     """Else the writes that went with it are believed to be there."""
     (claim,) = backlog.try_take([PARTITION])
-    part = claim.ack_part()
+    part = claim.prepare_ack()
     assert backlog.remove(backlog.find(PARTITION, "s", "one"), if_taken=True)
     with pytest.raises(LockLost, match="was removed"):
-        part.landed(OutcomeUnknown("the connection broke"))
+        part.was_committed(OutcomeUnknown("the connection broke"))
     eventually(lambda: store.list("b/partitions/any/removed", recursive=True) == [])
 
 
 def test_an_end_that_lands_before_it_is_asked_for_has_landed(store, backlog):
     (claim,) = backlog.try_take([PARTITION])
-    part = claim.ack_part()
+    part = claim.prepare_ack()
     store.commit(part.checks, part.ops)
-    assert part.landed(OutcomeUnknown("the connection broke"))
+    assert part.was_committed(OutcomeUnknown("the connection broke"))
 
 
 def test_an_end_of_unknown_outcome_whose_holder_is_gone_is_lost(store, backlog):
     (claim,) = backlog.try_take([PARTITION])
-    part = claim.ack_part()
+    part = claim.prepare_ack()
     store.delete_tree(f"b/partitions/{PARTITION}/holders")
     with WorkQueue(store, "b") as other:
         other.try_take([PARTITION])[0].ack()
     with pytest.raises(LockLost):
-        part.landed(OutcomeUnknown("the connection broke"))
+        part.was_committed(OutcomeUnknown("the connection broke"))

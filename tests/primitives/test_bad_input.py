@@ -198,7 +198,7 @@ USES = {
         for method, use in {
             "put": lambda one: one.put(b""),
             "put_many": lambda one: one.put_many([b""]),
-            "revive": lambda one: one.revive("5-000000000001"),
+            "requeue": lambda one: one.requeue("5-000000000001"),
             "drop": lambda one: one.drop("5-000000000001"),
         }.items()
     },
@@ -206,7 +206,7 @@ USES = {
     "WorkQueue.take": ("WorkQueue", lambda one: one.take("any", 0)),
     "WorkQueue.try_take": ("WorkQueue", lambda one: one.try_take(["any"])),
     "WorkQueue.find": ("WorkQueue", lambda one: one.find("any", "s", "1")),
-    "WorkQueue.revive": ("WorkQueue", lambda one: one.revive("1")),
+    "WorkQueue.requeue": ("WorkQueue", lambda one: one.requeue("1")),
     "WorkQueue.drop": ("WorkQueue", lambda one: one.drop("1")),
 }
 
@@ -367,13 +367,13 @@ def test_a_leaders_value_that_is_no_bytes_is_refused_and_changes_nothing(store, 
         lambda store: Barrier(store, "a", parties=1, member_id="m").abort(b"why"),
         lambda store: DoubleBarrier(store, "a", parties=1, member_id="m").abort(b"why"),
         lambda store: taken(store).release(b"why"),
-        lambda store: taken(store).bury(b"why"),
+        lambda store: taken(store).move_to_dead_letters(b"why"),
         lambda store: taken_from_backlog(store).release(b"why"),
-        lambda store: taken_from_backlog(store).bury(b"why"),
+        lambda store: taken_from_backlog(store).move_to_dead_letters(b"why"),
     ],
     ids=[
-        *("Barrier.abort", "DoubleBarrier.abort", "claim of a queue.release", "claim of a queue.bury"),
-        *("QueueClaim.release", "QueueClaim.bury"),
+        *("Barrier.abort", "DoubleBarrier.abort", "claim of a queue.release", "claim of a queue.move_to_dead_letters"),
+        *("QueueClaim.release", "QueueClaim.move_to_dead_letters"),
     ],
 )
 def test_a_reason_that_is_no_text_is_refused(store, end):

@@ -175,7 +175,7 @@ def an_item(store):
 def a_dead_letter(store):
     with contextlib.closing(WorkQueue(store, NAME)) as queue:
         queue.put("any", "s", "i", b"x")
-        queue.bury(queue.items("any")[0])
+        queue.move_to_dead_letters(queue.items("any")[0])
         yield
 
 

@@ -372,7 +372,7 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
             "items": queue.items,
             "claims": queue.claims,
             "dead_letters": queue.dead_letters,
-            "revive": lambda: queue.revive("5-000000000001"),
+            "requeue": lambda: queue.requeue("5-000000000001"),
             "drop": lambda: queue.drop("5-000000000001"),
             "takers": queue.takers,
         },
@@ -383,7 +383,7 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
         {
             "ack": claim.ack,
             "release": claim.release,
-            "bury": claim.bury,
+            "move_to_dead_letters": claim.move_to_dead_letters,
             "on_lost": lambda: claim.on_lost(print),
             "the end of a with": lambda: claim.__exit__(None, None, None),
         },
@@ -402,8 +402,8 @@ def test_a_work_queue_and_its_claim_are_refused(store):
     backlog.put("any", "s", "1", b"1")
     (claim,) = backlog.try_take(["any"])
     item = backlog.find("any", "s", "1")
-    part = claim.ack_part()
-    part.given_up()
+    part = claim.prepare_ack()
+    part.mark_not_committed()
     refused(
         backlog,
         {
@@ -419,7 +419,7 @@ def test_a_work_queue_and_its_claim_are_refused(store):
             "items": backlog.items,
             "claims": backlog.claims,
             "dead_letters": backlog.dead_letters,
-            "revive": lambda: backlog.revive("1"),
+            "requeue": lambda: backlog.requeue("1"),
             "drop": lambda: backlog.drop("1"),
             "takers": lambda: backlog.takers("any"),
         },
@@ -430,9 +430,9 @@ def test_a_work_queue_and_its_claim_are_refused(store):
         {
             "ack": claim.ack,
             "release": claim.release,
-            "bury": claim.bury,
-            "ack_part": claim.ack_part,
-            "landed": lambda: part.landed(OutcomeUnknown("cut")),
+            "move_to_dead_letters": claim.move_to_dead_letters,
+            "prepare_ack": claim.prepare_ack,
+            "landed": lambda: part.was_committed(OutcomeUnknown("cut")),
             "on_lost": lambda: claim.on_lost(print),
             "the end of a with": lambda: claim.__exit__(None, None, None),
         },

@@ -112,7 +112,7 @@ def test_every_primitive_is_here():
         "LockState",
         "Observer",
         "CreateClaimed",
-        "Share",
+        "TakerShard",
     }
     parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}
     kinds = {name for name in primitives.__all__ if isinstance(getattr(primitives, name), type)}

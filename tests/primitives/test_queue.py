@@ -282,9 +282,9 @@ def test_a_dead_letter_can_be_revived_with_its_value_or_dropped(queue, store):
     mine = queue()
     mine.put_many([LARGE, b"2"])
     first, second = mine.take(5.0), mine.take(5.0)
-    first.bury("broken")
-    second.bury("broken too")
-    revived = mine.revive(first.id)
+    first.move_to_dead_letters("broken")
+    second.move_to_dead_letters("broken too")
+    revived = mine.requeue(first.id)
     assert revived > second.id
     mine.drop(second.id)
     again = mine.take(5.0)
@@ -293,7 +293,7 @@ def test_a_dead_letter_can_be_revived_with_its_value_or_dropped(queue, store):
     assert mine.dead_letters() == []
     assert store.list("work/data") == []
     with pytest.raises(Conflict, match="has no dead letter"):
-        mine.revive(first.id)
+        mine.requeue(first.id)
 
 
 def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
@@ -342,15 +342,15 @@ def test_a_put_that_others_left_no_time_for_is_a_wait_timeout_and_puts_nothing(q
 def test_a_letter_that_others_left_no_time_to_revive_is_still_there(queue, crowd):
     mine = queue(max_attempts=1)
     mine.put(b"x")
-    mine.take(30.0).bury("bad")
+    mine.take(30.0).move_to_dead_letters("bad")
     (letter,) = mine.dead_letters()
     crowd(mine)
     with pytest.raises(WaitTimeout):
-        mine.revive(letter.id, timeout_s=0.0)
+        mine.requeue(letter.id, timeout_s=0.0)
     assert mine.dead_letters() == [letter]
     mine.drop(letter.id)
     with pytest.raises(Conflict):
-        mine.revive(letter.id)
+        mine.requeue(letter.id)
 
 
 def test_many_putters_never_overfill_a_bounded_queue(queue, connect, in_thread, eventually):

@@ -120,10 +120,10 @@ def test_claims_of_every_queue_end_together_in_one_transaction(store):
     for queue in queues:
         queue.put(b"1")
         claims.append(queue.take())
-    ends = [claim.ack_part() for claim in claims]
+    ends = [claim.prepare_ack() for claim in claims]
     for queue, end in zip(queues, ends, strict=True):
         queue.queue._info.store.commit(end.checks, end.ops)
-        end.committed()
+        end.mark_committed()
     assert [queue.queue.size() for queue in queues] == [0, 0, 0]
 
 
@@ -155,13 +155,13 @@ def test_items_of_a_bounded_work_queue_stay_in_their_partition_and_are_put_by_pu
         claim = queue.take("a")
         with pytest.raises(ValueError, match="its items stay in their partitions"):
             claim.release(partition="b")
-        claim.bury()
+        claim.move_to_dead_letters()
         queue.put("b", "s", "2", b"")
         queue.put("b", "s", "3", b"")
         with pytest.raises(WaitTimeout):
-            queue.revive("1", timeout_s=0)
+            queue.requeue("1", timeout_s=0)
         queue.take("b").ack()
-        assert queue.revive("1").path == "a/s/1"
+        assert queue.requeue("1").path == "a/s/1"
 
 
 # What is asked of a server

@@ -22,7 +22,7 @@ PARTS = {
     "ClaimEnding": "WorkQueue",
     "QueueItem": "WorkQueue",
     "CreateClaimed": "WorkQueue",
-    "Share": "WorkQueue",
+    "TakerShard": "WorkQueue",
     "Candidate": "LeaderLatch",
     "GroupMember": "Group",
     "HeldLock": "LockKeeper",

@@ -53,11 +53,11 @@ def test_many_are_taken_in_one_transaction_and_ended_in_one_of_the_callers(backl
     monkeypatch.setattr(store, "commit", lambda checks, ops: commits.append(ops) or commit(checks, ops))
     claims = take(mine, 45)
     assert (len(commits), values(claims)) == (1, [b"%d" % n for n in range(45)])
-    ends = [claim.ack_part([Put(f"done/{claim.item.id}", b"")]) for claim in claims[:30]]
+    ends = [claim.prepare_ack([Put(f"done/{claim.item.id}", b"")]) for claim in claims[:30]]
     assert not any(claim.is_held for claim in claims[:30])
     commit([check for end in ends for check in end.checks], [op for end in ends for op in end.ops])
     for end in ends:
-        end.committed()
+        end.mark_committed()
     with pytest.raises(LockLost):
         claims[0].ack()
     assert (mine.size(), len(store.children("done")), len(take(mine, 45))) == (20, 30, 5)
@@ -78,18 +78,18 @@ def test_a_part_that_was_refused_leaves_the_item_ours(backlog, store):
     mine = backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    part = claim.release_part("later")
+    part = claim.prepare_release("later")
     with pytest.raises(Conflict) as refused:
         store.commit([*part.checks, Exists("nowhere")], part.ops)
-    assert part.landed(refused.value) is False
-    part.given_up()
+    assert part.was_committed(refused.value) is False
+    part.mark_not_committed()
     assert claim.is_held
     store.delete(claim.fence.checks[0].key)
-    part = claim.ack_part()
+    part = claim.prepare_ack()
     with pytest.raises(Conflict) as refused:
         store.commit(part.checks, part.ops)
     with pytest.raises(LockLost):
-        part.landed(refused.value)
+        part.was_committed(refused.value)
 
 
 def test_a_taken_item_is_nobody_elses_until_it_is_given_back_to_its_place(backlog):
@@ -245,7 +245,7 @@ def test_an_end_after_an_outsider_took_the_claim_away_changes_nothing(backlog, s
     (claim,) = take(mine)
     store.delete_tree("work/partitions/any/holders")
     (theirs,) = take(other)
-    for end in (lambda: claim.ack(ops=[Put("result", b"wrong")]), claim.release, claim.bury):
+    for end in (lambda: claim.ack(ops=[Put("result", b"wrong")]), claim.release, claim.move_to_dead_letters):
         with pytest.raises(LockLost):
             end()
     assert (store.get("result"), list(mine.claims()), mine.dead_letters()) == (None, ["any/s/1"], [])
@@ -253,7 +253,7 @@ def test_an_end_after_an_outsider_took_the_claim_away_changes_nothing(backlog, s
     assert store.get("result").value == b"right"
 
 
-@pytest.mark.parametrize("end", ["ack", "release", "bury"])
+@pytest.mark.parametrize("end", ["ack", "release", "move_to_dead_letters"])
 def test_an_end_without_a_claim_is_refused_though_nobody_else_has_the_item(backlog, store, end):
     mine = backlog()
     fill(mine, "s/1")
@@ -298,7 +298,7 @@ def test_an_item_is_removed_only_while_nobody_has_it_unless_that_is_wanted(backl
 
 
 @pytest.mark.parametrize("put_anew", [False, True], ids=["removed", "put anew"])
-@pytest.mark.parametrize("end", ["ack", "release", "bury"])
+@pytest.mark.parametrize("end", ["ack", "release", "move_to_dead_letters"])
 def test_who_has_an_item_that_was_removed_cannot_end_it_and_is_told(backlog, eventually, end, put_anew):
     mine, other = backlog(), backlog()
     fill(mine, "s/1")

@@ -23,7 +23,7 @@ def test_an_item_that_fails_too_often_becomes_a_dead_letter_and_can_be_revived(b
     (letter,) = mine.dead_letters()
     assert (letter.path, letter.letter, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
     assert letter.size == len(LARGE)
-    assert mine.revive("1", partition="other").path == "other/s/1"
+    assert mine.requeue("1", partition="other").path == "other/s/1"
     (claim,) = take(mine, partitions=["other"])
     assert (claim.value, claim.attempts, mine.dead_letters()) == (LARGE, 1, [])
 
@@ -45,14 +45,14 @@ def test_an_item_is_buried_with_the_callers_writes_only_while_nobody_has_it(back
     mine = backlog()
     fill(mine, "s/1")
     found = mine.find("any", "s", "1")
-    assert not mine.bury(found, checks=[Exists("nobody")])
+    assert not mine.move_to_dead_letters(found, checks=[Exists("nobody")])
     (claim,) = take(mine)
-    assert not mine.bury(found), "it was taken since"
-    assert not mine.bury(mine.find("any", "s", "1")), "somebody has it"
+    assert not mine.move_to_dead_letters(found), "it was taken since"
+    assert not mine.move_to_dead_letters(mine.find("any", "s", "1")), "somebody has it"
     claim.release(count=False)
-    assert mine.bury(mine.find("any", "s", "1"), "nobody wants it", ops=[Put("told", b"")])
+    assert mine.move_to_dead_letters(mine.find("any", "s", "1"), "nobody wants it", ops=[Put("told", b"")])
     assert store.get("told") is not None
-    assert not mine.bury(mine.find("any", "s", "1") or found)
+    assert not mine.move_to_dead_letters(mine.find("any", "s", "1") or found)
     assert [(letter.path, letter.why) for letter in mine.dead_letters()] == [("any/s/1", "nobody wants it")]
 
 
@@ -60,7 +60,7 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     mine = backlog(max_attempts=1)
     fill(mine, "a/1", "b/1", "c/1")
     first, second = take(mine, 2)
-    first.bury("first", ops=[Put("mark", b"")])
+    first.move_to_dead_letters("first", ops=[Put("mark", b"")])
     second.release("second")
     dying = backlog()
     take(dying)
@@ -69,11 +69,11 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     letters = {letter.path: letter for letter in mine.dead_letters()}
     assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
     assert (letters["any/a/1"].letter, store.get("mark") is not None) == ("1", True)
-    assert mine.revive(letters["any/b/1"].letter).path == "any/b/1"
+    assert mine.requeue(letters["any/b/1"].letter).path == "any/b/1"
     mine.drop(letters["any/c/1"].letter)
     fill(mine, "a/1")
     with pytest.raises(KeyExists):
-        mine.revive("1")
+        mine.requeue("1")
     mine.drop("1")
     with pytest.raises(Conflict, match="has no dead letter '1'"):
         mine.drop("1")
@@ -84,7 +84,7 @@ def test_the_large_value_of_a_dropped_letter_is_gone_and_an_item_without_its_val
     mine = backlog()
     mine.put("any", "s", "1", LARGE)
     mine.put("any", "s", "2", LARGE)
-    take(mine)[0].bury()
+    take(mine)[0].move_to_dead_letters()
     mine.drop("1")
     (left,) = store.list("work/data")
     store.delete(left.key)
@@ -118,8 +118,8 @@ def test_what_a_later_version_keeps_of_an_item_is_left_as_it_is(backlog, store):
     key = mine.key("any", "s", "1")
     store.put(key, store.get(key).value.replace(b"{", b'{"later": [1], ', 1))
     take(mine)[0].release("no")
-    take(mine)[0].bury("no")
-    mine.revive("1")
+    take(mine)[0].move_to_dead_letters("no")
+    mine.requeue("1")
     assert b'"later":[1]' in store.get(key).value
     assert mine.items()[0].value == b"s/1"
 

@@ -152,8 +152,8 @@ def give_there(mine):
 
 def revive_there(mine):
     fill(mine, "2", partition="else")
-    mine.try_take(["else"])[0].bury()
-    mine.revive("2", partition="any")
+    mine.try_take(["else"])[0].move_to_dead_letters()
+    mine.requeue("2", partition="any")
 
 
 @pytest.mark.parametrize("put", [put_there, put_in_a_transaction, give_there, revive_there])
@@ -308,15 +308,15 @@ def test_a_part_with_a_lost_answer_says_whether_it_landed(backlog, connect, monk
     mine = backlog(store=store)
     fill(mine, "1")
     (claim,) = mine.try_take(["any"])
-    part = claim.ack_part()
+    part = claim.prepare_ack()
     lose_answer(store, monkeypatch, applied=applied)
     with pytest.raises(OutcomeUnknown) as unknown:
         store.commit(part.checks, part.ops)
-    assert part.landed(unknown.value) is applied
+    assert part.was_committed(unknown.value) is applied
     assert not claim.is_held
     if not applied:
         store.commit(part.checks, part.ops)
-        part.committed()
+        part.mark_committed()
     assert mine.size() == 0
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.queue.items import Names, QueueItem
-from latchwork.primitives.queue.waiting import IsFree
+from latchwork.primitives.queue.items import QueueItem, QueueKeys
+from latchwork.primitives.queue.waiting import FreeItemWatcher
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Entry
 from primitives.work_queues import fill
 
-NAMES = Names("work")
+NAMES = QueueKeys("work")
 
 
 def ids(items):
@@ -140,7 +140,7 @@ def test_closing_gives_up_the_place_that_was_kept(staying, eventually):
 
 def entry_of(item_id, version, holder=""):
     item = QueueItem(item_id)
-    value = (item.taken(f"{holder}.{version:016x}") if holder else item).to_bytes()
+    value = (item.with_claim(f"{holder}.{version:016x}") if holder else item).to_bytes()
     return Change(NAMES.item("any", "s", item_id), Entry(NAMES.item("any", "s", item_id), value, version, 1, version))
 
 
@@ -157,7 +157,7 @@ ONE, TWO = "1" * 16, "2" * 16
 
 
 def test_an_item_that_we_took_is_not_told_before_its_holder_is():
-    look = IsFree(NAMES, "any", lambda _: True)
+    look = FreeItemWatcher(NAMES, "any", lambda _: True)
     assert look([entry_of("a", 1)])
     assert ids(look.free_items(20)) == ["a"]
     look.ours["s", "a"] = 2
@@ -167,7 +167,7 @@ def test_an_item_that_we_took_is_not_told_before_its_holder_is():
 
 
 def test_an_item_that_is_gone_is_ours_no_more():
-    look = IsFree(NAMES, "any", lambda _: True)
+    look = FreeItemWatcher(NAMES, "any", lambda _: True)
     look.ours["s", "a"] = 2
     look([entry_of("a", 2, ONE)])
     look([item_gone("a")])
@@ -175,18 +175,18 @@ def test_an_item_that_is_gone_is_ours_no_more():
 
 
 def test_a_take_and_the_end_of_an_item_wake_nobody():
-    look = IsFree(NAMES, "any", lambda _: True)
-    assert not look.matters([entry_of("a", 2, ONE), holder_of(ONE, 2)])
+    look = FreeItemWatcher(NAMES, "any", lambda _: True)
+    assert not look.may_free_item([entry_of("a", 2, ONE), holder_of(ONE, 2)])
     assert not look([entry_of("a", 2, ONE), holder_of(ONE, 2)])
-    assert not look.matters([entry_of("b", 3, ONE)])
-    assert not look.matters([item_gone("a")])
-    assert look.matters([entry_of("a", 3)])
-    assert look.matters([entry_of("a", 3, TWO)])
-    assert look.matters([holder_of(ONE, None)])
+    assert not look.may_free_item([entry_of("b", 3, ONE)])
+    assert not look.may_free_item([item_gone("a")])
+    assert look.may_free_item([entry_of("a", 3)])
+    assert look.may_free_item([entry_of("a", 3, TWO)])
+    assert look.may_free_item([holder_of(ONE, None)])
 
 
 def test_the_end_of_a_holder_frees_all_items_that_it_has():
-    look = IsFree(NAMES, "any", lambda _: True)
+    look = FreeItemWatcher(NAMES, "any", lambda _: True)
     assert not look([holder_of(ONE, 1), *(entry_of(item_id, 2, ONE) for item_id in "abc"), holder_of(TWO, 3)])
     assert not look([entry_of("b", 4, TWO), item_gone("c")])
     assert look([holder_of(ONE, None)])
@@ -196,7 +196,7 @@ def test_the_end_of_a_holder_frees_all_items_that_it_has():
 def test_whatever_makes_an_item_free_wakes():
     chance = random.Random(28)
     for _ in range(300):
-        look = IsFree(NAMES, "any", lambda item: item.id == "a")
+        look = FreeItemWatcher(NAMES, "any", lambda item: item.id == "a")
         for version in range(1, 12):
             changes = [
                 chance.choice(
@@ -210,6 +210,6 @@ def test_whatever_makes_an_item_free_wakes():
             ]
             batch = list({change.key: change for change in changes}.values())
             before = look._good | look._bad
-            wakes = look.matters(batch)
+            wakes = look.may_free_item(batch)
             look(batch)
             assert not (look._good | look._bad) - before or wakes

@@ -46,7 +46,7 @@ from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.queue.items import QueueItem
-from latchwork.primitives.queue.items import shown as shown_item
+from latchwork.primitives.queue.items import read_for_display as shown_item
 from latchwork.primitives.queue.puts import Capacity
 from latchwork.schedules import Cron, Fired, FixedDelay
 from latchwork.types import Entry

@@ -7,10 +7,10 @@ import json
 from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
-from latchwork.executor import finished, placing
-from latchwork.executor.items import TaskItem, ref_of
+from latchwork.executor import finished, placement
+from latchwork.executor.items import TaskItem, parse_blob_ref
 from latchwork.executor.keys import Keys
-from latchwork.executor.stored import KnownTask
+from latchwork.executor.stored import DetachedTaskRecord
 from latchwork.executor.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue.items import QueueItem
@@ -48,7 +48,7 @@ def dumped(**body):
 
 
 def read_letter(value):
-    return QueueItem.letter_of(at(value))
+    return QueueItem.from_dead_letter(at(value))
 
 
 def read_outputs(value):
@@ -61,7 +61,7 @@ def read_outputs(value):
 LETTER = QueueItem("a", 1, "why", 5, partition="p", sort_key="s")
 #: By name: the module that reads it, a value as the product writes it, and the function that reads.
 ROWS = {
-    "dead letter of a work queue": ("primitives.queue.items", LETTER.to_letter(), read_letter),
+    "dead letter of a work queue": ("primitives.queue.items", LETTER.to_dead_letter(), read_letter),
     "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.from_bytes),
     "task of an executor with a target": (
         "executor.items",
@@ -69,15 +69,15 @@ ROWS = {
         TaskItem.from_bytes,
     ),
     "load of a worker": (
-        "executor.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
+        "executor.placement", dumped(running=1, queued=2, slots=3, number=4), placement.decode_load
     ),
     "functions of a worker": (
-        "executor.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
+        "executor.placement", dumped(functions=["m:f"], allow_pickle=True, slots=4), placement.decode_member_functions
     ),
     "detached task": (
         "executor.stored",
-        dumped(fn="m:f", lanes=["any"], shelf="5-000000000001-d", digest="d", nonce="n", ttl=5.0),
-        lambda value: finished.mark_key(Keys("e"), KnownTask.from_entry(at(value)).place(Keys("e"), "d.t")),
+        dumped(fn="m:f", on=["any"], sort="5-000000000001-d", digest="d", nonce="n", ttl=5.0),
+        lambda value: finished.finished_key(Keys("e"), DetachedTaskRecord.from_entry(at(value)).to_location(Keys("e"), "d.t")),
     ),
     "finished task": (
         "executor.finished",
@@ -87,7 +87,7 @@ ROWS = {
     "large outcome": (
         "executor.items",
         BLOB.to_bytes(),
-        lambda value: ref_of(value) or "here",
+        lambda value: parse_blob_ref(value) or "here",
     ),
     "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.from_bytes),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.from_bytes),

@@ -170,7 +170,7 @@ def test_what_is_no_item_of_a_queue_is_a_dead_letter_and_the_next_item_is_taken(
         store.put("q/dead/zzz", b"nobody's")
         assert [each.id for each in queue.dead_letters()] == [ids[0], "zzz"]
         with pytest.raises(BadRecord, match=r"delete it"):
-            queue.revive("zzz")
+            queue.requeue("zzz")
         queue.drop("zzz")
         assert queue.size() == 0
 

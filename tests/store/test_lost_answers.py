@@ -153,7 +153,7 @@ def taken(store):
 
 
 def letter(store):
-    taken(store).bury("bad")
+    taken(store).move_to_dead_letters("bad")
     return (WorkQueue(store, "b"), WorkQueue(store, "b").dead_letters()[0].letter)
 
 
@@ -166,7 +166,7 @@ def claim(store, kind=Queue):
 
 
 def dead(store):
-    claim(store).bury("bad")
+    claim(store).move_to_dead_letters("bad")
     return (Queue(store, "q"), Queue(store, "q").dead_letters()[0].id)
 
 
@@ -231,16 +231,16 @@ CALLS = {
     ),
     "WorkQueue.take": Case(item, lambda b: b.take("l", SHORT_S)),
     "WorkQueue.remove": Case(found, lambda b, item: b.remove(item)),
-    "WorkQueue.bury": Case(found, lambda b, item: b.bury(item)),
+    "WorkQueue.move_to_dead_letters": Case(found, lambda b, item: b.move_to_dead_letters(item)),
     "WorkQueue.try_take": Case(item, lambda b: b.try_take(["l"])),
     "WorkQueue.take_items": Case(found, lambda b, item: b.take_items([item])),
     "WorkQueue.wait_free": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_free("l", LONGER_S)),
     "WorkQueue.wait_items": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_items("l", LONGER_S)),
-    "WorkQueue.revive": Case(letter, lambda b, letter: b.revive(letter)),
+    "WorkQueue.requeue": Case(letter, lambda b, letter: b.requeue(letter)),
     "WorkQueue.drop": Case(letter, lambda b, letter: b.drop(letter)),
     "QueueClaim.ack": Case(taken, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
     "QueueClaim.release": Case(taken, lambda c: c.release("again", timeout_s=SHORT_S)),
-    "QueueClaim.bury": Case(taken, lambda c: c.bury("bad", timeout_s=SHORT_S)),
+    "QueueClaim.move_to_dead_letters": Case(taken, lambda c: c.move_to_dead_letters("bad", timeout_s=SHORT_S)),
     "Queue.put": Case(lambda s: Queue(s, "q"), lambda q: q.put(b"v", timeout_s=SHORT_S)),
     "Queue.put bounded": Case(lambda s: Queue(s, "q", capacity=5), lambda q: q.put(b"v", timeout_s=SHORT_S)),
     "Queue.put with writes": Case(
@@ -248,11 +248,13 @@ CALLS = {
     ),
     "Queue.put_many": Case(lambda s: Queue(s, "q"), lambda q: q.put_many([b"v"] * 3, timeout_s=SHORT_S)),
     "Queue.take": Case(filled, lambda q: q.take(SHORT_S)),
-    "Queue.revive": Case(dead, lambda q, item: q.revive(item, timeout_s=SHORT_S)),
+    "Queue.requeue": Case(dead, lambda q, item: q.requeue(item, timeout_s=SHORT_S)),
     "Queue.drop": Case(dead, lambda q, item: q.drop(item)),
     "QueueClaim.ack in a queue": Case(claim, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
     "QueueClaim.release in a queue": Case(claim, lambda c: c.release("again", timeout_s=SHORT_S)),
-    "QueueClaim.bury in a queue": Case(claim, lambda c: c.bury("bad", timeout_s=SHORT_S)),
+    "QueueClaim.move_to_dead_letters in a queue": Case(
+        claim, lambda c: c.move_to_dead_letters("bad", timeout_s=SHORT_S)
+    ),
     "PriorityQueue.put": Case(lambda s: PriorityQueue(s, "q"), lambda q: q.put(b"v", priority=1, timeout_s=SHORT_S)),
     "PriorityQueue.put_many": Case(lambda s: PriorityQueue(s, "q"), lambda q: q.put_many([b"v"], timeout_s=SHORT_S)),
     "PriorityQueue.take": Case(lambda s: filled(s, PriorityQueue), lambda q: q.take(SHORT_S)),
@@ -325,7 +327,7 @@ OTHERS = {
     *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
 }
 #: Calls that are made of others which are swept.
-COMPOSED = {"Election.run", "LeaderLatch.run", "PersistentLock.adopt", "PriorityQueue.drop", "PriorityQueue.revive"}
+COMPOSED = {"Election.run", "LeaderLatch.run", "PersistentLock.adopt", "PriorityQueue.drop", "PriorityQueue.requeue"}
 VARIANTS = [(name, driver) for name, case in CALLS.items() for driver in case.drivers]
 
 
@@ -436,7 +438,9 @@ def test_a_caller_that_repeats_what_was_unavailable_does_nothing_twice(name):
         assert COUNTS[name](opened.clean) == 1
 
 
-@pytest.mark.parametrize("end", [lambda claim: claim.ack(), lambda claim: claim.release(), lambda claim: claim.bury()])
+@pytest.mark.parametrize(
+    "end", [lambda claim: claim.ack(), lambda claim: claim.release(), lambda claim: claim.move_to_dead_letters()]
+)
 @pytest.mark.parametrize("take", [claim, taken])
 def test_an_end_of_a_claim_is_unknown_when_the_session_ends_behind_its_lost_answer(take, end):
     clock, outcomes = VirtualClock(settle_s=5.0), []

@@ -1,4 +1,4 @@
-"""A small system on a feeder: items are calls, results are keys. For tests, and for processes that are killed."""
+"""A small system on a worker loop: items are calls, results are keys. For tests, and for processes that are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latchwork.primitives import WorkQueue
 from latchwork.tasks import (
     DEFAULT,
     ONCE,
-    Bury,
+    DeadLetter,
     Done,
     GroupCommit,
     Outcome,
@@ -25,7 +25,7 @@ from latchwork.tasks import (
     StoredCall,
     WorkerHooks,
     WorkerLoop,
-    after_failure,
+    retry_pause_s,
 )
 from latchwork.types import Create, Exists
 
@@ -33,7 +33,7 @@ PAYLOADS = Payloads()
 
 
 def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):  # noqa: A002
-    one = DEFAULT.of(fn)
+    one = DEFAULT.resolve(fn)
     body = {"fn": one.name, "args": PAYLOADS.encode_call(one, args, {}).hex(), "owner": owner, **about}
     WorkQueue(store, "work").put(lane, shelf, id, json.dumps(body).encode())
 
@@ -45,24 +45,24 @@ class System(WorkerHooks):
         self.retry, self.all_lanes, self.accepts = retry, list(lanes), accepts
         self.refusals, self.losses, self.finished = [], [], []
 
-    def lanes(self):
+    def partitions(self):
         return self.all_lanes
 
-    def accept(self, item):
+    def should_claim(self, item):
         return self.accepts is None or self.accepts(item)
 
-    def extra(self, item):
+    def claim_extras(self, item):
         owner = json.loads(item.value)["owner"] if item.value else ""  # a large value is not in the item
         return ([Exists(f"owners/{owner}")] if owner else []), []
 
-    def refused(self, item):
+    def on_claim_refused(self, item):
         self.refusals.append(item.id)
         return False
 
-    def lost(self, claim):
+    def on_claim_lost(self, claim):
         self.losses.append(claim.item.id)
 
-    def begin(self, claim):
+    def prepare_run(self, claim):
         body = json.loads(claim.value)
         if body.get("ends"):
             return Done(ops=(Create(f"results/{claim.item.id}", b"at once"),))
@@ -70,27 +70,29 @@ class System(WorkerHooks):
             raise ValueError("broken")
         return Run(StoredCall(body["fn"], bytes.fromhex(body["args"])), claim.item.id, timeout_s=body.get("timeout_s"))
 
-    def finish(self, claim, outcome):
+    def decide_ending(self, claim, outcome):
         self.finished.append(claim.item.id)
-        pause_s = after_failure(self.retry, claim.attempts, outcome)
+        pause_s = retry_pause_s(self.retry, claim.attempts, outcome)
         if pause_s is not None:
             return Release(outcome.failure.summary, after_s=pause_s)
         if outcome.failure is not None and "bury" in outcome.failure.text:
-            return Bury("buried", (Create(f"results/{claim.item.id}", outcome.to_bytes()),))
+            return DeadLetter("dead_lettered", (Create(f"results/{claim.item.id}", outcome.to_bytes()),))
         return Done(ops=(Create(f"results/{claim.item.id}", outcome.to_bytes()),))
 
 
 class Node(ExitStack):
-    """One node: a feeder and all that it needs."""
+    """One node: a worker loop and all that it needs."""
 
     def __init__(self, store, system=None, *, slots=2, name="n1", max_attempts=5, session=None, **options):
         super().__init__()
         self.system = system or System()
-        slot_options = {key: options.pop(key) for key in ("run_in", "stop_grace_s", "leash") if key in options}
+        slot_options = {
+            key: options.pop(key) for key in ("run_in", "stop_grace_s", "deadline_extender") if key in options
+        }
         self.commits = self.enter_context(GroupCommit(store, label=name))
         self.slots = self.enter_context(Slots(slots, DEFAULT, PAYLOADS, label=name, **slot_options))
         backlog = WorkQueue(store, "work", max_attempts=max_attempts, session=session, label=name)
-        self.feeder = self.enter_context(
+        self.worker_loop = self.enter_context(
             WorkerLoop(backlog, self.slots, self.commits, self.system, store=store, node_id=name, **options)
         )
 
@@ -129,7 +131,10 @@ if __name__ == "__main__":
     assert examples.square(2) == 4
     told_url, told_ttl_s, told_name, told_run_in = sys.argv[1:5]
     with latchwork.connect(told_url, session_ttl_s=float(told_ttl_s)) as opened:
-        leash = DeadlineExtender(opened.session.remaining_s)
-        with closing(leash), Node(opened, name=told_name, run_in=told_run_in, leash=leash):
+        deadline_extender = DeadlineExtender(opened.session.remaining_s)
+        with (
+            closing(deadline_extender),
+            Node(opened, name=told_name, run_in=told_run_in, deadline_extender=deadline_extender),
+        ):
             print("ready", flush=True)
             time.sleep(300)

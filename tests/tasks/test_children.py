@@ -160,11 +160,11 @@ def test_it_is_ended_at_its_moment_though_it_ignores_sigterm():
 
 def test_its_moment_may_be_moved_on_and_back():
     with Child(["sleep", "300"], until=in_(0.4)) as child:
-        child.allow(in_(300))
+        child.set_deadline(in_(300))
         with pytest.raises(WaitTimeout, match=r"still runs after 0\.8 s"):
             child.wait(0.8)
-        child.allow(math.inf)
-        child.allow(in_(0.1))
+        child.set_deadline(math.inf)
+        child.set_deadline(in_(0.1))
         assert child.wait(PATIENCE_S).why == "deadline"
 
 
@@ -182,12 +182,12 @@ def test_stop_asks_first_and_ends_by_force_later():
         child.stdout.read(6)
         child.stop(PATIENCE_S)
         end = child.wait(PATIENCE_S)
-        assert (end.why, end.code) == ("told", 4)
+        assert (end.why, end.code) == ("requested", 4)
     with shell("trap '' TERM; echo ready; while :; do sleep 0.05; done", stdout=PIPE) as child:
         child.stdout.read(6)
         child.stop(0.2)
         end = child.wait(PATIENCE_S)
-        assert (end.why, end.signal) == ("told", signal.SIGKILL)
+        assert (end.why, end.signal) == ("requested", signal.SIGKILL)
 
 
 def test_stop_reaches_one_that_is_stopped():
@@ -256,12 +256,12 @@ PARENT = """
     from latchwork.clock import SYSTEM_CLOCK
     from latchwork.tasks.children import Child, DeadlineExtender
     left_s = float(sys.argv[2])
-    leash = DeadlineExtender(lambda: left_s, margin_s=0.0, every_s=0.05)
+    deadline_extender = DeadlineExtender(lambda: left_s, margin_s=0.0, every_s=0.05)
     child = Child(["sh", "-c", "trap '' TERM HUP INT; while :; do sleep 0.05; done"])
-    leash.add(child)
+    deadline_extender.add(child)
     if sys.argv[1] == "forks" and os.fork() == 0:
         time.sleep(300)
-    print(child.pid, child._shim.pid, flush=True)
+    print(child.pid, child._supervisor.pid, flush=True)
     time.sleep(300)
 """
 
@@ -311,7 +311,7 @@ def test_a_child_ends_when_its_parent_is_killed_though_a_fork_of_that_keeps_the_
 
 def test_a_child_of_a_frozen_parent_ends_at_the_moment_that_it_had(parent):
     one = parent("", 1.5)
-    time.sleep(2.5)  # much longer than it was allowed at first: the leash moves the moment on
+    time.sleep(2.5)  # much longer than it was allowed at first: the deadline_extender moves the moment on
     assert lives(one.child)
     os.kill(one.process.pid, signal.SIGSTOP)
     frozen = time.monotonic()
@@ -321,7 +321,7 @@ def test_a_child_of_a_frozen_parent_ends_at_the_moment_that_it_had(parent):
 
 def test_a_child_ends_when_its_supervisor_is_killed_and_that_is_told():
     with Child(["sleep", "300"]) as child:
-        os.kill(child._shim.pid, signal.SIGKILL)
+        os.kill(child._supervisor.pid, signal.SIGKILL)
         end = child.wait(PATIENCE_S)
         assert end.why == "unsupervised"
         eventually(lambda: not lives(child.pid))
@@ -333,7 +333,7 @@ def test_a_daemon_of_a_child_whose_supervisor_is_killed_ends_with_it(tmp_path):
     with Child(["sh", "-c", f"( {daemon} ); sleep 300"]) as child, Child(["sleep", "300"]) as other:
         eventually(lambda: mark.exists() and mark.read_text().endswith("\n"))
         pid = int(mark.read_text())
-        os.kill(child._shim.pid, signal.SIGKILL)
+        os.kill(child._supervisor.pid, signal.SIGKILL)
         end = child.wait(PATIENCE_S)
         assert (end.why, end.left >= 1) == ("unsupervised", True)
         eventually(lambda: not lives(pid))
@@ -349,8 +349,8 @@ def test_a_child_ends_when_its_supervisor_is_killed_though_its_parent_is_frozen(
 
 def test_a_supervisor_that_is_told_to_end_ends_its_child():
     with Child(["sleep", "300"]) as child:
-        os.kill(child._shim.pid, signal.SIGTERM)
-        assert child.wait(PATIENCE_S).why == "told"
+        os.kill(child._supervisor.pid, signal.SIGTERM)
+        assert child.wait(PATIENCE_S).why == "requested"
 
 
 def test_a_child_ends_when_it_is_closed_and_nothing_is_left_open():
@@ -360,7 +360,7 @@ def test_a_child_ends_when_it_is_closed_and_nothing_is_left_open():
     child.close()
     assert {fd.name for fd in Path("/proc/self/fd").iterdir()} == before
     assert not lives(child.pid)
-    child.allow(in_(5))  # of what has ended nothing is asked
+    child.set_deadline(in_(5))  # of what has ended nothing is asked
     child.kill()
 
 
@@ -393,19 +393,22 @@ def test_a_child_of_a_fork_cannot_use_it():
 
 def test_a_leash_lets_go_and_gives_another_moment():
     left = [0.4]
-    with DeadlineExtender(lambda: left[0], margin_s=0.0, every_s=0.05) as leash, Child(["sleep", "300"]) as child:
-        leash.add(child)
-        leash.remove(child)
+    with (
+        DeadlineExtender(lambda: left[0], margin_s=0.0, every_s=0.05) as deadline_extender,
+        Child(["sleep", "300"]) as child,
+    ):
+        deadline_extender.add(child)
+        deadline_extender.remove(child)
         assert child._wait(1.0) is None
-        leash.add(child)
+        deadline_extender.add(child)
         assert child._wait(1.0) is None
         left[0] = 0.0
         assert child.wait(PATIENCE_S).why == "deadline"
 
 
 def test_a_childs_own_deadline_counts_below_that_of_the_leash():
-    with DeadlineExtender(lambda: 300.0) as leash, Child(["sleep", "300"]) as child:
-        leash.add(child, in_(0.3))
+    with DeadlineExtender(lambda: 300.0) as deadline_extender, Child(["sleep", "300"]) as child:
+        deadline_extender.add(child, in_(0.3))
         assert child.wait(PATIENCE_S).why == "deadline"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.tasks import DEFAULT, Functions, Retry, TaskContext, UnknownFunction, task
-from latchwork.tasks.functions import Registered, name_of
+from latchwork.tasks.functions import RegisteredFunction, default_name
 
 from . import examples
 
@@ -25,7 +25,7 @@ def test_an_unknown_name_lists_names_that_are_near():
 
 def test_a_function_that_was_not_registered_is_refused_with_what_to_do():
     with pytest.raises(UnknownFunction, match="print is not registered; put @task before it"):
-        DEFAULT.of(print)
+        DEFAULT.resolve(print)
 
 
 def test_a_lambda_has_no_name_that_others_know():
@@ -92,23 +92,23 @@ def test_the_main_modules_functions_are_named_as_others_import_them(monkeypatch)
     fn.__module__, fn.__qualname__ = "__main__", "fn"
     monkeypatch.setattr(__main__, "__spec__", None)
     monkeypatch.setattr(__main__, "__file__", "/somewhere/shop.py", raising=False)
-    assert name_of(fn) == "shop:fn"
+    assert default_name(fn) == "shop:fn"
 
 
 def test_the_context_is_no_argument_of_a_caller():
     def fn(ctx: TaskContext, n: int) -> None: ...
 
-    one = Registered("fn", fn)
-    assert (list(one.signature.parameters), one.context_names) == (["n"], {"ctx"})
-    one.bind((1,), {})
+    one = RegisteredFunction("fn", fn)
+    assert (list(one.signature.parameters), one.context_parameters) == (["n"], {"ctx"})
+    one.check_arguments((1,), {})
     with pytest.raises(TypeError, match="function 'fn': too many positional"):
-        one.bind((1, 2), {})
+        one.check_arguments((1, 2), {})
 
 
 def test_an_annotation_for_type_checkers_alone_leaves_the_others_known():
     def fn(n: int, other: "OnlyForTypeCheckers") -> None: ...  # noqa: F821, UP037
 
-    assert Registered("fn", fn).hints == {"n": int, "return": type(None)}
+    assert RegisteredFunction("fn", fn).hints == {"n": int, "return": type(None)}
 
 
 def test_task_is_the_decorator_of_the_default_list():

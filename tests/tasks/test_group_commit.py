@@ -21,7 +21,15 @@ from latchwork.errors import (
     ValueTooLarge,
 )
 from latchwork.tasks import GroupCommit
-from latchwork.tasks.group_commit import MOST_CHECKS, MOST_OPS, TIMEOUT_S, Unit, blamed, gather, ops_of
+from latchwork.tasks.group_commit import (
+    MOST_CHECKS,
+    MOST_OPS,
+    TIMEOUT_S,
+    CommitUnit,
+    find_conflicting_units,
+    merged_ops,
+    next_batch,
+)
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Fence, Put, SessionAlive
 
@@ -38,7 +46,7 @@ def never(_error):
 
 
 def unit(checks=(), ops=(), prefix=""):
-    return Unit(tuple(checks), tuple(ops), never, prefix=prefix)
+    return CommitUnit(tuple(checks), tuple(ops), never, prefix=prefix)
 
 
 def at(key, version=1):
@@ -49,7 +57,7 @@ def at(key, version=1):
 
 
 def together(*units):
-    return [units.index(each) for each in gather(units)]
+    return [units.index(each) for each in next_batch(units)]
 
 
 def test_units_of_different_keys_go_together():
@@ -87,7 +95,7 @@ def test_units_that_write_the_same_to_a_key_that_none_asks_about_share_that_writ
     mark = Put("mark", b"")
     one, two, three = (unit([at(f"claim{n}")], [Delete(f"claim{n}"), mark]) for n in range(3))
     assert together(one, two, three) == [0, 1, 2]
-    assert ops_of([one, two, three]) == [Delete("claim0"), mark, Delete("claim1"), Delete("claim2")]
+    assert merged_ops([one, two, three]) == [Delete("claim0"), mark, Delete("claim1"), Delete("claim2")]
     assert together(*(unit([], [mark, *(Put(f"{n}-{m}", b"") for m in range(44))]) for n in range(3))) == [0, 1]
 
 
@@ -149,10 +157,10 @@ def test_those_are_blamed_whose_checks_or_writes_did_not_hold():
     shared = Exists("s")
     one, two, three = unit([shared, at("a")], []), unit([shared], [Create("b", b"")]), unit([at("c")], [])
     units = [one, two, three]
-    assert blamed(units, Conflict("", [at("a")])) == [one]
-    assert blamed(units, Conflict("", [Create("b", b"")])) == [two]
-    assert blamed(units, Conflict("", [shared])) == [one, two]
-    assert blamed(units, Conflict("", [at("zzz")])) == []
+    assert find_conflicting_units(units, Conflict("", [at("a")])) == [one]
+    assert find_conflicting_units(units, Conflict("", [Create("b", b"")])) == [two]
+    assert find_conflicting_units(units, Conflict("", [shared])) == [one, two]
+    assert find_conflicting_units(units, Conflict("", [at("zzz")])) == []
 
 
 # On stores
@@ -364,15 +372,15 @@ def test_close_does_not_wait_for_ever_for_a_store_that_is_away(counted):
 def test_close_waits_no_longer_for_what_was_on_its_way_when_it_began(counted):
     counted.add(Fault("cut_before", op="*", key="k/*"))
     counted.add(Fault("fail", op="*", key="k/*", times=None))
-    asked, closes = threading.Event(), threading.Event()
+    checked, closes = threading.Event(), threading.Event()
 
-    def has_landed(_error):
-        asked.set()
+    def has_committed(_error):
+        checked.set()
         return not closes.wait(PATIENCE_S)
 
     commits = GroupCommit(counted)
-    future = commits.submit([], [Create("k/1", b"")], has_landed)
-    assert asked.wait(PATIENCE_S)
+    future = commits.submit([], [Create("k/1", b"")], has_committed)
+    assert checked.wait(PATIENCE_S)
     begun = time.monotonic()
     threading.Timer(0.3, closes.set).start()
     commits.close(0.1)

@@ -23,7 +23,7 @@ from latchwork.tasks import (
     PlainCodec,
     StoredCall,
     TaskContext,
-    perform,
+    run_call,
 )
 from latchwork.tasks.payloads.values import MAX_DEPTH, pack, unpack
 
@@ -92,7 +92,7 @@ def test_bytes_that_are_no_value_are_refused_and_take_no_memory(name):
 def test_a_call_or_an_outcome_of_such_bytes_is_that_tasks_failure(name):
     data = HOSTILE[name]
     for payload in (data, b"plain:" + data, b"plain:" + encode([[data], {}]), b"plain:" + encode([[], {"n": data}])):
-        outcome = perform(StoredCall(DEFAULT.of(square).name, payload), DEFAULT, PAYLOADS, TaskContext("t"))
+        outcome = run_call(StoredCall(DEFAULT.resolve(square).name, payload), DEFAULT, PAYLOADS, TaskContext("t"))
         assert outcome.failure.is_final
         assert issubclass(outcome.failure.loaded_class, BadPayload)
     with pytest.raises(BadPayload):
@@ -103,18 +103,18 @@ def test_a_call_or_an_outcome_of_such_bytes_is_that_tasks_failure(name):
 def test_a_pickle_is_not_loaded_whatever_it_says_that_it_is(tmp_path, tag):
     evil = pickle.dumps(Evil(tmp_path / "made"))
     for frame in (evil, encode([[evil], {}])):
-        outcome = perform(
-            StoredCall(DEFAULT.of(anything).name, tag + b":" + frame), DEFAULT, PAYLOADS, TaskContext("t")
+        outcome = run_call(
+            StoredCall(DEFAULT.resolve(anything).name, tag + b":" + frame), DEFAULT, PAYLOADS, TaskContext("t")
         )
         assert not outcome.is_success
-        outcome = perform(StoredCall("", tag + b":" + frame), DEFAULT, PAYLOADS, TaskContext("t"))
+        outcome = run_call(StoredCall("", tag + b":" + frame), DEFAULT, PAYLOADS, TaskContext("t"))
         assert not outcome.is_success
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_trusts_pickles_loads_it_which_is_what_the_warning_says(tmp_path):
     evil = pickle.dumps(Evil(tmp_path / "made"))
-    outcome = perform(StoredCall("", b"pickle:" + evil), DEFAULT, Payloads(allow_pickle=True), TaskContext("t"))
+    outcome = run_call(StoredCall("", b"pickle:" + evil), DEFAULT, Payloads(allow_pickle=True), TaskContext("t"))
     assert not outcome.is_success
     assert (tmp_path / "made").is_dir()
 
@@ -127,7 +127,9 @@ def test_no_class_is_made_but_of_those_that_are_taken_apart():
     with pytest.raises(BadPayload, match="has to be of type Popen"):
         PlainCodec().decode(encode(EXT(13, encode(["Popen", {"args": ["touch", "x"]}]))), subprocess.Popen)
     payload = b"plain:" + encode([[stored], {}])
-    assert not perform(StoredCall(DEFAULT.of(wants_base).name, payload), DEFAULT, PAYLOADS, TaskContext("t")).is_success
+    assert not run_call(
+        StoredCall(DEFAULT.resolve(wants_base).name, payload), DEFAULT, PAYLOADS, TaskContext("t")
+    ).is_success
     assert Base.made == 0
 
 
@@ -138,13 +140,13 @@ def test_no_module_is_imported_for_a_payload():
             unpack(encode(EXT(mark, encode([f"{name}.Thing", {}]))), "it")
         with pytest.raises(BadPayload):
             unpack(encode(EXT(16, encode([name, "Thing", EXT(1, encode([])), {}]))), "it")
-        perform(StoredCall(f"{name}:main", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
+        run_call(StoredCall(f"{name}:main", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
     assert not {"antigravity", "this", "turtle"} & (set(sys.modules) - before)
 
 
 def test_a_function_that_is_there_but_not_registered_is_not_called():
-    outcome = perform(
-        StoredCall("os:getcwd", PAYLOADS.encode_call(DEFAULT.of(anything), (1,), {})),
+    outcome = run_call(
+        StoredCall("os:getcwd", PAYLOADS.encode_call(DEFAULT.resolve(anything), (1,), {})),
         DEFAULT,
         PAYLOADS,
         TaskContext("t"),

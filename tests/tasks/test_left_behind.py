@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from latchwork.tasks.children import PIPE, Child, end_left
-from latchwork.tasks.children.notes import notes_folder
+from latchwork.tasks.children import PIPE, Child, kill_orphans
+from latchwork.tasks.children.lock_files import lock_folder
 from patience import eventually
 from processes import lives
 
@@ -21,7 +21,7 @@ PARENT = """
     import sys, time
     from latchwork.tasks.children import Child
     child = Child(["sh", "-c", sys.argv[1]])
-    print(child._shim.pid, flush=True)
+    print(child._supervisor.pid, flush=True)
     time.sleep(300)
 """
 
@@ -70,20 +70,20 @@ def test_daemon_of_a_supervisor_that_was_killed_ends_before_the_next_command_sta
 
 def test_of_two_that_find_it_at_once_neither_goes_on_before_it_is_gone(left):
     seen = []
-    threads = [threading.Thread(target=lambda: seen.append((end_left(), lives(left)))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: seen.append((kill_orphans(), lives(left)))) for _ in range(2)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
     assert [alive for _, alive in seen] == [False, False]
-    assert list(notes_folder().iterdir()) == []
+    assert list(lock_folder().iterdir()) == []
 
 
 def test_what_has_a_living_supervisor_is_left_alone(tmp_path):
     mark = tmp_path / "daemon"
     with Child(["sh", "-c", a_daemon(mark)]) as child:
         pid = pid_in(mark)
-        assert end_left() == 0
+        assert kill_orphans() == 0
         assert lives(pid)
         assert lives(child.pid)
 
@@ -93,9 +93,9 @@ def test_what_was_given_the_environment_of_a_command_that_has_ended_is_left_alon
     with Child(["sh", "-c", "echo $LATCHWORK_CHILD"], stdout=PIPE) as child:
         mark = child.stdout.read().decode().strip()
         assert child.wait(45.0).is_success
-    assert list(notes_folder().iterdir()) == []
+    assert list(lock_folder().iterdir()) == []
     with subprocess.Popen(["sleep", "300"], env={**os.environ, "LATCHWORK_CHILD": mark}) as job:
-        assert end_left() == 0
+        assert kill_orphans() == 0
         assert lives(job.pid)
         job.kill()
 
@@ -104,8 +104,8 @@ def test_notes_of_what_cannot_start_or_was_ended_are_gone():
     with pytest.raises(OSError, match="could not start"):
         Child(["/nowhere/at/all"])
     with Child(["sleep", "300"]):
-        assert len(list(notes_folder().iterdir())) == 1
-    assert list(notes_folder().iterdir()) == []
+        assert len(list(lock_folder().iterdir())) == 1
+    assert list(lock_folder().iterdir()) == []
 
 
 @pytest.mark.parametrize("trouble", ["writable", "file", "nowhere"])
@@ -121,5 +121,5 @@ def test_without_a_folder_that_is_ours_alone_commands_run_and_nothing_is_ended(t
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with Child(["true"]) as child:
         assert child.wait(45.0).is_success
-    assert notes_folder() is None
-    assert end_left() == 0
+    assert lock_folder() is None
+    assert kill_orphans() == 0

@@ -122,7 +122,7 @@ def test_health_says_why_a_node_does_not_join(node, monkeypatch):
     def refuse(_session):
         raise Unavailable("the disk is full")
 
-    monkeypatch.setattr(node, "_worker_session", refuse)
+    monkeypatch.setattr(node, "_create_worker_session", refuse)
     node.start()
     eventually(lambda: "the disk is full" in str(node.health().reasons), WAIT_S)
     with pytest.raises(WaitTimeout, match="the disk is full"):
@@ -136,7 +136,7 @@ def test_the_same_trouble_is_a_warning_once(node, monkeypatch, caplog):
         tries.append(1)
         raise Unavailable("the disk is full")
 
-    monkeypatch.setattr(node, "_worker_session", refuse)
+    monkeypatch.setattr(node, "_create_worker_session", refuse)
     with caplog.at_level(logging.WARNING):
         node.start()
         eventually(lambda: len(tries) >= 3, WAIT_S)
@@ -144,13 +144,13 @@ def test_the_same_trouble_is_a_warning_once(node, monkeypatch, caplog):
 
 
 def test_an_unexpected_error_does_not_end_a_node(node, monkeypatch):
-    made, tries = node._worker_session, []
+    made, tries = node._create_worker_session, []
 
     def fails_once(session):
         tries.append(session)
         return made(session) if len(tries) > 1 else 1 / 0
 
-    monkeypatch.setattr(node, "_worker_session", fails_once)
+    monkeypatch.setattr(node, "_create_worker_session", fails_once)
     node.start()
     node.wait_ready(WAIT_S)
     assert node.health().ok
@@ -162,7 +162,7 @@ def test_an_error_that_no_other_try_fixes_ends_a_node(node, monkeypatch, error):
     def refuse(_session):
         raise error
 
-    monkeypatch.setattr(node, "_worker_session", refuse)
+    monkeypatch.setattr(node, "_create_worker_session", refuse)
     node.start()
     with pytest.raises(type(error), match=str(error)):
         node.wait_ready(WAIT_S)
@@ -235,13 +235,13 @@ def test_a_node_that_drains_ends_its_tasks_and_takes_no_others(kind, ready):
 
 
 def test_a_node_that_was_drained_before_it_joined_takes_nothing(kind, node):
-    joined, make = threading.Event(), node._worker_session
+    joined, make = threading.Event(), node._create_worker_session
 
     def late(session):
         assert joined.wait(WAIT_S)
         return make(session)
 
-    node._worker_session = late
+    node._create_worker_session = late
     kind.put("a")
     node.start()
     assert node.drain(0.0)
@@ -287,7 +287,7 @@ def test_a_node_that_never_began_can_be_closed(node):
 
 def test_a_close_ends_a_start_that_waits_for_the_store(kind, faulty):
     node = kind.node(faulty)
-    begun, end = threading.Event(), node._worker_session
+    begun, end = threading.Event(), node._create_worker_session
 
     def made(session):
         work = end(session)
@@ -295,7 +295,7 @@ def test_a_close_ends_a_start_that_waits_for_the_store(kind, faulty):
         begun.set()
         return work
 
-    node._worker_session = made
+    node._create_worker_session = made
     node.start()
     assert begun.wait(WAIT_S)
     waiting, given = in_thread(node.wait_ready)

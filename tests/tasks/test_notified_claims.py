@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from latchwork.primitives import QueueItem, WorkQueue
-from latchwork.tasks.running.notified_claims import look_within_s, worth_claiming
+from latchwork.tasks.running.notified_claims import search_delay_s, select_direct_claims
 from latchwork.tasks.running.worker_hooks import SUSPECT
 from latchwork.testing.faults import FaultyStore
 
@@ -23,28 +23,28 @@ def item(path, **about):
 
 def test_what_was_told_is_claimed_in_the_order_of_a_look():
     told = [item("any/2/a"), item("any/1/b"), item("mine/9/z")]
-    assert [each.path for each in worth_claiming(told, ["mine", "any"], 3)] == ["mine/9/z", "any/1/b", "any/2/a"]
+    assert [each.path for each in select_direct_claims(told, ["mine", "any"], 3)] == ["mine/9/z", "any/1/b", "any/2/a"]
 
 
 def test_a_look_is_made_for_more_than_there_is_room_for():
-    assert worth_claiming([item("any/1/a"), item("any/1/b")], ["any"], 1) == []
+    assert select_direct_claims([item("any/1/a"), item("any/1/b")], ["any"], 1) == []
 
 
 def test_a_look_is_made_where_the_node_takes_from_no_lane_that_told():
-    assert worth_claiming([item("any/1/a")], [], 5) == []
-    assert worth_claiming([item("any/1/a"), item("other/1/a")], ["any"], 5) == []
+    assert select_direct_claims([item("any/1/a")], [], 5) == []
+    assert select_direct_claims([item("any/1/a"), item("other/1/a")], ["any"], 5) == []
 
 
 def test_a_look_is_made_for_what_may_kill_its_nodes():
     suspect = item("any/1/a", attempts=SUSPECT)
-    assert worth_claiming([suspect, item("any/1/b")], ["any"], 5) == []
-    assert worth_claiming([item("any/1/a", attempts=SUSPECT, why="given back")], ["any"], 5) != []
+    assert select_direct_claims([suspect, item("any/1/b")], ["any"], 5) == []
+    assert select_direct_claims([item("any/1/a", attempts=SUSPECT, why="given back")], ["any"], 5) != []
 
 
 def test_who_has_others_ahead_looks_sooner_and_the_further_behind_the_later():
-    assert look_within_s([], 10.0) == look_within_s([0, 0], 10.0) == 10.0
-    assert look_within_s([1], 10.0) == look_within_s([0, 3, 1], 10.0) == 1.0
-    assert look_within_s([3], 10.0) == 3.0
+    assert search_delay_s([], 10.0) == search_delay_s([0, 0], 10.0) == 10.0
+    assert search_delay_s([1], 10.0) == search_delay_s([0, 3, 1], 10.0) == 1.0
+    assert search_delay_s([3], 10.0) == 3.0
 
 
 # On a node
@@ -67,11 +67,11 @@ def hungry(store):
 
 
 def test_a_told_item_is_claimed_without_a_look(store, connect):
-    with FaultyStore(connect()) as faulty, Node(faulty, look_s=300.0) as node:
+    with FaultyStore(connect()) as faulty, Node(faulty, search_s=300.0) as node:
         before = hungry(faulty)
         put(store, examples.square, 3, id="one")
         assert result_of(store, "one").result(PAYLOADS) == 9
-        eventually(lambda: node.feeder.stats() == {"taken": 1, "done": 1})
+        eventually(lambda: node.worker_loop.stats() == {"taken": 1, "done": 1})
         claim = next(
             n
             for n, call in enumerate(faulty.calls)
@@ -87,28 +87,28 @@ def looks_until(store, number):
 def test_a_node_that_takes_from_no_lane_takes_nothing_that_it_is_told(store, connect):
     """It must not take anything now, such as one whose logs cannot be written."""
     system = System()
-    with Node(connect(), system, look_s=0.2) as node:
+    with Node(connect(), system, search_s=0.2) as node:
         waits(store)
         system.all_lanes = []
         put(store, examples.square, 3, id="one")
         time.sleep(0.5)
-        assert node.feeder.stats() == {}
+        assert node.worker_loop.stats() == {}
         system.all_lanes = ["any"]
         assert result_of(store, "one").result(PAYLOADS) == 9
 
 
 def test_a_told_item_that_another_node_was_faster_to_take_is_looked_for_and_waited_for(store, connect):
     """Its claim is refused; the node goes on with what else there is."""
-    with Node(connect(), name="n1", look_s=300.0) as one, Node(connect(), name="n2", look_s=300.0) as two:
+    with Node(connect(), name="n1", search_s=300.0) as one, Node(connect(), name="n2", search_s=300.0) as two:
         for n in range(40):
             put(store, examples.square, n, id=f"i{n:02}")
         assert [result_of(store, f"i{n:02}").result(PAYLOADS) for n in range(40)] == [n * n for n in range(40)]
-        eventually(lambda: one.feeder.stats().get("done", 0) + two.feeder.stats().get("done", 0) == 40)
+        eventually(lambda: one.worker_loop.stats().get("done", 0) + two.worker_loop.stats().get("done", 0) == 40)
 
 
 def test_a_told_item_whose_owner_is_gone_is_left_and_told(store, connect):
     system = System()
-    with Node(connect(), system, look_s=300.0):
+    with Node(connect(), system, search_s=300.0):
         waits(store)
         put(store, examples.square, 3, id="orphan", owner="nobody")
         eventually(lambda: "orphan" in system.refusals)
@@ -121,8 +121,8 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
     """What no lane tells is found by the look: being told is none."""
     monkeypatch.setattr("latchwork.tasks.running.worker_loop.TIDY_S", 300.0)
     system = System(lanes=["any", "quiet"])
-    system.waits = lambda: ["any"]
-    with Node(connect(), system, look_s=1.0):
+    system.watched_partitions = lambda: ["any"]
+    with Node(connect(), system, search_s=1.0):
         waits(store)
         put(store, examples.square, 3, id="quiet", lane="quiet")
         until, n = time.monotonic() + 20.0, 0
@@ -138,44 +138,44 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
 
 def test_a_node_whose_calls_end_at_once_stays_first_in_the_line(store, connect):
     """One item after the other costs it no place, so nothing but what claims and ends them."""
-    with Node(connect(), look_s=300.0) as node:
+    with Node(connect(), search_s=300.0) as node:
         waits(store)
         place = list(store.children("work/takers/any"))
         for n in range(5):
             put(store, examples.square, n, id=f"i{n}")
             assert result_of(store, f"i{n}").result(PAYLOADS) == n * n
-            eventually(lambda: node.feeder.running() == [])
+            eventually(lambda: node.worker_loop.running() == [])
         assert list(store.children("work/takers/any")) == place
 
 
 def test_what_comes_while_a_node_runs_something_is_left_to_the_next(store, connect):
     """A call that lasts costs it its place: of two that last each node has one."""
-    with Node(connect(), name="n1", look_s=300.0) as one, Node(connect(), name="n2", look_s=300.0) as two:
+    with Node(connect(), name="n1", search_s=300.0) as one, Node(connect(), name="n2", search_s=300.0) as two:
         eventually(lambda: len(store.children("work/takers/any")) == 2)
         put(store, examples.waits, id="first")
-        eventually(lambda: one.feeder.running() or two.feeder.running())
-        first, other = (one, two) if one.feeder.running() else (two, one)
+        eventually(lambda: one.worker_loop.running() or two.worker_loop.running())
+        first, other = (one, two) if one.worker_loop.running() else (two, one)
         time.sleep(0.5)
         put(store, examples.waits, id="second")
-        eventually(lambda: other.feeder.running() == ["any/s1/second"])
-        assert first.feeder.running() == ["any/s1/first"]
+        eventually(lambda: other.worker_loop.running() == ["any/s1/second"])
+        assert first.worker_loop.running() == ["any/s1/first"]
 
 
 def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store, connect, monkeypatch):
     """Two that come one right after the other: the second is its own, the third is the next one's."""
     monkeypatch.setattr("latchwork.tasks.running.notified_claims.STAY_S", 300.0)
-    with Node(connect(), name="n1", look_s=300.0, slots=4) as one:
+    with Node(connect(), name="n1", search_s=300.0, slots=4) as one:
         waits(store)
         put(store, examples.waits, id="a")
-        eventually(one.feeder.running)
-        with Node(connect(), name="n2", look_s=300.0, slots=4) as two:
+        eventually(one.worker_loop.running)
+        with Node(connect(), name="n2", search_s=300.0, slots=4) as two:
             eventually(lambda: len(store.children("work/takers/any")) == 2)
             time.sleep(0.5)  # it looks once more after it has joined
             put(store, examples.waits, id="b")
-            eventually(lambda: len(one.feeder.running()) == 2)
+            eventually(lambda: len(one.worker_loop.running()) == 2)
             time.sleep(0.3)
             put(store, examples.waits, id="c")
-            eventually(lambda: two.feeder.running() == ["any/s1/c"])
+            eventually(lambda: two.worker_loop.running() == ["any/s1/c"])
 
 
 def test_an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends(store, connect):
@@ -184,7 +184,7 @@ def test_an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_
     with closing(dead), ThreadPoolExecutor(1) as pool:
         told = pool.submit(dead.wait_items, "any", stays=True, on_ahead=ahead.append)
         eventually(lambda: ahead == [0])
-        with Node(connect(), look_s=300.0):
+        with Node(connect(), search_s=300.0):
             eventually(lambda: len(store.children("work/takers/any")) == 2)
             began = time.monotonic()
             put(store, examples.square, 3, id="i")

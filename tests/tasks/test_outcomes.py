@@ -22,7 +22,7 @@ from latchwork.tasks import (
     StoredCall,
     TaskContext,
     current_task,
-    perform,
+    run_call,
     task,
 )
 from latchwork.tasks.payloads import codec
@@ -34,9 +34,9 @@ PAYLOADS = Payloads()
 
 
 def run(fn, *args, **kwargs):
-    one = DEFAULT.of(fn)
+    one = DEFAULT.resolve(fn)
     context = TaskContext("t1", attempt=2, node_id="n1")
-    return perform(StoredCall(one.name, PAYLOADS.encode_call(one, args, kwargs)), DEFAULT, PAYLOADS, context)
+    return run_call(StoredCall(one.name, PAYLOADS.encode_call(one, args, kwargs)), DEFAULT, PAYLOADS, context)
 
 
 def stored(outcome):
@@ -66,7 +66,7 @@ class ShopError(Exception):
 
 
 def test_a_class_that_is_loaded_here_is_raised_with_its_attributes_and_without_its_constructor():
-    failure = stored(Outcome.failed(ShopError(7, where="till"))).failure
+    failure = stored(Outcome.from_exception(ShopError(7, where="till"))).failure
     error = failure.exception()
     assert (type(error), str(error), error.code, error.where) == (ShopError, "error 7", 7, "till")
 
@@ -75,7 +75,7 @@ def test_a_class_that_is_loaded_here_is_raised_with_its_attributes_and_without_i
     "error", [OSError(2, "No such file", "x"), Conflict("no"), UnicodeDecodeError("utf-8", b"x", 0, 1, "y")]
 )
 def test_exceptions_with_fields_of_their_own_keep_them(error):
-    made = stored(Outcome.failed(error)).failure.exception()
+    made = stored(Outcome.from_exception(error)).failure.exception()
     assert (type(made), made.args, str(made)) == (type(error), error.args, str(error))
     assert getattr(made, "errno", None) == getattr(error, "errno", None)
 
@@ -135,7 +135,7 @@ def test_arguments_that_the_class_does_not_take_make_it_a_remote_error():
 
 
 def test_an_exception_whose_arguments_are_no_plain_values_is_a_remote_error_with_its_text():
-    error = stored(Outcome.failed(ValueError(types.SimpleNamespace(a=1)))).failure.exception()
+    error = stored(Outcome.from_exception(ValueError(types.SimpleNamespace(a=1)))).failure.exception()
     assert (type(error), error.text) == (RemoteError, "namespace(a=1)")
 
 
@@ -144,11 +144,11 @@ def test_an_exception_that_cannot_be_shown_is_an_outcome_all_the_same():
         def __str__(self):
             raise OSError
 
-    assert "its message cannot be made: OSError" in stored(Outcome.failed(Broken())).failure.text
+    assert "its message cannot be made: OSError" in stored(Outcome.from_exception(Broken())).failure.text
 
 
 def test_a_huge_message_is_cut_in_the_middle():
-    failure = stored(Outcome.failed(ValueError("x" * 10**6))).failure
+    failure = stored(Outcome.from_exception(ValueError("x" * 10**6))).failure
     assert len(failure.text) < 10_000
     assert len(failure.traceback) < 40_000
 
@@ -173,7 +173,7 @@ def test_a_refusal_is_told_from_a_failure():
 
 
 def test_an_unknown_function_is_a_refusal_because_another_node_may_know_it():
-    outcome = perform(StoredCall("no:such", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
+    outcome = run_call(StoredCall("no:such", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
     assert outcome.failure.is_refusal
 
 
@@ -196,7 +196,7 @@ def test_a_coroutine_from_a_plain_function_is_its_failure():
         return 1
 
     task(name="later")(lambda: later())  # noqa: PLW0108 - a plain function that returns a coroutine
-    outcome = perform(
+    outcome = run_call(
         StoredCall("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t")
     )
     assert "a coroutine, whose body would never run" in outcome.failure.text

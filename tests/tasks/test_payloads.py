@@ -28,8 +28,8 @@ from latchwork.tasks import (
     PickleRefused,
     PlainCodec,
 )
-from latchwork.tasks.functions import Registered
-from latchwork.tasks.payloads.fit import same
+from latchwork.tasks.functions import RegisteredFunction
+from latchwork.tasks.payloads.validation import are_equal
 
 from .examples import Cart, Colour, Order, Point, anything, ship, square
 
@@ -74,7 +74,7 @@ VALUES = st.recursive(
 @settings(deadline=None, max_examples=40)
 @given(VALUES)
 def test_plain_values_of_any_shape_come_back_equal_and_of_the_same_types(value):
-    assert same(back(value), value)
+    assert are_equal(back(value), value)
 
 
 CART = Cart((Order(1, [Point(1, 2)], Colour.GREEN), Order(2, [])), "n")
@@ -105,7 +105,7 @@ CART = Cart((Order(1, [Point(1, 2)], Colour.GREEN), Order(2, [])), "n")
     ids=repr,
 )
 def test_a_value_that_fits_its_annotation_comes_back(value, type_):
-    assert same(back(value, type_), value)
+    assert are_equal(back(value, type_), value)
 
 
 class MyInt(int): ...
@@ -202,7 +202,7 @@ PAYLOADS = Payloads()
 
 
 def call(fn, *args, **kwargs):
-    one = DEFAULT.of(fn)
+    one = DEFAULT.resolve(fn)
     return PAYLOADS.decode_call(one, PAYLOADS.encode_call(one, args, kwargs))
 
 
@@ -226,12 +226,12 @@ def test_arguments_that_the_function_does_not_take_are_refused_before_anything_i
 
 
 def test_arguments_for_another_version_of_a_function_are_its_error():
-    stored = PAYLOADS.encode_call(DEFAULT.of(anything), (1, 2), {})
+    stored = PAYLOADS.encode_call(DEFAULT.resolve(anything), (1, 2), {})
     with pytest.raises(BadPayload, match="another version of it was called"):
-        PAYLOADS.decode_call(DEFAULT.of(square), stored)
-    stored = PAYLOADS.encode_call(DEFAULT.of(anything), ("x",), {})
+        PAYLOADS.decode_call(DEFAULT.resolve(square), stored)
+    stored = PAYLOADS.encode_call(DEFAULT.resolve(anything), ("x",), {})
     with pytest.raises(BadPayload, match=r"argument 'n' of .* has to be of type int"):
-        PAYLOADS.decode_call(DEFAULT.of(square), stored)
+        PAYLOADS.decode_call(DEFAULT.resolve(square), stored)
 
 
 def test_a_payload_above_its_limit_is_refused_at_both_ends():
@@ -246,7 +246,7 @@ def test_a_payload_above_its_limit_is_refused_at_both_ends():
 
 
 def test_pickled_calls_need_both_sides_to_say_so():
-    one = Registered("fn", lambda value: value)
+    one = RegisteredFunction("fn", lambda value: value)
     mine = Payloads(PickleCodec(), allow_pickle=True)
     stored = mine.encode_call(one, (lambda: 7,), {})
     assert mine.decode_call(one, stored).args[0]() == 7
@@ -257,7 +257,7 @@ def test_pickled_calls_need_both_sides_to_say_so():
 
 def test_pickled_arguments_are_validated_too():
     with pytest.raises(NotSerializable, match="of type int"):
-        Payloads(PickleCodec()).encode_call(DEFAULT.of(square), ("x",), {})
+        Payloads(PickleCodec()).encode_call(DEFAULT.resolve(square), ("x",), {})
 
 
 def test_what_cannot_be_pickled_is_named():

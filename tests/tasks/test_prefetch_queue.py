@@ -5,7 +5,7 @@ from __future__ import annotations
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.primitives import QueueItem
 from latchwork.tasks import WorkerHooks
-from latchwork.tasks.running.prefetch_queue import MANY, MOST_AHEAD, MOST_VAIN, ArrivalCount, ahead_of
+from latchwork.tasks.running.prefetch_queue import MANY, MOST_AHEAD, MOST_VAIN, ArrivalRate, prefetch_limit
 from latchwork.tasks.running.worker_hooks import SUSPECT, ClaimFilter
 
 
@@ -14,13 +14,13 @@ def item(name, attempts, why=""):
 
 
 class Everything(WorkerHooks):
-    def lanes(self):
+    def partitions(self):
         return ["any"]
 
-    def begin(self, claim):
+    def prepare_run(self, claim):
         raise NotImplementedError
 
-    def finish(self, claim, outcome):
+    def decide_ending(self, claim, outcome):
         raise NotImplementedError
 
 
@@ -29,51 +29,51 @@ def choosing():
 
 
 def test_a_node_of_long_calls_claims_nothing_ahead():
-    assert ahead_of(8, 1.0) == 0
+    assert prefetch_limit(8, 1.0) == 0
 
 
 def test_a_node_of_short_calls_claims_for_some_milliseconds_and_not_without_end():
-    assert ahead_of(8, 0.01) == 16
-    assert ahead_of(8, 0.0) == MOST_AHEAD
+    assert prefetch_limit(8, 0.01) == 16
+    assert prefetch_limit(8, 0.0) == MOST_AHEAD
 
 
 def test_a_node_takes_one_item_at_a_time_that_came_back_from_nodes_that_died():
     chosen = choosing()
     first, second = item("a", SUSPECT), item("b", SUSPECT)
-    chosen.begin()
-    assert chosen.accept(first)
-    chosen.extra(first)
-    assert not chosen.accept(second)
-    chosen.taken(item("a", SUSPECT + 1))
-    chosen.begin()
-    assert not chosen.accept(second)
-    assert chosen.accept(item("fresh", 0))
-    assert chosen.over(item("a", SUSPECT + 1).path)
-    assert chosen.accept(second)
+    chosen.begin_search()
+    assert chosen.should_claim(first)
+    chosen.claim_extras(first)
+    assert not chosen.should_claim(second)
+    chosen.on_claimed(item("a", SUSPECT + 1))
+    chosen.begin_search()
+    assert not chosen.should_claim(second)
+    assert chosen.should_claim(item("fresh", 0))
+    assert chosen.on_claim_ended(item("a", SUSPECT + 1).path)
+    assert chosen.should_claim(second)
 
 
 def test_an_item_that_was_given_back_with_a_reason_is_taken_with_others():
     chosen = choosing()
-    chosen.taken(item("a", SUSPECT + 1))
-    assert chosen.accept(item("b", SUSPECT, why="try 1 failed"))
+    chosen.on_claimed(item("a", SUSPECT + 1))
+    assert chosen.should_claim(item("b", SUSPECT, why="try 1 failed"))
 
 
 def test_a_suspect_that_another_node_was_faster_to_take_keeps_us_from_no_other():
     chosen = choosing()
-    chosen.begin()
-    chosen.extra(item("a", SUSPECT))
-    chosen.begin()
-    assert chosen.accept(item("b", SUSPECT))
+    chosen.begin_search()
+    chosen.claim_extras(item("a", SUSPECT))
+    chosen.begin_search()
+    assert chosen.should_claim(item("b", SUSPECT))
 
 
 def test_more_is_expected_of_many_at_a_time_until_looks_were_in_vain():
-    arrivals = ArrivalCount()
-    assert not arrivals.come_again
+    arrivals = ArrivalRate()
+    assert not arrivals.expects_more
     for _ in range(5):
-        arrivals.note(int(4 * MANY))
-    assert arrivals.come_again
+        arrivals.record(int(4 * MANY))
+    assert arrivals.expects_more
     for _ in range(MOST_VAIN):
-        arrivals.note(0)
-    assert arrivals.come_again
-    arrivals.note(0)
-    assert not arrivals.come_again
+        arrivals.record(0)
+    assert arrivals.expects_more
+    arrivals.record(0)
+    assert not arrivals.expects_more

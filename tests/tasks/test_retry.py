@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.tasks import BadPayload, Outcome, Retry, after_failure, backoff_s
+from latchwork.tasks import BadPayload, Outcome, Retry, backoff_s, retry_pause_s
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def test_jitter_lengthens_or_shortens_a_pause_by_its_part():
 
 def test_a_failure_of_a_wanted_class_is_tried_again_until_the_attempts_are_used_up():
     retry = Retry(attempts=3, initial_s=1.0, jitter=0.0, on=(LookupError,))
-    failed = Outcome.failed(KeyError("x"))
-    assert [after_failure(retry, attempt, failed) for attempt in (1, 2, 3)] == [1.0, 1.5, None]
-    assert after_failure(retry, 1, Outcome.failed(OSError("x"))) is None
+    failed = Outcome.from_exception(KeyError("x"))
+    assert [retry_pause_s(retry, attempt, failed) for attempt in (1, 2, 3)] == [1.0, 1.5, None]
+    assert retry_pause_s(retry, 1, Outcome.from_exception(OSError("x"))) is None
 
 
 def test_a_failure_of_a_class_that_is_unknown_here_counts_as_one_of_any():
     class Local(Exception): ...
 
-    assert after_failure(Retry(attempts=2, on=(LookupError,)), 1, Outcome.failed(Local())) is not None
+    assert retry_pause_s(Retry(attempts=2, on=(LookupError,)), 1, Outcome.from_exception(Local())) is not None
 
 
 def test_success_and_a_call_that_is_wrong_are_never_tried_again():
     retry = Retry(attempts=9)
-    assert after_failure(retry, 1, Outcome(b"plain:")) is None
-    assert after_failure(retry, 1, Outcome.failed(BadPayload("no"), is_final=True)) is None
+    assert retry_pause_s(retry, 1, Outcome(b"plain:")) is None
+    assert retry_pause_s(retry, 1, Outcome.from_exception(BadPayload("no"), is_final=True)) is None

@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("run_in", ["thread", "process"])
 
 
 def call(fn, *args):
-    one = DEFAULT.of(fn)
+    one = DEFAULT.resolve(fn)
     return StoredCall(one.name, PAYLOADS.encode_call(one, args, {}))
 
 
@@ -168,8 +168,10 @@ def test_what_a_task_leaves_behind_ends_with_its_process(tmp_path):
 def test_a_process_ends_before_the_session_of_its_node_can():
     ends_at = [SYSTEM_CLOCK.now() + 300.0]
     with (
-        DeadlineExtender(lambda: max(0.0, ends_at[0] - SYSTEM_CLOCK.now()), margin_s=0.2, every_s=0.05) as leash,
-        make(run_in="process", leash=leash) as slots,
+        DeadlineExtender(
+            lambda: max(0.0, ends_at[0] - SYSTEM_CLOCK.now()), margin_s=0.2, every_s=0.05
+        ) as deadline_extender,
+        make(run_in="process", deadline_extender=deadline_extender) as slots,
     ):
         pid = result(slots, examples.pid)
         future, _ = start(slots, examples.is_deaf, 300.0)
@@ -272,7 +274,7 @@ from tasks.examples import *
 from latchwork.tasks import *
 payloads = Payloads()
 slots = Slots(1, DEFAULT, payloads, run_in="process")
-one = DEFAULT.of(pid)
+one = DEFAULT.resolve(pid)
 call = StoredCall(one.name, payloads.encode_call(one, (), {{}}))
 print(slots.start(call, TaskContext("t")).result(60).result(payloads), flush=True)
 time.sleep(60)

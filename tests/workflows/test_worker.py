@@ -529,16 +529,16 @@ def deaf(monkeypatch, tmp_path, logs):
 
 def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free(deaf, monkeypatch):
     store, made = deaf
-    refusals, refused = [], WorkflowHooks.refused
+    refusals, refused = [], WorkflowHooks.on_claim_refused
 
     def noted(lanes, item):
         refusals.append(item.id)
         return refused(lanes, item)
 
-    monkeypatch.setattr(WorkflowHooks, "refused", noted)
+    monkeypatch.setattr(WorkflowHooks, "on_claim_refused", noted)
     store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
     x = shell(store, 1, "true", lane="default~db")
-    made._work.feeder.poke()
+    made._work.worker_loop.search_soon()
     eventually(lambda: refusals, what="a refusal")
     store.delete(KEYS.slot("db", 0))
     assert result(store, x).outcome is Outcome.SUCCESS
@@ -547,7 +547,7 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
 def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_free(deaf):
     store, made = deaf
     xs = [shell(store, n, "true", lane="default~db") for n in (1, 2, 3)]
-    made._work.feeder.poke()
+    made._work.worker_loop.search_soon()
     assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
 
 

@@ -41,7 +41,7 @@ class TaskFuture(asyncio.Future[T]):
         mailbox = LoopMailbox.for_running_loop()
         super().__init__(loop=mailbox.loop)
         self._task = task
-        task.call_at_once(lambda ended: mailbox.post(self._end, ended))
+        task.add_internal_callback(lambda ended: mailbox.post(self._end, ended))
 
     @classmethod
     def around(cls, task: executor.TaskFuture[T]) -> TaskFuture[T]:
@@ -243,7 +243,7 @@ class ExecutorTwin(Twin):
         try:
             await asyncio.wait([future], timeout=timeout_s)
             if not future.done():
-                why = self._of._submitter.why_nothing_runs()  # noqa: SLF001 - of its twin
+                why = self._of._submitter.missing_worker_hint()  # noqa: SLF001 - of its twin
                 raise TimeoutError(f"{failure} within {timeout_s or 0:g} s{why}; it was cancelled")
             return future.result()
         finally:

@@ -44,7 +44,7 @@ _COUNTERS = {
     "taken": "Tasks taken.",
     "done": "Tasks that have ended and whose outcome is stored.",
     "released": "Tasks that were released.",
-    "buried": "Tasks that became dead letters.",
+    "dead_lettered": "Tasks that became dead letters.",
     "lost": "Tasks whose claim was lost while they ran.",
 }
 

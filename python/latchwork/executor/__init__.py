@@ -7,7 +7,7 @@ from latchwork.executor.admin import (
     DeadTask,
     ExecutorState,
     ExecutorWorkerInfo,
-    LaneInfo,
+    PartitionInfo,
     TaskRecord,
     cancel_task,
     dead_tasks,
@@ -18,7 +18,7 @@ from latchwork.executor.admin import (
     forget_task,
     inspect,
     list_tasks,
-    revive_task,
+    requeue_task,
 )
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
 from latchwork.executor.executor import Call, Executor
@@ -53,12 +53,12 @@ __all__ = [
     "FinishedTask",
     "Key",
     "Label",
-    "LaneInfo",
     "LeastLoaded",
     "Load",
     "Member",
     "NoSuchMember",
     "NoSuchTask",
+    "PartitionInfo",
     "Picker",
     "Pull",
     "Random",
@@ -83,5 +83,5 @@ __all__ = [
     "forget_task",
     "inspect",
     "list_tasks",
-    "revive_task",
+    "requeue_task",
 ]

@@ -1,6 +1,6 @@
 """Reads and edits a stored executor from a process that neither submits nor runs its tasks.
 
-Used by the CLI and the pages. Counting tasks reads their names, one sort key at a time.
+Used by the commands and the pages. Counting tasks reads their names, one sort key at a time.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask, TaskCancelled
-from latchwork.executor.finished import FinishedTask, FinishedTasks, mark_key, mark_ops
-from latchwork.executor.items import TaskItem, task_of
+from latchwork.executor.finished import FinishedTask, FinishedTasks, finished_key, finished_ops
+from latchwork.executor.items import TaskItem, parse_task
 from latchwork.executor.keys import (
     DETACHED,
     NAME,
     Keys,
     check_task_id,
-    detached_id,
     executor_store,
-    item_id_of,
-    member_of,
+    make_detached_id,
+    make_item_id,
+    parse_task_id,
+    partition_member,
     queued_at_s,
-    task_number,
 )
-from latchwork.executor.placing import Offer, read_offer
-from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState, ended
+from latchwork.executor.placement import MemberFunctions, decode_member_functions
+from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState, decode_final_state
 from latchwork.primitives import Group, QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.keys import validate_name
@@ -40,7 +40,7 @@ _CLAIMS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ExecutorWorkerInfo:
-    """A worker, as stored.
+    """A worker of an executor, as stored.
 
     Attributes:
         id: Its member ID.
@@ -49,10 +49,10 @@ class ExecutorWorkerInfo:
         weight: Its relative capacity.
         labels: Its labels.
         joined_at_s: When it joined, in Unix seconds by its clock.
-        slots: Tasks it runs at a time; 0 if unknown.
-        running: Tasks it has claimed.
-        queued: Tasks in its lane, including running ones.
-        functions: Names of the functions it can run, sorted.
+        slots: Number of tasks that it runs at a time; 0 if unknown.
+        running: Number of tasks that it has claimed.
+        queued: Number of tasks in its partition, including running ones.
+        functions: Names of the functions that it can run, sorted.
         allow_pickle: Whether it also runs pickled functions.
     """
 
@@ -70,14 +70,14 @@ class ExecutorWorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneInfo:
-    """A lane of tasks.
+class PartitionInfo:
+    """A partition of the queue of tasks.
 
     Attributes:
-        name: Its name; ``any`` is the lane shared by all members.
-        tasks: Copies of tasks in it, including running ones.
-        running: Copies that are claimed.
-        is_orphan: Its member has left; all other members take from it.
+        name: Its name; ``any`` is the partition shared by all members.
+        tasks: Number of copies of tasks in it, including running ones.
+        running: Number of copies that are claimed.
+        is_orphan: Whether its member has left, so that all other members take from it.
     """
 
     name: str
@@ -93,14 +93,14 @@ class ExecutorState:
     Attributes:
         name: Its name.
         workers: Its workers, sorted by ID.
-        lanes: Its lanes, sorted by name.
+        partitions: Its partitions, sorted by name.
         submitters: Number of submitters online.
         dead: Number of dead letters.
     """
 
     name: str
     workers: tuple[ExecutorWorkerInfo, ...]
-    lanes: tuple[LaneInfo, ...]
+    partitions: tuple[PartitionInfo, ...]
     submitters: int
     dead: int
 
@@ -113,7 +113,7 @@ class TaskRecord:
         id: Its task ID.
         function: Its function's name; empty if pickled, or if the item is not a valid task.
         phase: ``queued`` or ``running``.
-        lanes: Lanes in which its copies were found.
+        partitions: Partitions in which its copies were found.
         running_on: Members that hold a copy, sorted.
         attempts: How often it was claimed.
         priority: 0 runs before 9.
@@ -125,7 +125,7 @@ class TaskRecord:
     id: str
     function: str
     phase: str
-    lanes: tuple[str, ...]
+    partitions: tuple[str, ...]
     running_on: tuple[str, ...] = ()
     attempts: int = 0
     priority: int = 0
@@ -139,7 +139,7 @@ class DeadTask:
     """A dead letter: a task that was claimed too often, or an item that is not a valid task.
 
     Attributes:
-        letter: ID that ``revive_task`` and ``drop_task`` take.
+        letter: ID that ``requeue_task`` and ``drop_task`` take.
         id: Its task ID; empty for an invalid item.
         function: Its function's name.
         attempts: How often it was claimed.
@@ -154,20 +154,22 @@ class DeadTask:
 
 
 def inspect(store: Store, name: str = NAME) -> ExecutorState:
-    """Return the workers, lanes and claims of an executor. Read-only."""
+    """Return the workers, the partitions and the number of tasks of an executor. Only reads."""
     with _opened(store, name) as (system, keys, backlog), closing(Group(system, keys.group)) as group:
         members = group.members()
         ids = {member.id for member in members}
-        said = {_last(each.key): read_offer(each.value) for each in system.list(keys.functions)}
+        offers = {_last_segment(each.key): decode_member_functions(each.value) for each in system.list(keys.functions)}
         running: dict[str, int] = {}
-        lanes = []
-        for lane in backlog.partitions():
-            holders = [ticket.label for ticket in backlog.claims(lane, _CLAIMS).values()]
+        partitions = []
+        for partition in backlog.partitions():
+            holders = [ticket.label for ticket in backlog.claims(partition, _CLAIMS).values()]
             for holder in holders:
                 running[holder] = running.get(holder, 0) + 1
-            owner = member_of(lane)
-            lanes.append(LaneInfo(lane, backlog.size(lane), len(holders), owner is not None and owner not in ids))
-        queued = {member_of(lane.name): lane.tasks for lane in lanes}
+            owner = partition_member(partition)
+            partitions.append(
+                PartitionInfo(partition, backlog.size(partition), len(holders), owner is not None and owner not in ids)
+            )
+        queued = {partition_member(partition.name): partition.tasks for partition in partitions}
         workers = [
             ExecutorWorkerInfo(
                 member.id,
@@ -176,20 +178,20 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
                 member.weight,
                 {label: str(value) for label, value in member.labels.items()},
                 member.joined_at,
-                said.get(member.id, _NOTHING).slots,
+                offers.get(member.id, _NOTHING).slots,
                 running.get(member.id, 0),
                 queued.get(member.id, 0),
-                tuple(sorted(said.get(member.id, _NOTHING).functions)),
-                said.get(member.id, _NOTHING).allow_pickle,
+                tuple(sorted(offers.get(member.id, _NOTHING).functions)),
+                offers.get(member.id, _NOTHING).allow_pickle,
             )
             for member in members
         ]
         dead = len(backlog.dead_letters(_CLAIMS))
-        return ExecutorState(name, tuple(workers), tuple(lanes), len(system.children(keys.subs)), dead)
+        return ExecutorState(name, tuple(workers), tuple(partitions), len(system.children(keys.submitters)), dead)
 
 
 def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[TaskRecord]:
-    """Return tasks that have not ended, lane by lane, in the order in which they are taken. Read-only.
+    """Return tasks that have not ended, partition by partition, in the order in which they are taken. Only reads.
 
     Args:
         store: The executor's store.
@@ -198,29 +200,29 @@ def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[Task
     """
     with _opened(store, name) as (_, _, backlog):
         found: dict[str, TaskRecord] = {}
-        for lane in backlog.partitions():
-            items = backlog.items(lane, limit)
+        for partition in backlog.partitions():
+            items = backlog.items(partition, limit)
             limit -= len(items)
-            claims = backlog.claims(lane, _CLAIMS)
+            claims = backlog.claims(partition, _CLAIMS)
             for item in items:
                 holder = claims.get(item.path)
-                record = _record(item, None if holder is None else holder.label)
+                record = _to_record(item, None if holder is None else holder.label)
                 there = found.get(record.id)
-                found[record.id] = record if there is None else _merged(there, record)
+                found[record.id] = record if there is None else _merge(there, record)
             if limit <= 0:
                 break
         return list(found.values())
 
 
 def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
-    """Return the stored state of a task of any submitter. Read-only.
+    """Return the current state of a task of any submitter. Only reads.
 
     Raises:
         NoSuchTask: Nothing is stored. The task ended and its result was fetched, or it never existed.
     """
     with _opened(store, name) as (system, keys, backlog):
-        place, over = _look(system, keys, backlog, task_id)
-        return over if place is None else run(StoredTasks(system, keys, backlog).state(place))
+        location, final_state = _locate(system, keys, backlog, task_id)
+        return final_state if location is None else run(StoredTasks(system, keys, backlog).read_state(location))
 
 
 def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool = False) -> bool:
@@ -238,17 +240,17 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
         Unavailable, OutcomeUnknown: The store could not be reached. Retry.
     """
     with _opened(store, name) as (system, keys, backlog):
-        place, _ = _look(system, keys, backlog, task_id)
-        if place is None:
+        location, _ = _locate(system, keys, backlog, task_id)
+        if location is None:
             return False
-        outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled"))
-        ops: list[Op] = [Create(place.result_key, outcome.to_bytes()), *mark_ops(keys, place, outcome)]
+        outcome = Outcome.from_exception(TaskCancelled(f"task {task_id} was cancelled"))
+        ops: list[Op] = [Create(location.result_key, outcome.to_bytes()), *finished_ops(keys, location, outcome)]
         stored = StoredTasks(system, keys, backlog)
-        return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))
+        return run(stored.remove(location, None, interrupt=interrupt, has_outcome=lambda: False, ops=lambda: ops))
 
 
 def finished_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[FinishedTask]:
-    """Return detached tasks that have ended and are still stored, the first ones to expire first. Read-only.
+    """Return detached tasks that have ended and are still stored, the first ones to expire first. Only reads.
 
     Args:
         store: The executor's store.
@@ -260,13 +262,13 @@ def finished_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[
 
 
 def forget_task(store: Store, task_id: str, name: str = NAME) -> bool:
-    """Delete the record and the result of a detached task; False if there is no such task.
+    """Delete the record and the result of a detached task. Return False if there is no such task.
 
     Raises:
         LatchworkError: The task has not ended. Cancel it first.
         InvalidKey: The ID is not that of a detached task.
     """
-    given = detached_id(check_task_id(task_id.removeprefix(f"{DETACHED}.")))
+    given = make_detached_id(check_task_id(task_id.removeprefix(f"{DETACHED}.")))
     with _opened(store, name) as (system, keys, backlog):
         return run(FinishedTasks(system, keys, StoredTasks(system, keys, backlog)).forget(given))
 
@@ -287,25 +289,25 @@ def forget_finished_tasks(store: Store, name: str = NAME, *, older_than_s: float
 
 
 def dead_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[DeadTask]:
-    """Return the first dead letters. Read-only."""
+    """Return the first dead letters of an executor. Only reads."""
     with _opened(store, name) as (_, _, backlog):
-        return [_dead(item) for item in backlog.dead_letters(limit)]
+        return [_to_dead_task(item) for item in backlog.dead_letters(limit)]
 
 
-def revive_task(store: Store, letter: str, name: str = NAME) -> str:
-    """Requeue a dead detached task with its attempts reset, and return its ID.
+def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
+    """Put a dead detached task back into the queue with its attempts reset, and return its ID.
 
     A task of a submitter cannot be requeued, because its future has already failed.
 
     Raises:
-        LatchworkError: There is no such letter, or it cannot be requeued. The message says why.
+        LatchworkError: There is no such dead letter, or it cannot be requeued. The message says why.
     """
     with _opened(store, name) as (system, keys, backlog):
         dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.letter == letter), None)
         if dead is None:
             raise NoSuchTask(f"executor {name!r} has no dead letter {letter!r}; list them with dead_tasks()")
         try:
-            task = task_of(dead.value)
+            task = parse_task(dead.value)
         except BadRecord as error:
             raise LatchworkError(f"dead letter {letter!r} is no task, and can only be dropped: {error}") from None
         if not task.is_detached or task.blob:
@@ -315,8 +317,8 @@ def revive_task(store: Store, letter: str, name: str = NAME) -> str:
         checks: list[Check] = [] if (known := system.get(keys.record(task.id))) is None else [At(known)]
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
-        backlog.revive(
-            letter, checks=checks, ops=[Delete(outcome), Delete(mark_key(keys, TaskLocation.for_item(task, keys)))]
+        backlog.requeue(
+            letter, checks=checks, ops=[Delete(outcome), Delete(finished_key(keys, TaskLocation.for_item(task, keys)))]
         )
         return task.id
 
@@ -334,7 +336,7 @@ def drop_task(store: Store, letter: str, name: str = NAME) -> None:
             raise NoSuchTask(f"executor {name!r}: {error}") from None
 
 
-_NOTHING = Offer()
+_NOTHING = MemberFunctions()
 
 
 @contextmanager
@@ -344,76 +346,76 @@ def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, WorkQueue]]:
         yield system, keys, backlog
 
 
-def _last(key: str) -> str:
+def _last_segment(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _record(item: QueueItem, holder: str | None) -> TaskRecord:
+def _to_record(item: QueueItem, holder: str | None) -> TaskRecord:
     phase, on = ("queued", ()) if holder is None else ("running", (holder,))
     at_s = queued_at_s(item.sort_key)
     try:
-        task = task_of(item.value)
+        task = parse_task(item.value)
     except BadRecord as error:
         why = f"it is no task: {error}"
         return TaskRecord(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
     function = "" if task.function == PICKLED else task.function
     return TaskRecord(
-        task.id, function, phase, (item.partition,), on, item.attempts, task.priority, at_s, task.sid, item.why
+        task.id, function, phase, (item.partition,), on, item.attempts, task.priority, at_s, task.submitter_id, item.why
     )
 
 
-def _merged(one: TaskRecord, other: TaskRecord) -> TaskRecord:
+def _merge(one: TaskRecord, other: TaskRecord) -> TaskRecord:
     """Merge the records of two copies of a task."""
     on = tuple(sorted({*one.running_on, *other.running_on}))
     return replace(
         one,
         phase="running" if on else "queued",
-        lanes=tuple(dict.fromkeys([*one.lanes, *other.lanes])),
+        partitions=tuple(dict.fromkeys([*one.partitions, *other.partitions])),
         running_on=on,
         attempts=max(one.attempts, other.attempts),
         why=one.why or other.why,
     )
 
 
-def _dead(item: QueueItem) -> DeadTask:
+def _to_dead_task(item: QueueItem) -> DeadTask:
     try:
-        task = task_of(item.value)
+        task = parse_task(item.value)
     except BadRecord:
         return DeadTask(item.letter, "", "", item.attempts, item.why)
     return DeadTask(item.letter, task.id, task.function, item.attempts, item.why)
 
 
-def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:
-    """Locate a task, or return None and its final state if it has ended."""
-    sid, number = task_number(task_id)
-    detached = sid == DETACHED
-    task = next(_tasks_of(store, backlog, sid, task_id), None)
+def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:
+    """Return where a task is stored. If it has ended, return None and its final state instead."""
+    submitter_id, number = parse_task_id(task_id)
+    detached = submitter_id == DETACHED
+    task = next(_tasks_of(store, backlog, submitter_id, task_id), None)
     if task is not None:
         return TaskLocation.for_item(task, keys), TaskState("queued")
-    over = store.get(keys.outcome(task_id) if detached else keys.result(sid, number))
-    if over is None:
+    final_state = store.get(keys.outcome(task_id) if detached else keys.result(submitter_id, number))
+    if final_state is None:
         raise NoSuchTask(
             f"executor {keys.name!r} has no task {task_id!r}: it ended and its result was fetched, or it never existed"
         )
-    return None, ended(over.value)
+    return None, decode_final_state(final_state.value)
 
 
-def _tasks_of(store: Store, backlog: WorkQueue, sid: str, task_id: str) -> Iterator[TaskItem]:
-    """Yield the stored copies of a task, found by its submitter's sort keys."""
-    for lane in backlog.partitions():
-        prefix = backlog.key(lane, "x", "x").removesuffix("/x/x")
-        for shelf in _of(store.children(prefix), sid):
-            for each in store.children(f"{prefix}/{shelf}"):
-                item = backlog.find(lane, shelf, each) if _is_copy(each, task_id) else None
+def _tasks_of(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str) -> Iterator[TaskItem]:
+    """Yield the stored copies of a task, found by the sort keys of its submitter."""
+    for partition in backlog.partitions():
+        prefix = backlog.key(partition, "x", "x").removesuffix("/x/x")
+        for sort_key in _of_submitter(store.children(prefix), submitter_id):
+            for each in store.children(f"{prefix}/{sort_key}"):
+                item = backlog.find(partition, sort_key, each) if _is_copy(each, task_id) else None
                 if item is not None:
-                    yield task_of(item.value)
+                    yield parse_task(item.value)
 
 
-def _of(shelves: Iterable[str], sid: str) -> list[str]:
-    return [shelf for shelf in shelves if shelf.endswith(f"-{sid}")]
+def _of_submitter(sort_keys: Iterable[str], submitter_id: str) -> list[str]:
+    return [sort_key for sort_key in sort_keys if sort_key.endswith(f"-{submitter_id}")]
 
 
 def _is_copy(item_id: str, task_id: str) -> bool:
-    """Return whether this is the item ID of a copy of a task."""
+    """Return whether an item ID is that of a copy of a task."""
     copy = item_id.removeprefix(f"{task_id}.")
-    return copy.isascii() and copy.isdecimal() and item_id == item_id_of(task_id, int(copy))
+    return copy.isascii() and copy.isdecimal() and item_id == make_item_id(task_id, int(copy))

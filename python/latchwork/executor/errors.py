@@ -1,4 +1,4 @@
-"""Errors of executor tasks, other than those their functions raise. Performs no I/O."""
+"""Errors of executor tasks, other than those their functions raise. Does no I/O."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
-from latchwork.executor.keys import DETACHED, NAME, PRIORITIES, Keys, check_task_id, detached_id, executor_store
+from latchwork.executor.keys import DETACHED, NAME, PRIORITIES, Keys, check_task_id, executor_store, make_detached_id
 from latchwork.executor.pickers import Picker, Pull
-from latchwork.executor.refs import Detached, TaskRef
+from latchwork.executor.refs import DetachedTasks, TaskRef
 from latchwork.executor.submitter import OnSessionLost, Submitter
 from latchwork.executor.submitter_session import PlacementRequest
 from latchwork.executor.targets import All, Member, StoredTarget, Target
@@ -49,7 +49,7 @@ from latchwork.tasks import (
     Functions,
     Payloads,
     PickleCodec,
-    Registered,
+    RegisteredFunction,
     Retry,
     StoredRetry,
     UnknownFunction,
@@ -122,7 +122,7 @@ class SubmitOptions:
             raise TypeError(f"a picker needs a method pick(task, view, load), and {self.picker!r} has none")
 
 
-def results_of(
+def iterate_results(
     futures: list[TaskFuture[T]],
     more: Iterator[tuple[Any, ...]],
     submit: Callable[..., TaskFuture[T]],
@@ -131,9 +131,15 @@ def results_of(
     until: float | None,
     now: Callable[[], float],
 ) -> Iterator[T]:
-    """Yield results in order, and cancel the remaining futures with ``drop`` at the end.
+    """Yield the results of futures in order. At the end, cancel the remaining ones with ``drop``.
 
-    ``futures`` is in reverse order: its last item is the first future.
+    Args:
+        futures: The futures in reverse order: the last item is the first future. The list is emptied.
+        more: Arguments of further calls. One call is submitted after each result.
+        submit: Submits a call.
+        drop: Cancels futures.
+        until: The time at which a ``TimeoutError`` is raised; None for never.
+        now: Returns the current time.
     """
     try:
         while futures:
@@ -146,7 +152,7 @@ def results_of(
 
 
 def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None) -> T:
-    """Return a future's result without keeping a reference to it."""
+    """Return the result of a future without keeping a reference to it. On an error, cancel the future."""
     try:
         try:
             return future.result(timeout_s)
@@ -156,7 +162,7 @@ def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]],
         del future
 
 
-def error_of(future: TaskFuture[Any]) -> BaseException:
+def get_error(future: TaskFuture[Any]) -> BaseException:
     """Return the error of a future that has ended without a result."""
     return CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
 
@@ -166,7 +172,7 @@ class Executor(concurrent.futures.Executor):
 
     Implements ``concurrent.futures.Executor``, and works with ``as_completed``, ``wait`` and ``loop.run_in_executor``.
     A task runs at least once, even if workers die, and has one result. Not promised: that a task whose worker dies runs
-    only once. Construction performs no I/O. Thread-safe.
+    only once. Construction does no I/O. Thread-safe.
 
     Args:
         store: A store, or a namespace of one. The caller closes it.
@@ -221,7 +227,7 @@ class Executor(concurrent.futures.Executor):
             label=label,
             wait_at_exit_s=wait_at_exit_s,
         )
-        self._detached = Detached(store, self._keys, self._payloads, partial(_hint_of, functions))
+        self._detached = DetachedTasks(store, self._keys, self._payloads, partial(_result_annotation, functions))
         self._end = weakref.finalize(self, _end_when_idle, self._submitter)
         self._end.atexit = False
         _LIVE.add(self._submitter)
@@ -232,23 +238,23 @@ class Executor(concurrent.futures.Executor):
     # Submitting
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
-        """Submit a call, to be stored shortly afterwards in a batch. Performs no I/O.
+        """Submit a call, to be stored shortly afterwards in a batch. Does no I/O.
 
         Args:
             fn: A registered function, or its name.
-            args: Positional arguments, checked against its annotations.
+            args: Positional arguments, checked against the annotations.
             kwargs: Keyword arguments, checked likewise.
         Returns:
-            Its future. With the target ``All()``, the future's result is a dictionary of results by member.
+            The future of the call. With the target ``All()``, its result is a dictionary of results by member.
         Raises:
             UnknownFunction: The function is neither registered nor may be pickled.
             NotSerializable, PayloadTooLarge: An argument cannot be stored. The message names it.
-            TypeError: The function does not take these arguments.
+            TypeError: The function does not accept these arguments.
             RuntimeError: The executor was shut down.
         """
-        item, hint, what = self._item(fn, args, kwargs)
+        item, hint, what = self._build_item(fn, args, kwargs)
         if isinstance(self._options.target, All):
-            return cast("TaskFuture[T]", self._for_all(item, hint, what))
+            return cast("TaskFuture[T]", self._submit_to_all(item, hint, what))
         return self._submitter.add(item, hint, what, PlacementRequest(self._options.picker, self._options.copies))
 
     def map(
@@ -260,10 +266,12 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """Return an iterator over the results of calls, in order; see ``concurrent.futures.Executor.map``.
+        """Call a function with the items of iterables, and return an iterator over the results in order.
+
+        Works like ``concurrent.futures.Executor.map``.
 
         Args:
-            fn: As for ``submit``.
+            fn: A registered function, or its name.
             iterables: Read immediately, up to the end of the shortest.
             timeout: Seconds after this call until ``TimeoutError`` is raised.
             chunksize: Has no effect, as for threads. Tasks are always stored and fetched in batches.
@@ -282,7 +290,7 @@ class Executor(concurrent.futures.Executor):
         first.reverse()
         more = calls if buffersize is not None else iter(())
         drop = partial(self._cancel_soon, interrupt=False)
-        return results_of(first, more, partial(self.submit, fn), drop, until=until, now=clock.now)
+        return iterate_results(first, more, partial(self.submit, fn), drop, until=until, now=clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
         """Submit a call and return its value. After the timeout, cancel and remove the task.
@@ -298,7 +306,7 @@ class Executor(concurrent.futures.Executor):
             if not future.done():
                 self._cancel_soon([future])
                 if isinstance(error, TimeoutError):
-                    why = self._submitter.why_nothing_runs()
+                    why = self._submitter.missing_worker_hint()
                     late = f"task {future.id} did not end within {timeout_s:g} s{why}; it was cancelled"
                     raise TimeoutError(late) from None
             raise
@@ -325,7 +333,7 @@ class Executor(concurrent.futures.Executor):
                 left_s = None if until is None else max(0.0, until - clock.now())
                 done, others = concurrent.futures.wait(left, left_s, FIRST_COMPLETED)
                 if not done:
-                    why = self._submitter.why_nothing_runs()
+                    why = self._submitter.missing_worker_hint()
                     late = f"none of {len(futures)} calls succeeded within {timeout_s or 0:g} s{why}; all are cancelled"
                     raise TimeoutError(late)
                 for future in done:
@@ -334,7 +342,7 @@ class Executor(concurrent.futures.Executor):
                 left = others
         finally:
             self._cancel_soon([future for future in futures if not future.done()])
-        errors = tuple(error_of(future) for future in futures)
+        errors = tuple(get_error(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
     @driven
@@ -365,18 +373,18 @@ class Executor(concurrent.futures.Executor):
         """
         if result_ttl_s is not None and not is_number(result_ttl_s, 0.0):
             raise ValueError(f"result_ttl_s must be None or a number of seconds, not {result_ttl_s!r}")
-        item, _, _ = self._item(fn, args, kwargs)
+        item, _, _ = self._build_item(fn, args, kwargs)
         if isinstance(self._options.target, All):
             raise LatchworkError("a detached task is run once; submit one for each member, with target=Member(id)")
-        task_id = detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
+        task_id = make_detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
         return await self._detached.put(
             structs.replace(item, own_id=task_id, result_ttl_s=result_ttl_s), self._options.picker, self._options.copies
         )
 
     def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
-        """Return a reference to a detached task by its given ID, or by ``TaskRef.id``. Performs no I/O."""
+        """Return a reference to a detached task by its given ID, or by ``TaskRef.id``. Does no I/O."""
         given = id.removeprefix(f"{DETACHED}.")
-        return TaskRef(self._detached, detached_id(check_task_id(given)))
+        return TaskRef(self._detached, make_detached_id(check_task_id(given)))
 
     def with_options(
         self,
@@ -388,14 +396,14 @@ class Executor(concurrent.futures.Executor):
         copies: int | None = None,
         target: Target | None = None,
     ) -> Executor:
-        """Return the same executor with other submit options. None keeps an option.
+        """Return the same executor with other options for submitted tasks. None keeps an option.
 
         Args:
             picker: Chooses the preferred member.
             priority: 0 runs before 9.
             retry: Retry policy; by default the function's.
             timeout_s: Seconds after which a run is stopped; by default the function's.
-            copies: Copies that run at a time, each on a different member. The first to end counts.
+            copies: Number of copies that run at a time, each on a different member. The first to end counts.
             target: Members that may run the task.
         """
         given: dict[str, Any] = {
@@ -413,7 +421,8 @@ class Executor(concurrent.futures.Executor):
 
     @driven
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all previously submitted tasks are stored. They then survive all but the end of this process.
+        """Wait until all previously submitted tasks are stored. Only the end of this process can then lose
+        them.
 
         Raises:
             TimeoutError: Not all tasks are stored in time.
@@ -454,8 +463,8 @@ class Executor(concurrent.futures.Executor):
 
     # Inside
 
-    def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
-        """Submit one task for each current member."""
+    def _submit_to_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
+        """Submit one task for each current member, and return a future of all results."""
         wanted = PlacementRequest(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
@@ -464,14 +473,14 @@ class Executor(concurrent.futures.Executor):
         }
         parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
         made: AllFuture[Any] = AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
-        self._submitter.wholes.add(made)
+        self._submitter.all_futures.add(made)
         return made
 
-    def _item(
+    def _build_item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[TaskItem, Any, str]:
-        """Return a call's task item, the annotation of its result, and its name in messages."""
-        registered = self._registered(fn)
+        """Return the task item of a call, the annotation of its result, and its description in messages."""
+        registered = self._find_registered(fn)
         if registered is None:
             payload = self._payloads.encode((fn, args, dict(kwargs)), "a pickled call")
             name, hint, what = PICKLED, Any, getattr(fn, "__qualname__", repr(fn)[:80])
@@ -481,10 +490,10 @@ class Executor(concurrent.futures.Executor):
         options = self._options
         item = TaskItem(
             function=name,
-            sid=DETACHED,
+            submitter_id=DETACHED,
             number=0,
-            lanes=(),
-            shelf="",
+            partitions=(),
+            sort_key="",
             payload=payload,
             priority=options.priority,
             stored_target=StoredTarget.from_target(options.target),
@@ -494,10 +503,10 @@ class Executor(concurrent.futures.Executor):
         )
         return item, hint, what
 
-    def _registered(self, fn: Callable[..., Any] | str) -> Registered | None:
-        """Return a function's registration, or None if it is to be pickled."""
+    def _find_registered(self, fn: Callable[..., Any] | str) -> RegisteredFunction | None:
+        """Return the registration of a function, or None if it is to be pickled."""
         try:
-            return self._functions.of(fn)
+            return self._functions.resolve(fn)
         except UnknownFunction:
             if isinstance(self._payloads.codec, PickleCodec) and callable(fn):
                 return None
@@ -509,28 +518,28 @@ class Executor(concurrent.futures.Executor):
         self._submitter.cancel_soon(tickets, interrupt=interrupt)
 
 
-def _hint_of(functions: Functions, name: str) -> Any:
+def _result_annotation(functions: Functions, name: str) -> Any:
     """Return the annotation of a function's result, or ``Any`` if the function is not registered here."""
     return functions.get(name).hints.get("return", Any) if name in functions else Any
 
 
 async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
-    """Wait for the tasks, at most for the timeout, and close. Log what is waited for if it takes long."""
+    """Wait for the tasks, at most for the timeout, and close the submitter. Log what is waited for if it takes long."""
     quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
     if not await submitter.wait_over(quiet_s):
-        why = submitter.why_nothing_runs()
+        why = submitter.missing_worker_hint()
         message = "waiting for %s%s; Ctrl-C leaves, and shutdown(cancel_futures=True) does not wait for waiting tasks"
-        _log.log(logging.WARNING if why else logging.INFO, message, submitter.waits_for(), why)
+        _log.log(logging.WARNING if why else logging.INFO, message, submitter.describe_active_tasks(), why)
         if not await submitter.wait_over(None if timeout_s is None else timeout_s - quiet_s):
             left = "gave up %s after %g s: they do not begin, or are asked to stop if they are running"
-            _log.warning(left, submitter.waits_for(), timeout_s)
+            _log.warning(left, submitter.describe_active_tasks(), timeout_s)
     await submitter.close()
-    await submitter.callbacks.settle()
+    await submitter.callbacks.wait_idle()
     _LIVE.discard(submitter)
 
 
 def _end_when_idle(submitter: Submitter) -> None:
-    """Close the submitter in the background once its tasks have ended, after the executor was garbage-collected."""
+    """Close a submitter in the background once its tasks have ended, after its executor was garbage-collected."""
     if not submitter.is_foreign:
         call_after_finalizer(partial(_close_when_idle, submitter), "latchwork-closes-executor")
 
@@ -540,20 +549,20 @@ def _close_when_idle(submitter: Submitter) -> None:
     run(_finish(submitter))
 
 
-def _end_in_child() -> None:
+def _fail_in_child() -> None:
     """Fail the futures in a forked child. The tasks belong to its parent."""
     for submitter in list(_LIVE):
-        submitter.end_in_child()
+        submitter.fail_in_child()
     _LIVE.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_in_child)
+    os.register_at_fork(after_in_child=_fail_in_child)
 
 
 @atexit.register
 def _wait_at_exit() -> None:
-    """Wait for submitted tasks at interpreter exit, as for thread pools. Ctrl-C ends the wait."""
+    """Wait for submitted tasks at interpreter exit, as thread pools do. Ctrl-C ends the wait."""
     is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for submitter in list(_LIVE):
         submitter.begin_close()

@@ -19,9 +19,9 @@ from msgspec import Struct, field
 
 from latchwork._base.decoding import Count, Decoder, Seconds, encode
 from latchwork.errors import Conflict, LatchworkError
-from latchwork.executor.items import ref_of
+from latchwork.executor.items import parse_blob_ref
 from latchwork.executor.keys import Keys, queued_at_s
-from latchwork.executor.stored import KnownTask, StoredTasks, TaskLocation, state_of
+from latchwork.executor.stored import DetachedTaskRecord, StoredTasks, TaskLocation, to_task_state
 from latchwork.store import Store
 from latchwork.store.steps import ask
 from latchwork.tasks import Blobs, Outcome
@@ -39,7 +39,7 @@ _MOST_WHY = 200
 
 
 class FinishedMark(Struct, frozen=True, omit_defaults=True):
-    """How a detached task ended.
+    """The stored note that a detached task has ended, and how.
 
     Attributes:
         function: Its function's name.
@@ -57,11 +57,11 @@ class FinishedMark(Struct, frozen=True, omit_defaults=True):
 
     @property
     def expires_ms(self) -> float | None:
-        """When it expires, in milliseconds since the epoch; None for never."""
+        """When the task expires, in milliseconds since the epoch; None for never."""
         return None if self.result_ttl_s is None else self.ended_ms + self.result_ttl_s * 1000.0
 
     def is_expired(self, now_ms: float) -> bool:
-        """Return whether it has expired."""
+        """Return whether the task has expired at a time in milliseconds since the epoch."""
         return self.expires_ms is not None and self.expires_ms <= now_ms
 
 
@@ -89,32 +89,32 @@ class FinishedTask:
     expires_at_s: float | None
 
 
-def mark_key(keys: Keys, place: TaskLocation) -> str:
-    """Return the key of a detached task's mark."""
+def finished_key(keys: Keys, location: TaskLocation) -> str:
+    """Return the key that marks a detached task as ended."""
     bucket = _NEVER
-    if place.result_ttl_s is not None:
-        bucket = f"{int((queued_at_s(place.shelf) + place.result_ttl_s) * 1000) >> _BUCKET_BITS:010x}"
-    return f"{keys.finished}/{bucket}/{place.id}"
+    if location.result_ttl_s is not None:
+        bucket = f"{int((queued_at_s(location.sort_key) + location.result_ttl_s) * 1000) >> _BUCKET_BITS:010x}"
+    return f"{keys.finished}/{bucket}/{location.id}"
 
 
-def mark_ops(keys: Keys, place: TaskLocation, outcome: Outcome) -> list[Op]:
+def finished_ops(keys: Keys, location: TaskLocation, outcome: Outcome) -> list[Op]:
     """Return the write that marks a detached task as ended; none for a task of a submitter."""
-    if not place.is_detached:
+    if not location.is_detached:
         return []
-    state = state_of(outcome)
+    state = to_task_state(outcome)
     now_ms = int(time.time() * 1000)
     phase = cast("EndPhase", state.phase)
-    mark = FinishedMark(place.function, phase, now_ms, place.result_ttl_s, state.why[:_MOST_WHY])
-    return [Put(mark_key(keys, place), encode(mark))]
+    mark = FinishedMark(location.function, phase, now_ms, location.result_ttl_s, state.why[:_MOST_WHY])
+    return [Put(finished_key(keys, location), encode(mark))]
 
 
 class FinishedTasks:
-    """The detached tasks of one executor that have ended. Thread-safe.
+    """Reads and deletes the detached tasks of one executor that have ended. Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
-        stored: Its tasks.
+        stored: Its stored tasks.
     """
 
     def __init__(self, store: Store, keys: Keys, stored: StoredTasks) -> None:
@@ -124,7 +124,7 @@ class FinishedTasks:
         self._blobs = Blobs(store, keys.data)
 
     async def read(self, limit: int) -> list[FinishedTask]:
-        """Return finished tasks, the first ones to expire first."""
+        """Return up to ``limit`` finished tasks, the first ones to expire first."""
         found: list[FinishedTask] = []
         for entry in await ask(self._store.list, self._keys.finished, recursive=True, limit=limit):
             mark = _MARK.find(entry.value)
@@ -135,7 +135,7 @@ class FinishedTasks:
         return found
 
     async def forget(self, task_id: str) -> bool:
-        """Delete a task's record, result and mark; False if there is no such task.
+        """Delete everything that is stored of a finished task. Return False if there is no such task.
 
         Raises:
             LatchworkError: The task has not ended.
@@ -144,18 +144,18 @@ class FinishedTasks:
             record, outcome = await ask(self._store.get_many, [self._keys.record(task_id), self._keys.outcome(task_id)])
             if record is None:
                 return False
-            place = KnownTask.from_entry(record).place(self._keys, task_id)
-            if outcome is None and await self._stored.items(place):
+            location = DetachedTaskRecord.from_entry(record).to_location(self._keys, task_id)
+            if outcome is None and await self._stored.read_items(location):
                 raise LatchworkError(f"task {task_id} is not over; cancel it before it is forgotten")
-            checks, ops = self._removal(place, record, outcome)
+            checks, ops = self._removal(location, record, outcome)
             try:
-                await ask(self._store.commit, checks, [*ops, Delete(mark_key(self._keys, place))])
+                await ask(self._store.commit, checks, [*ops, Delete(finished_key(self._keys, location))])
             except Conflict:  # it ended, or another client forgot it
                 continue
             return True
 
     async def forget_expired(self, now_s: float) -> int:
-        """Forget tasks that have expired, at most a few thousand; return their number."""
+        """Delete tasks that have expired, at most a few thousand. Return their number."""
         now_ms, count = now_s * 1000.0, 0
         for bucket in sorted(await ask(self._store.children, self._keys.finished)):
             if bucket == _NEVER or _start_ms(bucket) > now_ms or count >= _MOST:
@@ -164,12 +164,14 @@ class FinishedTasks:
         return count
 
     async def forget_older(self, ended_before_s: float) -> int:
-        """Forget tasks that ended before a time in Unix seconds; return their number."""
+        """Delete tasks that ended before a time in Unix seconds. Return their number."""
         before_ms = ended_before_s * 1000.0
         return await self._forget_below(self._keys.finished, lambda mark: mark.ended_ms <= before_ms)
 
     async def _forget_below(self, prefix: str, chosen: Callable[[FinishedMark], bool]) -> int:
-        """Forget the chosen tasks whose marks are below a prefix, and delete marks that cannot be read."""
+        """Delete the chosen tasks whose marks are below a prefix, and marks that cannot be read. Return the number of
+        tasks.
+        """
         count, after = 0, None
         while True:
             page = await ask(self._store.list, prefix, recursive=True, limit=_PAGE, start_after=after)
@@ -181,7 +183,7 @@ class FinishedTasks:
             after = page[-1].key
 
     async def _forget_marked(self, marks: Sequence[Entry]) -> int:
-        """Forget the tasks of these marks, and return how many. A task that changes meanwhile stays."""
+        """Delete the tasks of these marks. Return their number. A task that changes meanwhile is kept."""
         ids = [each.key.rpartition("/")[2] for each in marks]
         keys = [key for each in ids for key in (self._keys.record(each), self._keys.outcome(each))]
         found = await ask(self._store.get_many, keys)
@@ -190,9 +192,9 @@ class FinishedTasks:
             checks: list[Check] = [At(mark)]
             ops: list[Op] = [Delete(mark.key)]
             if record is not None:
-                place = KnownTask.from_entry(record).place(self._keys, task_id)
-                if mark_key(self._keys, place) == mark.key:  # else another task has the ID
-                    more, deletes = self._removal(place, record, outcome)
+                location = DetachedTaskRecord.from_entry(record).to_location(self._keys, task_id)
+                if finished_key(self._keys, location) == mark.key:  # else another task has the ID
+                    more, deletes = self._removal(location, record, outcome)
                     checks, ops = [*checks, *more], [*ops, *deletes]
             parts.append((checks, ops))
         together = ([check for part, _ in parts for check in part], [op for _, part in parts for op in part])
@@ -209,16 +211,18 @@ class FinishedTasks:
             return False
         return True
 
-    def _removal(self, place: TaskLocation, record: Entry, outcome: Entry | None) -> tuple[list[Check], list[Op]]:
-        """Return the checks and writes that delete a task's record and outcome."""
-        ref = None if outcome is None else ref_of(outcome.value)
-        same: Check = Absent(place.result_key) if outcome is None else At(outcome)
+    def _removal(self, location: TaskLocation, record: Entry, outcome: Entry | None) -> tuple[list[Check], list[Op]]:
+        """Return the checks and writes that delete the record and the outcome of a task."""
+        ref = None if outcome is None else parse_blob_ref(outcome.value)
+        same: Check = Absent(location.result_key) if outcome is None else At(outcome)
         blob = [] if ref is None else self._blobs.delete_ops(ref)
-        return [At(record), same], [Delete(record.key), Delete(place.result_key), *blob]
+        return [At(record), same], [Delete(record.key), Delete(location.result_key), *blob]
 
 
 def _start_ms(bucket: str) -> float:
-    """Return the earliest time at which tasks in a bucket expire; 0 for a key that no client of ours wrote."""
+    """Return the earliest time at which tasks of a bucket expire, in milliseconds since the epoch; 0 if it is
+    unreadable.
+    """
     try:
         return float(int(bucket, 16) << _BUCKET_BITS)
     except ValueError:

@@ -21,7 +21,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user, name_of
 from latchwork.clock import Clock
 from latchwork.executor.errors import SomeFailed, TaskCancelled
-from latchwork.executor.keys import task_id_of
+from latchwork.executor.keys import make_task_id
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, driven, steps_of
@@ -40,69 +40,69 @@ LONG_S = 1.0
 
 
 class Stage(Enum):
-    """A task's progress on its way into the store."""
+    """The stages of a task on its way into the store."""
 
     WAITING = "waiting"  # not sent yet
-    DOUBTFUL = "doubtful"  # sent, and not confirmed yet
+    IN_DOUBT = "in doubt"  # sent, and not confirmed yet
     STORED = "stored"
-    OVER = "over"  # ended
+    ENDED = "ended"
 
 
 class TaskControl(Protocol):
-    """The operations of a submitter that its futures need. Both are driven."""
+    """The operations of a submitter that its futures need. They can be driven by a thread or an event loop."""
 
     #: Calls the futures' done-callbacks.
-    callbacks: Callbacks
+    callbacks: CallbackRunner
 
-    def why_nothing_runs(self) -> str:
-        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
+    def missing_worker_hint(self) -> str:
+        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
         ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """Cancel a task; False if it is running or has ended."""
+        """Cancel a task. Return False if it is running or has ended."""
         ...
 
     def state(self, ticket: TaskTicket) -> TaskState:
-        """Return the stored state of a task."""
+        """Return the current state of a task."""
         ...
 
 
 class TaskTicket:
-    """A submitter's record of one task, kept until its result arrives. The submitter's mutex guards it.
+    """What a submitter knows about one of its tasks until the result arrives. Guarded by the submitter's mutex.
 
     Attributes:
         number: Number of the task within its submitter.
-        sid: The submitter's ID, once the task is sent.
-        stage: Its progress.
+        submitter_id: The submitter's ID, once the task is sent.
+        stage: Whether the task is stored.
         item: The task item until it is stored; kept afterwards only if it may have to be resubmitted.
-        lanes: Lanes of its copies.
-        shelf: Sort key of its copies.
+        partitions: Partitions of its copies.
+        sort_key: Sort key of its copies.
         hint: Annotation of its result.
-        what: Its function, for messages.
+        what: Description of its function, for messages.
         future: Its future.
     """
 
-    __slots__ = ("future", "hint", "item", "lanes", "number", "shelf", "sid", "stage", "what")
+    __slots__ = ("future", "hint", "item", "number", "partitions", "sort_key", "stage", "submitter_id", "what")
 
     def __init__(self, number: int, item: TaskItem, hint: Any, what: str, tasks: TaskControl) -> None:
         self.number = number
-        self.sid = ""
+        self.submitter_id = ""
         self.stage = Stage.WAITING
         self.item: TaskItem | None = item
-        self.lanes: tuple[str, ...] = ()
-        self.shelf = ""
+        self.partitions: tuple[str, ...] = ()
+        self.sort_key = ""
         self.hint = hint
         self.what = what
         self.future: TaskFuture[Any] = TaskFuture(self, tasks)
 
     @property
     def id(self) -> str:
-        """The task ID; empty until it is first sent."""
-        return task_id_of(self.sid, self.number) if self.sid else ""
+        """The task ID; empty until the task is first sent."""
+        return make_task_id(self.submitter_id, self.number) if self.submitter_id else ""
 
     @property
     def phase(self) -> Phase | None:
-        """The locally known phase; None if the store must be read."""
+        """The phase of the task as far as this process knows it; None if the store must be read."""
         if self.future.cancelled():
             return "cancelled"
         if self.future.done():
@@ -111,19 +111,19 @@ class TaskTicket:
 
 
 class CallbackFuture(Future[T], Generic[T]):
-    """A future whose done-callbacks do not delay other futures.
+    """A future whose done-callbacks run in a separate thread, so that a slow one does not delay other futures.
 
     Args:
         callbacks: Calls the done-callbacks.
     """
 
-    def __init__(self, callbacks: Callbacks) -> None:
+    def __init__(self, callbacks: CallbackRunner) -> None:
         super().__init__()
         self._callbacks = callbacks
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The tickets of the tasks that it waits for."""
+        """The tickets of the tasks that the future waits for."""
         return []
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -135,8 +135,8 @@ class CallbackFuture(Future[T], Generic[T]):
         """
         super().add_done_callback(fn if self.done() else partial(self._callbacks.call, fn))
 
-    def end_in_child(self, error: BaseException) -> None:
-        """Fail the future in a forked child, without calling its callbacks.
+    def fail_in_child(self, error: BaseException) -> None:
+        """Fail the future in a forked child process, without calling its callbacks.
 
         Its lock may have been held by a thread that does not exist in the child, so it is replaced.
         """
@@ -145,10 +145,11 @@ class CallbackFuture(Future[T], Generic[T]):
             Future.__init__(self)
             self.set_exception(error)
 
-    def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn(self)`` in the thread that ends this future, or now if it has ended.
+    def add_internal_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Register ``fn(self)`` to be called in the thread that ends this future, or call it now if the future has
+        ended.
 
-        ``fn`` must be quick and internal.
+        The function must be quick. It is meant for the library itself.
         """
         super().add_done_callback(fn)
 
@@ -166,12 +167,14 @@ class TaskFuture(CallbackFuture[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The ticket of the task."""
+        """The ticket of the task, in a list."""
         return [self._ticket]
 
     @property
     def _condition(self) -> threading.Condition:
-        """The condition, made when a thread waits or the future ends, to save memory for queued tasks."""
+        """The condition of the future. It is created when a thread waits or the future ends, to save memory for queued
+        tasks.
+        """
         made: threading.Condition | None = self.__dict__.get("_made")
         if made is None:
             made = self.__dict__.setdefault("_made", threading.Condition())
@@ -187,7 +190,15 @@ class TaskFuture(CallbackFuture[T]):
         return self._ticket.id
 
     def result(self, timeout: float | None = None) -> T:
-        """Return the result; see ``concurrent.futures.Future``. A ``TimeoutError`` says if no worker is online."""
+        """Wait for the result and return it, as ``concurrent.futures.Future.result`` does.
+
+        Args:
+            timeout: Seconds to wait; None waits forever.
+        Raises:
+            TimeoutError: The task has not ended. The message says so if no worker is online.
+            CancelledError: The task was cancelled.
+            Exception: The exception that the task raised.
+        """
         try:
             return super().result(timeout)
         except TimeoutError:
@@ -195,7 +206,14 @@ class TaskFuture(CallbackFuture[T]):
             raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception; see ``concurrent.futures.Future``. A ``TimeoutError`` says if no worker is online."""
+        """Wait for the task and return its exception, or None if it has a result.
+
+        Args:
+            timeout: Seconds to wait; None waits forever.
+        Raises:
+            TimeoutError: The task has not ended. The message says so if no worker is online.
+            CancelledError: The task was cancelled.
+        """
         try:
             return super().exception(timeout)
         except TimeoutError:
@@ -204,7 +222,7 @@ class TaskFuture(CallbackFuture[T]):
 
     def _raise_late(self, timeout: float | None) -> None:
         if not self.done():
-            late = f"task {self.id} did not end within {timeout or 0:g} s{self._tasks.why_nothing_runs()}"
+            late = f"task {self.id} did not end within {timeout or 0:g} s{self._tasks.missing_worker_hint()}"
             raise TimeoutError(late) from None
 
     @driven
@@ -237,20 +255,20 @@ class TaskFuture(CallbackFuture[T]):
     # Called by the submitter
 
     def end_cancelled(self) -> bool:
-        """Mark the future as cancelled; False if it had already ended."""
+        """Mark the future as cancelled. Return False if it had already ended."""
         done = super().cancel()
-        teller = object()
-        if done and self.__dict__.setdefault("_teller", teller) is teller:  # only once: the base class fails otherwise
+        marker = object()
+        if done and self.__dict__.setdefault("_teller", marker) is marker:  # only once: the base class fails otherwise
             self.set_running_or_notify_cancel()
         return done
 
-    def end_with(self, value: Any) -> None:
-        """Set the result."""
+    def end_with_result(self, value: Any) -> None:
+        """Set the result, unless the future has ended."""
         with suppress(InvalidStateError):  # it was cancelled
             self.set_result(value)
 
-    def end_raising(self, error: BaseException) -> None:
-        """Set the exception. A cancellation by another client cancels the future."""
+    def end_with_error(self, error: BaseException) -> None:
+        """Set the exception, unless the future has ended. A cancellation by another client cancels the future."""
         if isinstance(error, TaskCancelled):
             self.end_cancelled()
             return
@@ -265,7 +283,7 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
         parts: Futures of the single runs, by member.
     """
 
-    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str, callbacks: Callbacks) -> None:
+    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str, callbacks: CallbackRunner) -> None:
         super().__init__(callbacks)
         self.parts = dict(parts)
         self._what = what
@@ -274,7 +292,7 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
         if not self.parts:
             self.set_result({})
         for part in self.parts.values():
-            part.call_at_once(self._ended)
+            part.add_internal_callback(self._on_part_ended)
 
     @property
     def tickets(self) -> list[TaskTicket]:
@@ -282,20 +300,26 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
         return [ticket for part in self.parts.values() for ticket in part.tickets]
 
     def cancel(self, *, interrupt: bool = False) -> bool:
-        """Cancel all runs; False if one of them is running or has ended. See ``TaskFuture.cancel``."""
+        """Cancel the runs on all members.
+
+        Args:
+            interrupt: Also cancel running ones: signal them to stop, and drop their results.
+        Returns:
+            False if one of them is running or has ended.
+        """
         cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
         return all(cancelled) and self.cancelled()
 
-    def _ended(self, _part: Future[T]) -> None:
+    def _on_part_ended(self, _part: Future[T]) -> None:
         with self._lock:
             self._left -= 1
             is_last = self._left == 0
         if is_last:
             with suppress(InvalidStateError):
-                self._end()
+                self._complete()
 
-    def _end(self) -> None:
-        errors = {member: _error(part) for member, part in self.parts.items()}
+    def _complete(self) -> None:
+        errors = {member: _get_error(part) for member, part in self.parts.items()}
         failed = {member: error for member, error in errors.items() if error is not None}
         results = {member: part.result() for member, part in self.parts.items() if member not in failed}
         if all(part.cancelled() for part in self.parts.values()):
@@ -309,12 +333,12 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
             self.set_result(results)
 
 
-def _error(future: Future[Any]) -> BaseException | None:
+def _get_error(future: Future[Any]) -> BaseException | None:
     return CancelledError() if future.cancelled() else future.exception()
 
 
 class _Call(NamedTuple):
-    """A callback and its future."""
+    """A done-callback and the future that it is called with."""
 
     fn: Callable[[Any], object]
     future: Future[Any]
@@ -324,8 +348,8 @@ class _Call(NamedTuple):
         return f"done-callback {name_of(self.fn)} of task {getattr(self.future, 'id', '')}".rstrip()
 
 
-class Callbacks:
-    """Calls one executor's done-callbacks, one at a time in the order in which futures end. Thread-safe.
+class CallbackRunner:
+    """Calls the done-callbacks of one executor, one at a time in the order in which futures end. Thread-safe.
 
     One thread calls them, and a second thread watches it. If a callback takes longer than ``LONG_S``, the watcher
     starts a new thread for the next ones, and the old thread ends with its callback. Both threads end when the queue is
@@ -341,7 +365,7 @@ class Callbacks:
         self._name = name
         self._changed = Notifier()
         self._queue: deque[_Call] = deque()
-        self._turn: object | None = None
+        self._runner: object | None = None
         self._call: _Call | None = None
         self._began = 0.0
         self._is_watched = False
@@ -352,14 +376,14 @@ class Callbacks:
         with self._changed.mutex:
             self._queue.append(_Call(fn, future))
             self._changed.notify_all()
-            if self._turn is None:
-                self._give_turn()
+            if self._runner is None:
+                self._start_runner()
             if not self._is_watched:
                 self._is_watched = True
                 Background(self._watch, f"latchwork-callbacks-watch-{self._name}")
 
-    async def settle(self) -> None:
-        """Wait until all callbacks have returned. Called inside a callback, return immediately."""
+    async def wait_idle(self) -> None:
+        """Wait until all callbacks have returned. If it is called inside a callback, it returns immediately."""
         while True:
             with self._changed.mutex:
                 is_inside = threading.get_ident() in self._running.values()
@@ -368,40 +392,40 @@ class Callbacks:
                 version = self._changed.version
             await self._changed.changed_since(version, self._clock, None)
 
-    def _give_turn(self) -> None:
-        """Start a thread that calls the queued callbacks. The mutex must be held."""
-        self._turn = turn = object()
+    def _start_runner(self) -> None:
+        """Start a thread that calls the queued callbacks. The caller holds the mutex."""
+        self._runner = runner = object()
         self._call = None
-        Background(partial(self._run, turn), f"latchwork-callbacks-{self._name}")
+        Background(partial(self._run, runner), f"latchwork-callbacks-{self._name}")
 
-    async def _run(self, turn: object) -> None:
-        while (call := await self._next(turn)) is not None:
+    async def _run(self, runner: object) -> None:
+        while (call := await self._next(runner)) is not None:
             try:
                 call_user(call.fn, call.future)
             except Exception:
                 _log.exception("%s raised", call.name)
             del call
             with self._changed.mutex:
-                self._running.pop(turn, None)
+                self._running.pop(runner, None)
                 self._changed.notify_all()
 
-    async def _next(self, turn: object) -> _Call | None:
-        """Return the next callback, or None.
+    async def _next(self, runner: object) -> _Call | None:
+        """Wait for the next callback and return it.
 
         None means that another thread has taken over, or that the queue stayed empty for ``LONG_S`` seconds.
         """
         is_last_look = False
         while True:
             with self._changed.mutex:
-                if self._turn is not turn:
+                if self._runner is not runner:
                     return None
                 self._call = self._queue.popleft() if self._queue else None
                 if self._call is not None:
                     self._began = self._clock.now()
-                    self._running[turn] = threading.get_ident()
+                    self._running[runner] = threading.get_ident()
                     return self._call
                 if is_last_look:
-                    self._turn = None
+                    self._runner = None
                     return None
                 version = self._changed.version
             is_last_look = not await self._changed.changed_since(version, self._clock, LONG_S)
@@ -409,14 +433,14 @@ class Callbacks:
     async def _watch(self) -> None:
         while True:
             with self._changed.mutex:
-                if self._turn is None:
+                if self._runner is None:
                     self._is_watched = False
                     return
                 call = self._call
                 left_s = LONG_S if call is None else self._began + LONG_S - self._clock.now()
                 is_long = left_s <= 0.0
                 if is_long:
-                    self._give_turn()
+                    self._start_runner()
             if is_long and call is not None:
                 _log.warning(
                     "%s takes longer than %g s; the callbacks behind it are called in another thread", call.name, LONG_S

@@ -1,7 +1,7 @@
-"""Decides which tasks a worker takes, from which lanes, and how each run ends. Performs little I/O.
+"""Hooks of an executor's worker loop: which tasks a worker claims, from which partitions, and how each run ends.
 
-A worker takes tasks from its own lane, from the lane of all, from the lanes of members that have left and, when idle,
-from the lane of the busiest member.
+A worker takes tasks from its own partition, from the shared one, from those of members that have left and, when idle,
+from the partition of the busiest member.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.finished import mark_ops
-from latchwork.executor.items import TaskItem, may_run, other_copies, ref_of, task_of
-from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
+from latchwork.executor.finished import finished_ops
+from latchwork.executor.items import TaskItem, delete_copies_ops, may_run, parse_blob_ref, parse_task
+from latchwork.executor.keys import ANY, DETACHED, Keys, member_partition, partition_member
 from latchwork.executor.stored import TaskLocation
 from latchwork.executor.targets import Member
-from latchwork.primitives import QueueClaim, QueueItem, Share, WorkQueue
+from latchwork.primitives import QueueClaim, QueueItem, TakerShard, WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import ask
 from latchwork.tasks import (
     PICKLED,
     BlobRef,
     Blobs,
-    Bury,
+    DeadLetter,
     Done,
     Ending,
     Functions,
@@ -40,7 +40,7 @@ from latchwork.tasks import (
     StoredCall,
     UnknownFunction,
     WorkerHooks,
-    after_failure,
+    retry_pause_s,
     type_name,
 )
 from latchwork.types import Check, Committed, Create, Exists, Fence, Op
@@ -80,31 +80,31 @@ class WorkerProfile:
         accept: Callable[[str], bool] | None,
     ) -> None:
         self.member_id = member_id
-        self.lane = lane_of(member_id)
+        self.partition = member_partition(member_id)
         self.functions = functions
         self.allow_pickle = allow_pickle
         self.labels = dict(labels)
         self._accept = accept
 
-    def knows(self, function: str) -> bool:
+    def can_run(self, function: str) -> bool:
         """Return whether the worker can run a function."""
         return self.allow_pickle if function == PICKLED else function in self.functions
 
-    def suits(self, item: TaskItem, lane: str, members: Collection[str] | None) -> bool:
-        """Return whether to take a task from a lane.
+    def should_take(self, item: TaskItem, partition: str, members: Collection[str] | None) -> bool:
+        """Return whether the worker should take a task from a partition.
 
         Args:
             item: The task.
-            lane: Its lane.
-            members: IDs of the current members; None if unknown. Matters only in lanes of other members.
+            partition: The partition that the task is in.
+            members: IDs of the current members; None if unknown. Matters only in partitions of other members.
         """
-        if not self.knows(item.function):  # no other member takes from our lane
-            return lane == self.lane and not _waits_for(item, self.member_id)
+        if not self.can_run(item.function):  # no other member takes from our partition
+            return partition == self.partition and not _must_wait_for(item, self.member_id)
         if self._accept is not None and not call_user(self._accept, item.function):
             return False
-        if lane in (ANY, self.lane):
+        if partition in (ANY, self.partition):
             return may_run(item, self.member_id, self.labels)
-        owner = member_of(lane)
+        owner = partition_member(partition)
         is_gone = members is not None and owner not in members
         target = item.target
         if isinstance(target, Member) and target.id != self.member_id:
@@ -113,7 +113,7 @@ class WorkerProfile:
 
 
 class ExecutorHooks(WorkerHooks):
-    """The hooks of an executor's worker loop.
+    """The callbacks of an executor's worker loop. Thread-safe.
 
     Args:
         store: The store.
@@ -140,159 +140,162 @@ class ExecutorHooks(WorkerHooks):
         self._large = LargeOutcomes(store, self._blobs)
         self._lock = mutex()
         self._orphans: dict[str, None] = {}
-        self._longest: str | None = None
+        self._helped: str | None = None
         self._running: dict[str, tuple[str, str]] = {}
-        self._marked: dict[str, float] = {}
-        self._submitters_gone: set[str] = set()
-        self._gone: dict[str, None] = {}
+        self._cancelled_ids: dict[str, float] = {}
+        self._departed_found: set[str] = set()
+        self._departed: dict[str, None] = {}
 
-    # Lanes
+    # Partitions
 
-    def lanes(self) -> Sequence[str]:
-        """Return our lane, the lane of all, orphaned lanes, and the lane of the member to help."""
+    def partitions(self) -> Sequence[str]:
+        """Return the worker's own partition, the shared one, those without a member, and that of the member to help."""
         with self._lock:
-            more = [*self._orphans, *([self._longest] if self._longest is not None else [])]
-        return [self._node.lane, ANY, *more]
+            more = [*self._orphans, *([self._helped] if self._helped is not None else [])]
+        return [self._node.partition, ANY, *more]
 
-    def waits(self) -> Sequence[str]:
-        """Return our lane and the lane of all."""
-        return [self._node.lane, ANY]
+    def watched_partitions(self) -> Sequence[str]:
+        """Return the worker's own partition and the shared one."""
+        return [self._node.partition, ANY]
 
-    def adopt(self, lane: str) -> None:
-        """Add a lane whose member has left."""
+    def add_orphan(self, partition: str) -> None:
+        """Start to take tasks from a partition whose member has left."""
         with self._lock:
-            self._orphans[lane] = None
+            self._orphans[partition] = None
 
-    def disown(self, lane: str) -> None:
-        """Remove a lane that has a member again, or is empty."""
+    def remove_orphan(self, partition: str) -> None:
+        """Stop taking tasks from a partition that has a member again, or is empty."""
         with self._lock:
-            self._orphans.pop(lane, None)
+            self._orphans.pop(partition, None)
 
     @property
     def orphans(self) -> list[str]:
-        """The lanes without a member from which we take tasks."""
+        """The partitions without a member from which this worker takes tasks."""
         with self._lock:
             return list(self._orphans)
 
-    def help(self, lane: str | None) -> None:
-        """Also take from this lane when idle; None stops helping."""
+    def set_helped_partition(self, partition: str | None) -> None:
+        """Also take tasks from this partition of another member when idle; None stops that."""
         with self._lock:
-            self._longest = lane
+            self._helped = partition
 
     # Selection
 
-    def share(self, lane: str) -> Share:
-        """Return our share of a lane: all of our own lane, and an equal part of the lane of all."""
-        if lane == self._node.lane:
-            return Share(0, 1)
+    def shard(self, partition: str) -> TakerShard:
+        """Return the shard of a partition that this worker prefers: all of its own one, and an equal shard of the
+        shared one.
+        """
+        if partition == self._node.partition:
+            return TakerShard(0, 1)
         members = sorted(self._members() or ())
-        if lane != ANY or self._node.member_id not in members:
-            return Share()
-        return Share(members.index(self._node.member_id), len(members))
+        if partition != ANY or self._node.member_id not in members:
+            return TakerShard()
+        return TakerShard(members.index(self._node.member_id), len(members))
 
-    def accept(self, item: QueueItem) -> bool:
-        """Return whether to take an item. Invalid items are taken too, so that they can be dead-lettered."""
-        lane = item.partition
+    def should_claim(self, item: QueueItem) -> bool:
+        """Return whether to claim an item. Invalid items are claimed too, so that they can be dead-lettered."""
+        partition = item.partition
         try:
-            found = task_of(item.value)
+            found = parse_task(item.value)
         except BadRecord:
             return True
-        return self._node.suits(found, lane, None if lane in (ANY, self._node.lane) else self._members())
+        return self._node.should_take(
+            found, partition, None if partition in (ANY, self._node.partition) else self._members()
+        )
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the check that the task's submitter is online, for the claim's transaction."""
+    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return the check that the task's submitter is online, for the transaction that claims an item."""
         try:
-            return self._wanted(task_of(item.value)), ()
+            return self._submitter_checks(parse_task(item.value)), ()
         except BadRecord:
             return (), ()
 
-    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the writes that go with a dead letter: the task's outcome, for its submitter."""
+    def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return the writes that store the outcome of a task that becomes a dead letter, for its submitter."""
         try:
-            found = task_of(item.value)
+            found = parse_task(item.value)
         except BadRecord:
             return (), ()
-        return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)
+        return (), self._dead_outcome_ops(
+            found, Outcome.from_exception(_died(found, item.attempts, item.why)), keep=item.id
+        )
 
-    def refused(self, item: QueueItem) -> bool:
-        """Note that the task's submitter is gone, so that its tasks are removed in the background."""
+    def on_claim_refused(self, item: QueueItem) -> bool:
+        """Remember that the task's submitter is gone, so that its tasks are removed in the background. Return False."""
         try:
-            sid = task_of(item.value).sid
+            submitter_id = parse_task(item.value).submitter_id
         except BadRecord:
             return False
-        self.note_gone([sid])
+        self.add_departed([submitter_id])
         return False
 
-    def note_gone(self, sids: Iterable[str]) -> None:
-        """Note submitters that are gone, so that their tasks are removed in the background."""
+    def add_departed(self, submitter_ids: Iterable[str]) -> None:
+        """Remember submitters that are gone, so that their tasks are removed in the background."""
         with self._lock:
-            self._submitters_gone.update(sids)
+            self._departed_found.update(submitter_ids)
 
-    def submitters_gone(self) -> list[str]:
-        """Return and clear the submitters whose tasks were refused, sorted."""
+    def pop_departed(self) -> list[str]:
+        """Return the submitters remembered as gone, sorted, and forget them."""
         with self._lock:
-            found, self._submitters_gone = self._submitters_gone, set()
+            found, self._departed_found = self._departed_found, set()
         return sorted(found)
 
     # Running tasks
 
-    def gone(self, sid: str) -> list[str]:
-        """Note that a submitter is gone, and return the paths of its tasks that run here.
-
-        None of its tasks will start here.
-        """
+    def on_submitter_left(self, submitter_id: str) -> list[str]:
+        """Make sure that no task of a submitter starts here. Return the paths of its tasks that run here."""
         with self._lock:
-            self._gone[sid] = None
-            if len(self._gone) > _MOST_GONE:
-                del self._gone[next(iter(self._gone))]
-            return [path for path, owner in self._running.values() if owner == sid]
+            self._departed[submitter_id] = None
+            if len(self._departed) > _MOST_GONE:
+                del self._departed[next(iter(self._departed))]
+            return [path for path, owner in self._running.values() if owner == submitter_id]
 
-    def owners(self) -> set[str]:
-        """Return the submitters of the tasks that run here, except detached tasks."""
+    def running_submitters(self) -> set[str]:
+        """Return the IDs of the submitters whose tasks run here. Detached tasks have no submitter."""
         with self._lock:
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
-    def cancelled(self, item_id: str) -> str | None:
+    def on_cancelled(self, item_id: str) -> str | None:
         """Return the path of a cancelled task if it runs here.
 
-        Otherwise prevent it from starting for ``MARKED_S`` seconds.
+        Otherwise return None, and prevent the task from starting for ``MARKED_S`` seconds.
         """
         now = self._store.clock.now()
         with self._lock:
             found = self._running.get(item_id)
             if found is not None:
                 return found[0]
-            self._marked = {each: until for each, until in self._marked.items() if until > now}
-            self._marked[item_id] = now + MARKED_S
+            self._cancelled_ids = {each: until for each, until in self._cancelled_ids.items() if until > now}
+            self._cancelled_ids[item_id] = now + MARKED_S
             return None
 
-    def over(self, path: str, item_id: str) -> None:
-        """Note that a task no longer runs here."""
+    def on_run_ended(self, path: str, item_id: str) -> None:
+        """Record that a task no longer runs here."""
         with self._lock:
             if self._running.get(item_id, ("", ""))[0] == path:
                 del self._running[item_id]
 
     # Start and end of a run
 
-    def begin(self, claim: QueueClaim) -> Run | Ending:
-        """Return the run for a claim, or its ending if it is not to run."""
+    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+        """Return the call to run for a claim, or how the claim ends if the task is not to run here."""
         try:
-            item = task_of(claim.value)
+            item = parse_task(claim.value)
         except BadRecord as error:
-            return Bury(f"it is no task: {error}"[:500])
+            return DeadLetter(f"it is no task: {error}"[:500])
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
-            return self._done(item, Outcome.failed(left), claim)
-        if not self._node.knows(item.function):
-            return self._elsewhere(item, claim)
+            return self._done(item, Outcome.from_exception(left), claim)
+        if not self._node.can_run(item.function):
+            return self._end_unknown_function(item, claim)
         with self._lock:
-            if self._marked.pop(claim.item.id, None) is not None:
+            if self._cancelled_ids.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
-            if item.sid in self._gone:  # it left between our claim and this call
+            if item.submitter_id in self._departed:  # it left between our claim and this call
                 return Release("its submitter is gone", count=False)
-            self._running[claim.item.id] = (claim.item.path, item.sid)
-        attempt = tries_of(_why(claim)) + 1
+            self._running[claim.item.id] = (claim.item.path, item.submitter_id)
+        attempt = parse_tries(_why(claim)) + 1
         registered = self._node.functions.get(item.function) if item.function != PICKLED else None
         timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
         call = (
@@ -302,97 +305,99 @@ class ExecutorHooks(WorkerHooks):
         )
         return Run(call, item.id, timeout_s, attempt)
 
-    def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
-        """Return the ending of a task in our lane whose function we lack.
+    def _end_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Ending:
+        """Return how to end the claim of a task in the worker's own partition whose function the worker does not have.
 
-        The task is released to other members, or fails if only we may run it.
+        The task is released to other members, or fails if only this member may run it.
         """
         target = item.target
         if isinstance(target, Member) and target.otherwise == "fail":
             unknown = UnknownFunction.for_name(item.function, (each.name for each in self._node.functions))
-            return self._done(item, Outcome.failed(unknown, is_final=True), claim)
-        return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
+            return self._done(item, Outcome.from_exception(unknown, is_final=True), claim)
+        return Release(f"member {self._node.member_id} has no such function", count=False, partition=ANY)
 
     def _call(self, function: str, blob: BlobRef) -> StoredCall:
         return StoredCall(function, self._blobs.read(blob))
 
-    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """Return a retry, or the outcome for the task's submitter."""
-        item = task_of(claim.value)
-        self.over(claim.item.path, claim.item.id)
+    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
+        """Return how the claim of a finished run ends: with a retry, or with the outcome for the task's submitter."""
+        item = parse_task(claim.value)
+        self.on_run_ended(claim.item.path, claim.item.id)
         with self._lock:
-            if item.sid in self._gone:
+            if item.submitter_id in self._departed:
                 return Release("its submitter is gone", count=False)
         if outcome.failure is None:
             return self._done(item, outcome, claim)
-        attempt = tries_of(_why(claim)) + 1
-        pause_s = after_failure(self._retry(item), attempt, outcome) if is_retried(item, outcome) else None
+        attempt = parse_tries(_why(claim)) + 1
+        pause_s = retry_pause_s(self._retry(item), attempt, outcome) if policy_allows_retry(item, outcome) else None
         if pause_s is not None:
             why = f"try {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
-            return Release(why[:300], after_s=pause_s, count=False, lane=self._home_of(claim))
+            return Release(why[:300], after_s=pause_s, count=False, partition=self._release_partition(claim))
         return self._done(item, outcome, claim)
 
-    def lost(self, claim: QueueClaim) -> None:
-        """Note that the claim was lost."""
-        self.over(claim.item.path, claim.item.id)
+    def on_claim_lost(self, claim: QueueClaim) -> None:
+        """Record that a task no longer runs here, because its claim was lost."""
+        self.on_run_ended(claim.item.path, claim.item.id)
 
-    def why(self, claim: QueueClaim, why: str) -> str:
-        """Return a release reason that includes the number of failed tries, which is stored nowhere else."""
-        return said_with_tries(tries_of(_why(claim)), why)
+    def release_reason(self, claim: QueueClaim, why: str) -> str:
+        """Return the reason of a release with the number of failed attempts, which is stored nowhere else."""
+        return add_tries(parse_tries(_why(claim)), why)
 
-    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:
-        """Return the writes of the outcome of a task that was claimed too often."""
+    def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
+        """Return the writes that store the outcome of a task that was claimed too often."""
         try:
-            item = task_of(claim.value)
+            item = parse_task(claim.value)
         except BadRecord:
             return ()
-        return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)
+        return self._dead_outcome_ops(
+            item, Outcome.from_exception(_died(item, claim.attempts, why)), keep=claim.item.id
+        )
 
-    def _home_of(self, claim: QueueClaim) -> str | None:
-        """Return the lane to which a task is released.
+    def _release_partition(self, claim: QueueClaim) -> str | None:
+        """Return the partition to which a task is released. A task of another member goes to the shared one.
 
-        None keeps its lane. A task from another member's lane goes to the lane of all.
+        None keeps its partition.
         """
-        lane = claim.item.path.partition("/")[0]
-        return None if lane in (ANY, self._node.lane) else ANY
+        partition = claim.item.path.partition("/")[0]
+        return None if partition in (ANY, self._node.partition) else ANY
 
     def _retry(self, item: TaskItem) -> Retry:
-        """Return the submitter's retry policy, or else the function's."""
+        """Return the retry policy of the submitter, or else that of the function."""
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
         return own if item.retry is None else item.retry.to_retry()
 
-    def claim_over(self, claim: QueueClaim) -> bool:
-        """Delete the claim's large outcome if no result refers to it."""
-        self._large.over(claim)
+    def on_claim_ended(self, claim: QueueClaim) -> bool:
+        """Delete the large outcome of a claim in the background if no result refers to it. Return False."""
+        self._large.delete_unreferenced(claim)
         return False
 
     def _done(self, item: TaskItem, outcome: Outcome, claim: QueueClaim) -> Done:
         stored = outcome.to_bytes()
-        landed: Callable[..., object] = bool
+        on_committed: Callable[..., object] = bool
         if len(stored) > INLINE_BYTES:
-            ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
-            stored, landed = ref.to_bytes(), partial(self._large.named, claim)
-        ops = self._ended(item, outcome, stored, keep=claim.item.id)
-        return Done(tuple(self._wanted(item)), tuple(ops), landed)
+            ref = self._large.write(claim, item.submitter_id, item.result_key(self._keys), stored)
+            stored, on_committed = ref.to_bytes(), partial(self._large.mark_referenced, claim)
+        ops = self._outcome_ops(item, outcome, stored, keep=claim.item.id)
+        return Done(tuple(self._submitter_checks(item)), tuple(ops), on_committed)
 
-    def _wanted(self, item: TaskItem) -> list[Check]:
-        """Return the check that the submitter is online."""
-        return [] if item.sid == DETACHED else [Exists(self._keys.sub(item.sid))]
+    def _submitter_checks(self, item: TaskItem) -> list[Check]:
+        """Return the check that the submitter is online; none for a detached task."""
+        return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter(item.submitter_id))]
 
-    def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
-        """Return the writes of a small outcome, and of the removal of the other copies. The claim removes its copy."""
-        return self._ended(item, outcome, outcome.to_bytes(), keep=keep)
+    def _dead_outcome_ops(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
+        """Return the writes that store a small outcome and remove the other copies of the task."""
+        return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
 
-    def _ended(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
+    def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.is_detached:
-            ops += mark_ops(self._keys, TaskLocation.for_item(item, self._keys), outcome)
+            ops += finished_ops(self._keys, TaskLocation.for_item(item, self._keys), outcome)
         if item.blob is not None:
             ops += self._blobs.delete_ops(item.blob)
-        return [*ops, *other_copies(self._backlog, item, keep)]
+        return [*ops, *delete_copies_ops(self._backlog, item, keep)]
 
 
-def _waits_for(item: TaskItem, member_id: str) -> bool:
+def _must_wait_for(item: TaskItem, member_id: str) -> bool:
     """Return whether a task waits until the member with this ID can run it."""
     target = item.target
     return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
@@ -403,8 +408,8 @@ def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
     return TaskDied(f"{what} was taken {attempts} times and ended never; the last: {why or 'its node died'}")
 
 
-def is_retried(item: TaskItem, outcome: Outcome) -> bool:
-    """Return whether the submitter's policy retries this error; True if it names no exception classes."""
+def policy_allows_retry(item: TaskItem, outcome: Outcome) -> bool:
+    """Return whether the submitter's retry policy covers the error. True if it names no exception classes."""
     if outcome.failure is None or item.retry is None:
         return True
     kind = outcome.failure.loaded_class
@@ -413,15 +418,15 @@ def is_retried(item: TaskItem, outcome: Outcome) -> bool:
     return not set(names).isdisjoint(on) or (kind is None and type_name(Exception) in on)
 
 
-def tries_of(why: str) -> int:
-    """Return the number of failed tries that a release reason records."""
+def parse_tries(why: str) -> int:
+    """Return the number of failed attempts that the reason of a release contains."""
     found = _TRIED.match(why)
     return int(found.group(1)) if found is not None else 0
 
 
-def said_with_tries(tries: int, why: str) -> str:
-    """Prefix a release reason with the number of failed tries. Pure."""
-    return f"try {tries} failed; then {why or 'given back'}" if tries > tries_of(why) else why
+def add_tries(tries: int, why: str) -> str:
+    """Return the reason of a release with the number of failed attempts as a prefix. Pure."""
+    return f"try {tries} failed; then {why or 'given back'}" if tries > parse_tries(why) else why
 
 
 def _why(claim: QueueClaim) -> str:
@@ -435,7 +440,7 @@ class _Written:
 
 
 class LargeOutcomes:
-    """Large outcomes of one worker's claims. Thread-safe.
+    """The outcomes of one worker's claims that were written as blobs. Thread-safe.
 
     Args:
         store: The store.
@@ -449,7 +454,7 @@ class LargeOutcomes:
         self._written: dict[QueueClaim, _Written] = {}
 
     def write(self, claim: QueueClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
-        """Write the outcome of a claim. Idempotent: a retry returns the first reference."""
+        """Write the outcome of a claim as a blob. Idempotent: a repeated call returns the first reference."""
         with self._lock:
             found = self._written.get(claim)
         if found is None:
@@ -458,15 +463,15 @@ class LargeOutcomes:
                 self._written[claim] = found
         return found.ref
 
-    def named(self, claim: QueueClaim, done: Committed | None) -> None:
-        """Note that a stored result refers to the outcome. After a lost answer ``over`` finds out whether one does."""
+    def mark_referenced(self, claim: QueueClaim, done: Committed | None) -> None:
+        """Record that a stored result refers to the outcome. After a lost answer ``delete_unreferenced`` finds out."""
         if done is None:
             return
         with self._lock:
             self._written.pop(claim, None)
 
-    def over(self, claim: QueueClaim) -> None:
-        """Delete the claim's outcome in the background if no result refers to it. Performs no I/O."""
+    def delete_unreferenced(self, claim: QueueClaim) -> None:
+        """Delete the outcome of an ended claim in the background if no result refers to it. Does no I/O."""
         if not self._written:
             return
         with self._lock:
@@ -476,26 +481,28 @@ class LargeOutcomes:
             self._store.cleanup.add(partial(self._clear, found, claim.fence, backoff))
 
     async def _clear(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
-        """Check once whether a result refers to the outcome, and delete it if none will. A ``CleanupJob``."""
+        """Delete an outcome if no result refers to it or ever will. Return the seconds until the next try, or None.
+
+        It is a job of the store's cleanup thread.
+        """
         try:
-            is_named = await self._is_named(written, fence)
+            is_referenced = await self._is_referenced(written, fence)
         except (Closed, ForkedProcess):
             return None
         except LatchworkError as error:
             _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
-            is_named = None
-        if is_named is False:
+            is_referenced = None
+        if is_referenced is False:
             self._blobs.forget(written.ref)
-        return backoff.next_s() if is_named is None else None
+        return backoff.next_s() if is_referenced is None else None
 
-    async def _is_named(self, written: _Written, fence: Fence) -> bool | None:
-        """Return whether a result refers to the outcome; None while one may still be written.
-
-        Checks the claim first.
+    async def _is_referenced(self, written: _Written, fence: Fence) -> bool | None:
+        """Return whether a result refers to the outcome. None while the claim is held, because a result may still be
+        written.
         """
         try:
             await ask(self._store.commit, [fence], [])
         except Conflict:  # the claim has ended permanently
             result = await ask(self._store.get, written.result_key)
-            return result is not None and ref_of(result.value) == written.ref
+            return result is not None and parse_blob_ref(result.value) == written.ref
         return None

@@ -1,4 +1,4 @@
-"""The stored form of a task: a line of JSON, then the payload of its call. Performs no I/O."""
+"""The stored form of a task: a line of JSON, then the payload of its call. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from latchwork._base.decoding import Count, Decoder, Seconds, encode
 from latchwork._base.text import short
 from latchwork.errors import BadRecord
-from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, task_id_of
+from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_id, make_task_id
 from latchwork.executor.targets import Label, Member, StoredTarget, Target
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Delete
@@ -25,14 +25,14 @@ DEFAULT_PRIORITY = 5
 
 
 class TaskItem(Struct, frozen=True, omit_defaults=True):
-    """A task, as stored in each of its copies.
+    """A task as it is stored in the work queue, once per copy.
 
     Attributes:
         function: Its function's name; empty if the function is pickled in the payload.
-        sid: Its submitter's ID; ``DETACHED`` if it has none.
+        submitter_id: Its submitter's ID; ``DETACHED`` if it has none.
         number: Its number within the submitter; 0 for a detached task.
-        lanes: The lane of each copy.
-        shelf: The sort key of its copies.
+        partitions: The partition of each copy.
+        sort_key: The sort key of its copies.
         own_id: The ID of a detached task.
         blob: Reference to a large payload; None if the payload is inline.
         priority: 0 runs before 9.
@@ -40,15 +40,15 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
         retry: The submitter's retry policy, if any.
         timeout_s: The submitter's limit for a run in seconds, if any.
         result_ttl_s: Seconds for which the result of a detached task is kept; None until it is forgotten.
-        is_kept: Whether other members leave it to the member whose lane it is in, while that member is online.
+        is_kept: Whether other members leave it to the member whose partition it is in, while that member is online.
         payload: The arguments, stored after the line of JSON; empty if in a blob.
     """
 
     function: str = field(name="fn")
-    sid: str = field(name="sub")
+    submitter_id: str = field(name="sub")
     number: Count = field(name="n")
-    lanes: Annotated[tuple[str, ...], Meta(min_length=1, max_length=_MOST_COPIES)]
-    shelf: str
+    partitions: Annotated[tuple[str, ...], Meta(min_length=1, max_length=_MOST_COPIES)] = field(name="on")
+    sort_key: str = field(name="sort")
     own_id: str = field(default="", name="id")
     blob: BlobRef | None = None
     priority: Annotated[int, Meta(ge=0, le=9)] = DEFAULT_PRIORITY
@@ -61,36 +61,38 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """The task ID."""
-        return self.own_id if self.sid == DETACHED else task_id_of(self.sid, self.number)
+        """The ID of the task."""
+        return self.own_id if self.submitter_id == DETACHED else make_task_id(self.submitter_id, self.number)
 
     @property
     def target(self) -> Target | None:
-        """The members that may run it; None for all."""
+        """The members that may run the task; None for all."""
         return None if self.stored_target is None else self.stored_target.to_target()
 
     @property
     def is_detached(self) -> bool:
         """Whether the task outlives its submitter."""
-        return self.sid == DETACHED
+        return self.submitter_id == DETACHED
 
     @property
     def item_ids(self) -> list[str]:
-        """The item IDs of its copies in the work queue."""
+        """The item IDs of the task's copies in the work queue."""
         task_id = self.id
-        return [item_id_of(task_id, copy) for copy in range(len(self.lanes))]
+        return [make_item_id(task_id, copy) for copy in range(len(self.partitions))]
 
     def result_key(self, keys: Keys) -> str:
-        """Return the key of its outcome."""
-        return keys.outcome(self.own_id) if self.sid == DETACHED else keys.result(self.sid, self.number)
+        """Return the key of the task's outcome."""
+        return (
+            keys.outcome(self.own_id) if self.submitter_id == DETACHED else keys.result(self.submitter_id, self.number)
+        )
 
     def to_bytes(self) -> bytes:
-        """Return the stored form: a line of JSON without defaults, then the payload."""
+        """Encode the task as a line of JSON without defaults, followed by the payload."""
         return encode(replace(self, payload=b"")) + b"\n" + self.payload
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskItem:
-        """Parse an item's value, which any client may have written.
+        """Decode the value of an item, which any client may have written.
 
         Raises:
             BadRecord: The value is not a task.
@@ -106,8 +108,8 @@ _ITEM: Decoder[TaskItem] = Decoder(TaskItem, "a task")
 
 
 @lru_cache(maxsize=512)
-def task_of(value: bytes) -> TaskItem:
-    """Parse an item's value, with caching.
+def parse_task(value: bytes) -> TaskItem:
+    """Decode the value of an item, with a cache.
 
     Raises:
         BadRecord: The value is not a task.
@@ -116,7 +118,7 @@ def task_of(value: bytes) -> TaskItem:
 
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:
-    """Return whether a member with these labels may run a task."""
+    """Return whether the target of a task allows a member with these labels to run it."""
     if item.stored_target is None:
         return True
     match item.target:
@@ -127,24 +129,26 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
     return True
 
 
-def ref_of(value: bytes) -> BlobRef | None:
-    """Return the blob reference in an outcome's value; None if the outcome is inline."""
+def parse_blob_ref(value: bytes) -> BlobRef | None:
+    """Return the blob reference in the value of an outcome; None if the outcome itself is stored there."""
     try:
         return BlobRef.from_bytes(value) if value[:1] == b"{" else None
     except BadRecord:
         return None
 
 
-def other_copies(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
-    """Return the writes that delete all copies of a task but one, including copies moved to the lane of all.
+def delete_copies_ops(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
+    """Return the writes that delete all copies of a task but one, including copies moved to the shared partition.
 
     Args:
         backlog: The work queue.
         item: The task.
         keep: Item ID of the copy to keep.
     """
-    if len(item.lanes) == 1:
+    if len(item.partitions) == 1:
         return []
-    names = zip(item.lanes, item.item_ids, strict=True)
-    places = [(place, name) for lane, name in names if name != keep for place in dict.fromkeys((lane, ANY))]
-    return [Delete(backlog.key(place, item.shelf, name)) for place, name in places]
+    names = zip(item.partitions, item.item_ids, strict=True)
+    locations = [
+        (location, name) for partition, name in names if name != keep for location in dict.fromkeys((partition, ANY))
+    ]
+    return [Delete(backlog.key(location, item.sort_key, name)) for location, name in locations]

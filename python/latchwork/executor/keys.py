@@ -1,9 +1,9 @@
-"""The keys of an executor, and the names of its tasks. Performs no I/O.
+"""The keys of an executor, and the names of its tasks. Does no I/O.
 
 Keys, below ``@executor``; see ``executor_store``:
 
        <name>/group/...                   the workers; see ``primitives.Group``
-       <name>/backlog/...                 the tasks; see ``primitives.WorkQueue``: lane ``any``, and ``m.<member>``
+       <name>/backlog/...                 the tasks; see ``primitives.WorkQueue``: partition ``any``, and ``m.<member>``
        <name>/subs/<sid>                  a submitter is online; removed with its session
        <name>/results/<sid>/<k>/<number>  outcome of a submitter's task, a thousand per folder
        <name>/detached/<hh>/<id>          record of a detached task: where it was put
@@ -30,11 +30,11 @@ from latchwork.store.keys import validate_key
 
 #: Default name of an executor.
 NAME = "default"
-#: The lane of all, from which every member takes.
+#: The shared partition, from which every member takes.
 ANY = "any"
 #: The ``sid`` of detached tasks.
 DETACHED = "d"
-#: Maximum length of a member ID, which is part of a lane name.
+#: Maximum length of a member ID, which is part of a partition name.
 MOST_MEMBER = 100
 #: Maximum length of a detached task's ID, which is part of an item ID.
 MOST_ID = 100
@@ -51,7 +51,7 @@ class Keys:
         self.name = name
         self.group = f"{name}/group"
         self.backlog = f"{name}/backlog"
-        self.subs = f"{name}/subs"
+        self.submitters = f"{name}/subs"
         self.results = f"{name}/results"
         self.detached = f"{name}/detached"
         self.outcomes = f"{name}/outcomes"
@@ -61,17 +61,17 @@ class Keys:
         self.functions = f"{name}/functions"
         self.data = f"{name}/data"
 
-    def sub(self, sid: str) -> str:
+    def submitter(self, submitter_id: str) -> str:
         """Return the key whose existence shows that a submitter is online."""
-        return f"{self.subs}/{sid}"
+        return f"{self.submitters}/{submitter_id}"
 
-    def results_of(self, sid: str) -> str:
+    def results_prefix(self, submitter_id: str) -> str:
         """Return the prefix of a submitter's results."""
-        return f"{self.results}/{sid}"
+        return f"{self.results}/{submitter_id}"
 
-    def result(self, sid: str, number: int) -> str:
+    def result(self, submitter_id: str, number: int) -> str:
         """Return the key of the outcome of a submitter's task."""
-        return f"{self.results}/{sid}/{number // _FOLDER}/{number % _FOLDER:03d}"
+        return f"{self.results}/{submitter_id}/{number // _FOLDER}/{number % _FOLDER:03d}"
 
     def record(self, task_id: str) -> str:
         """Return the key of a detached task's record."""
@@ -81,89 +81,94 @@ class Keys:
         """Return the key of a detached task's outcome."""
         return f"{self.outcomes}/{_spread(task_id)}/{task_id}"
 
-    def cancels_at(self, member: str) -> str:
-        """Return the prefix of the cancellation marks for a member's tasks."""
+    def cancel_prefix(self, member: str) -> str:
+        """Return the prefix of the keys that signal a member to stop tasks."""
         return f"{self.cancels}/{member}"
 
     def cancel(self, member: str, item_id: str) -> str:
-        """Return the key of the mark that signals a member to stop a task."""
+        """Return the key that signals a member to stop a task."""
         return f"{self.cancels}/{member}/{item_id}"
 
-    def load_of(self, member: str) -> str:
+    def load_key(self, member: str) -> str:
         """Return the key of a member's load."""
         return f"{self.load}/{member}"
 
-    def functions_of(self, member: str) -> str:
-        """Return the key of the functions a member can run."""
+    def functions_key(self, member: str) -> str:
+        """Return the key of the functions that a member can run."""
         return f"{self.functions}/{member}"
 
 
-def number_of(key: str) -> int | None:
-    """Return the task number in a result's key; None if the key is not a result's."""
+def parse_result_number(key: str) -> int | None:
+    """Return the task number in the key of a result; None if it is not the key of a result."""
     folder, name = key.split("/")[-2:]
     plain = (folder + name).isascii() and folder.isdecimal() and name.isdecimal() and len(folder) <= MOST_ID
     return int(folder) * _FOLDER + int(name) if plain and len(name) == len(str(_FOLDER - 1)) else None
 
 
-def new_sid() -> str:
+def new_submitter_id() -> str:
     """Return a new, short, unique submitter ID."""
     return uuid.uuid4().hex[:16]
 
 
-def lane_of(member: str) -> str:
-    """Return the name of a member's lane."""
+def member_partition(member: str) -> str:
+    """Return the name of the partition for the tasks of one member."""
     return _LANE + member
 
 
-def member_of(lane: str) -> str | None:
-    """Return the member whose lane this is; None for the lane ``any`` and for an invalid lane name."""
-    return lane[len(_LANE) :] if lane.startswith(_LANE) else None
+def partition_member(partition: str) -> str | None:
+    """Return the member whose partition this is; None for the shared partition and for an invalid name."""
+    return partition[len(_LANE) :] if partition.startswith(_LANE) else None
 
 
-def shelf_of(priority: int, at_ms: int, sid: str) -> str:
+def task_sort_key(priority: int, at_ms: int, submitter_id: str) -> str:
     """Return the sort key of a task: by priority, then time in steps of 256 ms, then submitter.
 
-    Tasks with the same sort key are ordered by number. Sort keys are few, so a claim lists few of them.
+    Tasks with the same sort key are ordered by number. There are few sort keys, so a claim lists few of them.
     """
-    return f"{priority}-{at_ms & ~0xFF:012x}-{sid}"
+    return f"{priority}-{at_ms & ~0xFF:012x}-{submitter_id}"
 
 
-def queued_at_s(shelf: str) -> float:
-    """Return when tasks with this sort key were put, in Unix seconds by the submitter's clock; 0 if unknown."""
-    parts = shelf.split("-")
+def queued_at_s(sort_key: str) -> float:
+    """Return when tasks with a sort key were put, in Unix seconds by the submitter's clock; 0 if unknown."""
+    parts = sort_key.split("-")
     try:
         return int(parts[1], 16) / 1000 if len(parts) > 1 and len(parts[1]) == len("0" * 12) else 0.0
     except ValueError:
         return 0.0
 
 
-def task_id_of(sid: str, number: int) -> str:
-    """Return the ID of a submitter's task. IDs sort by number."""
-    return f"{sid}.{number:09d}"
+def make_task_id(submitter_id: str, number: int) -> str:
+    """Return the ID of a submitter's task. These IDs sort by number."""
+    return f"{submitter_id}.{number:09d}"
 
 
-def task_number(task_id: str) -> tuple[str, int]:
-    """Return the submitter ID and number in a task ID; ``DETACHED`` and 0 for a detached task.
+def parse_task_id(task_id: str) -> tuple[str, int]:
+    """Return the submitter ID and the number in a task ID; ``DETACHED`` and 0 for a detached task.
 
     Raises:
         InvalidKey: The text is not a task ID.
     """
-    sid, dot, rest = task_id.partition(".")
-    if sid == DETACHED and dot:
+    submitter_id, dot, rest = task_id.partition(".")
+    if submitter_id == DETACHED and dot:
         check_task_id(rest)
         return DETACHED, 0
-    if not (rest.isascii() and rest.isdecimal() and len(rest) <= MOST_ID and task_id == task_id_of(sid, int(rest))):
+    if not (
+        rest.isascii()
+        and rest.isdecimal()
+        and len(rest) <= MOST_ID
+        and task_id == make_task_id(submitter_id, int(rest))
+    ):
         raise InvalidKey(f"{short(task_id)} is no id of a task, such as 3f0c2a9d81b74e55.000000007 or d.nightly")
-    check_task_id(sid)
-    return sid, int(rest)
+    check_task_id(submitter_id)
+    return submitter_id, int(rest)
 
 
-def detached_id(given: str) -> str:
-    """Return the task ID of a detached task."""
+def make_detached_id(given: str) -> str:
+    """Return the task ID of a detached task for the ID that its submitter gave."""
     return f"{DETACHED}.{given}"
 
 
-def item_id_of(task_id: str, copy: int) -> str:
+def make_item_id(task_id: str, copy: int) -> str:
     """Return the item ID of one copy of a task in the work queue."""
     return f"{task_id}.{copy}"
 
@@ -181,17 +186,25 @@ def executor_store(store: Store, what: str) -> Store:
 
 
 def check_member_id(member: str) -> str:
-    """Return the ID; raise ``InvalidKey`` if it cannot be part of a lane name."""
+    """Return a member ID after checking that it can be part of a partition name.
+
+    Raises:
+        InvalidKey: It cannot.
+    """
     return _check_segment(member, "member id", MOST_MEMBER)
 
 
 def check_task_id(given: str) -> str:
-    """Return the ID; raise ``InvalidKey`` if it cannot be part of an item ID."""
+    """Return a task ID after checking that it can be part of an item ID.
+
+    Raises:
+        InvalidKey: It cannot.
+    """
     return _check_segment(given, "task id", MOST_ID)
 
 
 def _spread(task_id: str) -> str:
-    """Return one of 256 folders, so that no folder grows too long to list."""
+    """Return one of 256 folder names for a task, so that no folder grows too long to list."""
     return f"{zlib.crc32(task_id.encode()) & 0xFF:02x}"
 
 

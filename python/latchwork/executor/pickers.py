@@ -1,6 +1,6 @@
-"""Pickers: choose the preferred member for a task. A preference only: any member that claims a task runs it.
+"""Pickers: choose the preferred member for a task. This is a preference only: any member that claims a task runs it.
 
-A picker sees the members that may run the task. Many threads may call it at once. Performs no I/O.
+A picker is given the members that may run the task. Many threads may call it at once. Does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from latchwork._base.decoding import Count
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
-from latchwork.executor.targets import hasher_of
+from latchwork.executor.targets import rendezvous_hasher
 from latchwork.primitives import GroupMember, View
 
 By = Literal["id", "function"]
@@ -24,7 +24,7 @@ By = Literal["id", "function"]
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task, as pickers see it.
+    """A task as pickers are given it.
 
     Attributes:
         id: Its unique ID.
@@ -40,12 +40,12 @@ class TaskInfo:
 
 
 class Load(Struct, frozen=True):
-    """A member's load: its last report, plus the tasks we have placed there since.
+    """The load of a member: its last report, plus the tasks that were placed there since.
 
     Attributes:
-        running: Running tasks.
-        queued: Unclaimed tasks in its lane.
-        slots: Tasks it runs at a time.
+        running: Number of running tasks.
+        queued: Number of unclaimed tasks in its partition.
+        slots: Number of tasks that it runs at a time.
         number: Sequence number of the report.
     """
 
@@ -56,20 +56,20 @@ class Load(Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """Tasks per slot."""
+        """The number of tasks per slot."""
         return (self.running + self.queued) / max(1, self.slots)
 
 
 class Picker(Protocol):
-    """Picks a member for a task. Thread-safe."""
+    """Picks the preferred member for a task. Implementations must be thread-safe."""
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:
-        """Return the ID of a member of the view, or None for any member. Must not block.
+        """Return the ID of the preferred member, or None for any member. Must not block.
 
         Args:
             task: The task.
-            view: Members that may run it, in the newest view; may be empty.
-            load: Load of each member by ID, without members that have not reported any.
+            view: The members that may run it, as last reported; may be empty.
+            load: Load by member ID. Members that have not reported any are missing.
         """
         ...
 
@@ -82,7 +82,7 @@ class Pull:
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return None, because no member is preferred."""
         return None
 
 
@@ -94,7 +94,7 @@ class Rank:
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return the ID of the member at the index given by the task number; None without members."""
         members = view.by_age
         return members[(task.number + task.copy) % len(members)].id if members else None
 
@@ -110,7 +110,7 @@ class Random:
         self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return the ID of a random member; None without members."""
         return self._chance.choice(view.members).id if view.members else None
 
 
@@ -122,7 +122,7 @@ class RoundRobin:
         self._last = ""
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return the ID of the next member; None without members."""
         if not view.members:
             return None
         with self._lock:
@@ -145,8 +145,8 @@ class Weighted:
         self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
-        return drawn(view.members, self._chance.random())
+        """Return the ID of a random member, with chances in proportion to the weights; None without members."""
+        return pick_by_weight(view.members, self._chance.random())
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ class Rendezvous:
             raise ValueError(f"by must be 'id' or 'function', not {self.by!r}; Key(text) is a target")
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return the ID of the member that owns the task's ID or function; None if all weights are 0."""
         able = tuple((member.id, member.weight) for member in view.members if member.weight > 0)
         if not able:
             return None
-        found = hasher_of(able).owners(task.id if self.by == "id" else task.function, task.copy + 1)
+        found = rendezvous_hasher(able).owners(task.id if self.by == "id" else task.function, task.copy + 1)
         return found[task.copy % len(found)]
 
 
@@ -180,7 +180,7 @@ class LeastLoaded:
     needs_load = True
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """See ``Picker``."""
+        """Return the ID of the member with the fewest tasks per slot; None without members."""
         none = Load()
 
         def cost(member: GroupMember) -> tuple[float, float, str]:
@@ -189,8 +189,8 @@ class LeastLoaded:
         return min(view.members, key=cost).id if view.members else None
 
 
-def drawn(members: Sequence[GroupMember], chance: float) -> str | None:
-    """Return the member at a point from 0 to 1 on a line where each member's length is its weight."""
+def pick_by_weight(members: Sequence[GroupMember], chance: float) -> str | None:
+    """Return the ID of a member chosen by a number from 0 to 1, with chances in proportion to the weights."""
     ends = list(accumulate(member.weight for member in members))
     if not ends or ends[-1] <= 0:
         return None
@@ -198,8 +198,10 @@ def drawn(members: Sequence[GroupMember], chance: float) -> str | None:
     return next((member.id for member, end in zip(members, ends, strict=True) if at < end), members[-1].id)
 
 
-def spread_over(picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int) -> list[str | None]:
-    """Return a different member for each copy; None for copies beyond the number of members."""
+def pick_for_copies(
+    picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int
+) -> list[str | None]:
+    """Return a different member for each copy of a task; None for copies beyond the number of members."""
     picked: list[str | None] = []
     left = view
     for _ in range(copies):

@@ -20,13 +20,13 @@ from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
-from latchwork.executor.finished import FinishedTasks, mark_ops
-from latchwork.executor.items import TaskItem, ref_of
-from latchwork.executor.keys import DETACHED, Keys, shelf_of
+from latchwork.executor.finished import FinishedTasks, finished_ops
+from latchwork.executor.items import TaskItem, parse_blob_ref
+from latchwork.executor.keys import DETACHED, Keys, task_sort_key
 from latchwork.executor.pickers import Picker
-from latchwork.executor.placing import Placing
-from latchwork.executor.stored import KnownTask, StoredTasks, TaskLocation, TaskState
-from latchwork.executor.submitter_session import INLINE_BYTES, copies_ops
+from latchwork.executor.placement import TaskPlacer
+from latchwork.executor.stored import DetachedTaskRecord, StoredTasks, TaskLocation, TaskState
+from latchwork.executor.submitter_session import INLINE_BYTES, put_copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, ask, driven, steps_of
@@ -36,34 +36,34 @@ from latchwork.types import Change, Create, Entry, Op
 _PATIENCE_S = 30.0
 
 
-class Detached:
-    """The detached tasks of one executor. Thread-safe.
+class DetachedTasks:
+    """Stores the detached tasks of one executor. Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
         payloads: Decodes results.
-        hint_of: Returns the annotation of a function's result, by name.
+        result_annotation: Returns the annotation of a function's result, by name.
     """
 
-    def __init__(self, store: Store, keys: Keys, payloads: Payloads, hint_of: Callable[[str], Any]) -> None:
+    def __init__(self, store: Store, keys: Keys, payloads: Payloads, result_annotation: Callable[[str], Any]) -> None:
         self.store = store
         self.keys = keys
         self.payloads = payloads
-        self.hint_of = hint_of
+        self.result_annotation = result_annotation
         self.backlog = WorkQueue(store, keys.backlog)
         self.stored = StoredTasks(store, keys, self.backlog)
         self.finished = FinishedTasks(store, keys, self.stored)
         self.blobs = Blobs(store, keys.data)
-        self._placing = Placing(store, keys)
+        self._placer = TaskPlacer(store, keys)
 
     def close(self) -> None:
-        """Stop following the executor's members and close the work queue."""
-        self._placing.close()
+        """Stop watching the executor's members, and close the work queue."""
+        self._placer.close()
         self.backlog.close()
 
     async def put(self, item: TaskItem, picker: Picker, copies: int) -> TaskRef:
-        """Store a task under its ID. Idempotent for the same call.
+        """Store a task under its ID, and return a reference to it. Idempotent for the same call.
 
         Raises:
             TaskExists: The ID belongs to a different call.
@@ -71,30 +71,35 @@ class Detached:
             Unavailable, OutcomeUnknown: The task is not stored, or its status is unknown.
         """
         digest = hashlib.sha256(f"{item.function}\n".encode() + item.payload).hexdigest()[:32]
-        ready = replace(item, sid=DETACHED, shelf=shelf_of(item.priority, int(time.time() * 1000), DETACHED))
+        ready = replace(
+            item, submitter_id=DETACHED, sort_key=task_sort_key(item.priority, int(time.time() * 1000), DETACHED)
+        )
         if len(ready.payload) <= INLINE_BYTES:
-            return await self._put(ready, picker, copies, digest, lambda: None)
+            return await self._put_until_known(ready, picker, copies, digest, lambda: None)
         blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
         ready = replace(ready, payload=b"", blob=blob)
-        return await self._put(ready, picker, copies, digest, partial(self.blobs.forget, blob))
+        return await self._put_until_known(ready, picker, copies, digest, partial(self.blobs.forget, blob))
 
-    async def _put(
+    async def _put_until_known(
         self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]
     ) -> TaskRef:
-        """Store a task; call ``forget`` to delete its blob when no record can refer to it."""
+        """Store a task, and retry until it is known whether it was stored.
+
+        ``forget`` is called to delete its blob if no record can refer to it.
+        """
         nonce, clock, backoff, is_doubtful = uuid.uuid4().hex, self.store.clock, Backoff(), False
         until = clock.now() + _PATIENCE_S
         while True:
             try:
-                placed = replace(ready, lanes=await self._placing.place(ready, picker, copies))
-                checks = self._placing.checks(placed.lanes, placed.target)
+                placed = replace(ready, partitions=await self._placer.choose_partitions(ready, picker, copies))
+                checks = self._placer.member_checks(placed.partitions, placed.target)
                 await ask(self.store.commit, checks, self._ops(placed, digest, nonce))
             except Conflict as error:
-                there = await ask(self.store.get, self.keys.record(ready.id))
-                if there is None:
-                    self._placing.refused(error.failed)
+                existing = await ask(self.store.get, self.keys.record(ready.id))
+                if existing is None:
+                    self._placer.note_departed(error.failed)
                     continue
-                known = KnownTask.from_entry(there)
+                known = DetachedTaskRecord.from_entry(existing)
                 if known.nonce != nonce:
                     forget()
                 if known.digest != digest:
@@ -114,8 +119,8 @@ class Detached:
             return TaskRef(self, ready.id)
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
-        known = KnownTask(item.function, item.lanes, item.shelf, digest, nonce, item.result_ttl_s)
-        items = dict.fromkeys(copies_ops(self.backlog, item))
+        known = DetachedTaskRecord(item.function, item.partitions, item.sort_key, digest, nonce, item.result_ttl_s)
+        items = dict.fromkeys(put_copies_ops(self.backlog, item))
         return [Create(self.keys.record(item.id), encode(known)), *items]
 
 
@@ -128,7 +133,7 @@ class TaskRef:
 
     __slots__ = ("_tasks", "id")
 
-    def __init__(self, tasks: Detached, task_id: str) -> None:
+    def __init__(self, tasks: DetachedTasks, task_id: str) -> None:
         self.id = task_id
         self._tasks = tasks
 
@@ -142,8 +147,8 @@ class TaskRef:
         Raises:
             NoSuchTask: There is no such task.
         """
-        place, _ = await self._place()
-        return await self._tasks.stored.state(place)
+        location, _ = await self._read_location()
+        return await self._tasks.stored.read_state(location)
 
     @driven
     async def result(self, timeout_s: float | None = None) -> Any:
@@ -155,21 +160,21 @@ class TaskRef:
             NoSuchTask: There is no such task, or it was forgotten meanwhile.
             Exception: The task's error.
         """
-        place, known = await self._place()
-        entry = await self._outcome(place.result_key, known.nonce, timeout_s)
-        ref = ref_of(entry.value)
+        location, known = await self._read_location()
+        entry = await self._outcome(location.result_key, known.nonce, timeout_s)
+        ref = parse_blob_ref(entry.value)
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
-        hint = self._tasks.hint_of(known.function)
+        hint = self._tasks.result_annotation(known.function)
         try:
             return Outcome.from_bytes(value).result(self._tasks.payloads, hint, f"the result of {known.function!r}")
         except TaskCancelled as error:
             raise CancelledError(str(error)) from None
 
     async def _outcome(self, key: str, nonce: str, timeout_s: float | None) -> Entry:
-        """Wait for the outcome of the task whose record has this nonce.
+        """Wait for the outcome of the task whose record has this nonce, and return its entry.
 
-        The record is watched too: an outcome that is written and forgotten between two states of a watch is not
-        reported, and another task may have the ID by then.
+        The record is watched too: an outcome that is written and deleted between two states of a watch is not reported,
+        and another task may have the ID by then.
         """
         clock, store = self._tasks.store.clock, self._tasks.store
         until = None if timeout_s is None else clock.now() + timeout_s
@@ -177,7 +182,7 @@ class TaskRef:
 
         def look(batch: Sequence[Change]) -> None:
             entry = batch[-1].entry if batch else None
-            if entry is None or KnownTask.from_entry(entry).nonce != nonce:
+            if entry is None or DetachedTaskRecord.from_entry(entry).nonce != nonce:
                 forgotten.set()
                 watch.close()
 
@@ -191,7 +196,7 @@ class TaskRef:
                     raise TimeoutError(f"task {self.id} is not over within {timeout_s:g} s") from None
                 except Closed:
                     if forgotten.is_set():
-                        raise self._unknown() from None
+                        raise self._unknown_error() from None
                     raise
                 found = [change.entry for change in batch if change.entry is not None]
                 if found:
@@ -199,37 +204,37 @@ class TaskRef:
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task and remove its copies. A wait for its result raises ``CancelledError``.
+        """Cancel the task and remove its copies. A wait for its result then raises ``CancelledError``.
 
         Args:
             interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
             False if the task is running or has ended.
         """
-        place, _ = await self._place()
-        cancelled = Outcome.failed(TaskCancelled(f"task {self.id} was cancelled"))
-        ops = [Create(place.result_key, cancelled.to_bytes()), *mark_ops(self._tasks.keys, place, cancelled)]
-        return await self._tasks.stored.take_back(
-            place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops
+        location, _ = await self._read_location()
+        cancelled = Outcome.from_exception(TaskCancelled(f"task {self.id} was cancelled"))
+        ops = [Create(location.result_key, cancelled.to_bytes()), *finished_ops(self._tasks.keys, location, cancelled)]
+        return await self._tasks.stored.remove(
+            location, None, interrupt=interrupt, has_outcome=lambda: False, ops=lambda: ops
         )
 
     @driven
     async def forget(self) -> bool:
-        """Delete the task's record and result; False if there is no such task.
+        """Delete the task's record and result. Return False if there is no such task.
 
         Raises:
             LatchworkError: The task has not ended. Cancel it first.
         """
         return await self._tasks.finished.forget(self.id)
 
-    async def _place(self) -> tuple[TaskLocation, KnownTask]:
+    async def _read_location(self) -> tuple[TaskLocation, DetachedTaskRecord]:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
-            raise self._unknown()
-        known = KnownTask.from_entry(entry)
-        return known.place(self._tasks.keys, self.id), known
+            raise self._unknown_error()
+        known = DetachedTaskRecord.from_entry(entry)
+        return known.to_location(self._tasks.keys, self.id), known
 
-    def _unknown(self) -> NoSuchTask:
+    def _unknown_error(self) -> NoSuchTask:
         return NoSuchTask(
             f"no detached task {self.id!r} is known; it was never submitted here, was forgotten, or has expired"
         )

@@ -1,7 +1,7 @@
-"""Reads, locates and cancels tasks in the store.
+"""Reads, locates and removes tasks in the store.
 
 A task exists as its items, one per copy, until its outcome exists. One transaction removes all items and creates the
-outcome. An item may be moved to the lane of all, and never from there.
+outcome. An item may be moved to the shared partition, and never from there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from latchwork._base.decoding import Decoder, Seconds
 from latchwork._base.event import Signal
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
-from latchwork.executor.items import TaskItem, task_of
-from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, queued_at_s
+from latchwork.executor.items import TaskItem, parse_task
+from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_id, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, ask, steps_of
@@ -55,20 +55,20 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class TaskLocation:
-    """A task's location, as its submitter remembers it.
+    """Where the items and the outcome of a task are stored.
 
     Attributes:
         id: Its task ID.
-        lanes: The lane of each copy.
-        shelf: The sort key of its copies.
+        partitions: The partition of each copy.
+        sort_key: The sort key of its copies.
         result_key: The key of its outcome.
         function: Its function's name.
         result_ttl_s: Seconds for which the result of a detached task is kept; None until it is forgotten.
     """
 
     id: str
-    lanes: tuple[str, ...]
-    shelf: str
+    partitions: tuple[str, ...]
+    sort_key: str
     result_key: str
     function: str = ""
     result_ttl_s: float | None = None
@@ -81,43 +81,45 @@ class TaskLocation:
     @classmethod
     def for_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
         """Return the location of a stored task."""
-        return cls(item.id, item.lanes, item.shelf, item.result_key(keys), item.function, item.result_ttl_s)
+        return cls(item.id, item.partitions, item.sort_key, item.result_key(keys), item.function, item.result_ttl_s)
 
 
-class KnownTask(Struct, frozen=True, omit_defaults=True):
+class DetachedTaskRecord(Struct, frozen=True, omit_defaults=True):
     """The record of a detached task.
 
     Attributes:
         function: Its function's name.
-        lanes: The lane of each copy.
-        shelf: The sort key of its copies.
+        partitions: The partition of each copy.
+        sort_key: The sort key of its copies.
         digest: Digest of the call, to detect an ID reused for another call.
         nonce: Unique per submission, to recognize a put whose answer was lost.
         result_ttl_s: Seconds for which its result is kept; None until it is forgotten.
     """
 
     function: str = field(name="fn")
-    lanes: tuple[str, ...]
-    shelf: str
+    partitions: tuple[str, ...] = field(name="on")
+    sort_key: str = field(name="sort")
     digest: str
     nonce: str
     result_ttl_s: Seconds | None = field(default=None, name="ttl")
 
     @classmethod
-    def from_entry(cls, entry: Entry) -> KnownTask:
-        """Parse a record; an unreadable one has no lanes."""
+    def from_entry(cls, entry: Entry) -> DetachedTaskRecord:
+        """Decode a record. An unreadable one has no partitions."""
         return _KNOWN.find(entry.value) or cls("", (), "", "", "")
 
-    def place(self, keys: Keys, task_id: str) -> TaskLocation:
-        """Return the task's location."""
-        return TaskLocation(task_id, self.lanes, self.shelf, keys.outcome(task_id), self.function, self.result_ttl_s)
+    def to_location(self, keys: Keys, task_id: str) -> TaskLocation:
+        """Return where the items and the outcome of the task are stored."""
+        return TaskLocation(
+            task_id, self.partitions, self.sort_key, keys.outcome(task_id), self.function, self.result_ttl_s
+        )
 
 
-_KNOWN: Decoder[KnownTask] = Decoder(KnownTask, "a detached task")
+_KNOWN: Decoder[DetachedTaskRecord] = Decoder(DetachedTaskRecord, "a detached task")
 
 
 class StoredTasks:
-    """The stored tasks of one executor. Thread-safe.
+    """Reads and removes the stored tasks of one executor. Thread-safe.
 
     Args:
         store: The store.
@@ -131,143 +133,157 @@ class StoredTasks:
         self._backlog = backlog
         self._blobs = Blobs(store, keys.data)
 
-    def keys_of(self, place: TaskLocation) -> tuple[list[str], list[str]]:
-        """Return the keys where a task's copies were put, and the keys to which they may have been moved."""
-        ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
-        pairs = list(zip(place.lanes, ids, strict=True))
-        first = [self._backlog.key(lane, place.shelf, item) for lane, item in pairs]
-        return first, [self._backlog.key(ANY, place.shelf, item) for lane, item in pairs if lane != ANY]
+    def item_keys(self, location: TaskLocation) -> tuple[list[str], list[str]]:
+        """Return the keys where the copies of a task were put, and the keys to which they may have been moved."""
+        ids = [make_item_id(location.id, copy) for copy in range(len(location.partitions))]
+        pairs = list(zip(location.partitions, ids, strict=True))
+        first = [self._backlog.key(partition, location.sort_key, item) for partition, item in pairs]
+        return first, [self._backlog.key(ANY, location.sort_key, item) for partition, item in pairs if partition != ANY]
 
-    async def items(self, place: TaskLocation) -> list[QueueItem]:
-        """Return a task's stored copies. Reads original lanes first, so that a copy moved meanwhile is found."""
-        ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
+    async def read_items(self, location: TaskLocation) -> list[QueueItem]:
+        """Read the stored copies of a task. The original partitions are read first, so that a copy moved meanwhile is
+        found.
+        """
+        ids = [make_item_id(location.id, copy) for copy in range(len(location.partitions))]
         found: dict[str, QueueItem] = {}
-        for lanes in (place.lanes, [ANY] * len(ids)):
-            wanted = [(lane, each) for lane, each in zip(lanes, ids, strict=True) if each not in found]
-            for lane, each in wanted:
-                item = await steps_of(self._backlog.find)(lane, place.shelf, each)
+        for partitions in (location.partitions, [ANY] * len(ids)):
+            wanted = [(partition, each) for partition, each in zip(partitions, ids, strict=True) if each not in found]
+            for partition, each in wanted:
+                item = await steps_of(self._backlog.find)(partition, location.sort_key, each)
                 if item is not None:
                     found[each] = item
         return list(found.values())
 
-    async def missing(self, places: Mapping[int, TaskLocation]) -> set[int]:
-        """Return the tasks of which neither an item nor an outcome is stored. Reads items first."""
-        left = set(places)
+    async def find_missing(self, locations: Mapping[int, TaskLocation]) -> set[int]:
+        """Return the numbers of those tasks of which neither an item nor an outcome is stored."""
+        left = set(locations)
         for look in range(3):
-            wanted = [(number, key) for number in sorted(left) for key in self._looked_at(places[number], look)]
+            wanted = [(number, key) for number in sorted(left) for key in self._keys_for_step(locations[number], look)]
             for start in range(0, len(wanted), _TOGETHER):
                 part = wanted[start : start + _TOGETHER]
                 found = await ask(self._store.get_many, [key for _, key in part])
                 left -= {number for (number, _), entry in zip(part, found, strict=True) if entry is not None}
         return left
 
-    def _looked_at(self, place: TaskLocation, look: int) -> list[str]:
-        """Return the keys to read in each step: original lanes, then the lane of all, then the outcome."""
-        first, moved = self.keys_of(place)
-        return (first, moved, [place.result_key])[look]
+    def _keys_for_step(self, location: TaskLocation, look: int) -> list[str]:
+        """Return the keys of a task to read in step 0 (original partitions), 1 (shared partition) or 2 (outcome)."""
+        first, moved = self.item_keys(location)
+        return (first, moved, [location.result_key])[look]
 
-    async def state(self, place: TaskLocation) -> TaskState:
-        """Return the stored state of a task."""
-        items = await self.items(place)
-        at_s = queued_at_s(place.shelf)
+    async def read_state(self, location: TaskLocation) -> TaskState:
+        """Read the current state of a task."""
+        items = await self.read_items(location)
+        at_s = queued_at_s(location.sort_key)
         if items:
             holders = [await steps_of(self._backlog.holder)(item) for item in items]
             running = tuple(sorted(holder.label for holder in holders if holder is not None))
             latest = max(items, key=lambda item: item.attempts)
             return TaskState("running" if running else "queued", running, latest.attempts, at_s, latest.why)
-        entry = await ask(self._store.get, place.result_key)
-        return TaskState("gone", queued_at_s=at_s) if entry is None else ended(entry.value, at_s)
+        entry = await ask(self._store.get, location.result_key)
+        return TaskState("gone", queued_at_s=at_s) if entry is None else decode_final_state(entry.value, at_s)
 
-    async def take_back(
+    async def remove(
         self,
-        place: TaskLocation,
+        location: TaskLocation,
         session: Session | None,
         *,
         interrupt: bool,
-        is_over: Callable[[], bool],
+        has_outcome: Callable[[], bool],
         ops: Callable[[], Sequence[Op]] = tuple,
         checks: Sequence[Check] = (),
     ) -> bool:
-        """Remove a task; False if it has ended, or runs and may not be interrupted.
+        """Remove a task. Return False if it has ended, or is running and may not be interrupted.
 
         A write whose outcome is unknown is repeated until it is known, so that it cannot take effect later.
 
         Args:
-            place: The task's location.
-            session: Owner of the cancellation marks for members; None keeps a mark until the member has read it.
+            location: Where the task is stored.
+            session: Session that the cancellation marks for members are bound to; None keeps a mark until the member
+                has read it.
             interrupt: Also remove a running task.
-            is_over: Returns whether its outcome was fetched by this client.
-            ops: Writes for the same transaction.
+            has_outcome: Returns whether this client has already fetched the outcome of the task.
+            ops: Returns further writes for the same transaction.
             checks: Further checks for the same transaction.
         """
         has_tried = False
         while True:
-            items = await self.items(place)
+            items = await self.read_items(location)
             if not items:
-                return await self._is_taken_back(place, is_over, has_tried=has_tried)
+                return await self._was_cancelled(location, has_outcome, has_tried=has_tried)
             holders = [await steps_of(self._backlog.holder)(item) for item in items]
             if any(holders) and not interrupt:
                 return False
-            held, writes = self._removal(items, holders, session, interrupt=interrupt)
+            held, writes = self._removal_parts(items, holders, session, interrupt=interrupt)
             try:
-                await self._surely([*held, *checks], [*writes, *ops()])
+                await self._commit_until_known([*held, *checks], [*writes, *ops()])
             except Conflict:  # perhaps caused by our own earlier attempt
                 has_tried = True
                 continue
             return True
 
-    async def take_back_all(
+    async def remove_all(
         self,
-        places: Mapping[int, TaskLocation],
+        locations: Mapping[int, TaskLocation],
         session: Session,
         *,
         interrupt: bool,
-        is_over: Callable[[int], bool],
+        has_outcome: Callable[[int], bool],
     ) -> set[int]:
-        """Remove tasks in batches, and return the numbers of the removed ones. See ``take_back``."""
+        """Remove tasks in batches. Return the numbers of those that were removed.
+
+        Args:
+            locations: Where the tasks are stored, by number.
+            session: Session that the cancellation marks for members are bound to.
+            interrupt: Also remove running tasks.
+            has_outcome: Returns whether this client has already fetched the outcome of a task.
+        """
         removed: set[int] = set()
-        found = await self._items_of(places)
+        found = await self._read_all_items(locations)
         flat = [item for items in found.values() for item in items]
         holders: dict[str, Any] = {}
         for start in range(0, len(flat), _TOGETHER):
             part = flat[start : start + _TOGETHER]
             holders.update(zip((item.path for item in part), await steps_of(self._backlog.holders)(part), strict=True))
-        alone = [number for number in places if not found[number]]
+        alone = [number for number in locations if not found[number]]
         batch: dict[int, tuple[list[Check], list[Op]]] = {}
         for number, items in found.items():
-            held_by = [holders[item.path] for item in items]
-            if not items or (any(held_by) and not interrupt):
+            claim_holders = [holders[item.path] for item in items]
+            if not items or (any(claim_holders) and not interrupt):
                 continue
-            removal = self._removal(items, held_by, session, interrupt=interrupt)
+            removal = self._removal_parts(items, claim_holders, session, interrupt=interrupt)
             if batch and sum(len(ops) for _, ops in [*batch.values(), removal]) > _TOGETHER:
-                removed |= await self._removed(batch, alone)
+                removed |= await self._remove_batch(batch, alone)
                 batch = {}
             batch[number] = removal
-        removed |= await self._removed(batch, alone)
+        removed |= await self._remove_batch(batch, alone)
         for number in alone:
-            over = partial(is_over, number)
-            if await self.take_back(places[number], session, interrupt=interrupt, is_over=over):
+            over = partial(has_outcome, number)
+            if await self.remove(locations[number], session, interrupt=interrupt, has_outcome=over):
                 removed.add(number)
         return removed
 
-    async def _removed(self, batch: Mapping[int, tuple[list[Check], list[Op]]], alone: list[int]) -> set[int]:
-        """Remove a batch; if any of it has changed, add all of it to ``alone``."""
+    async def _remove_batch(self, batch: Mapping[int, tuple[list[Check], list[Op]]], alone: list[int]) -> set[int]:
+        """Remove a batch of tasks in one transaction. If that is refused, add all of them to ``alone`` and return an
+        empty set.
+        """
         if not batch:
             return set()
         checks = [check for part, _ in batch.values() for check in part]
         try:
-            await self._surely(checks, [op for _, ops in batch.values() for op in ops])
+            await self._commit_until_known(checks, [op for _, ops in batch.values() for op in ops])
         except Conflict:
             alone += batch
             return set()
         return set(batch)
 
-    async def _items_of(self, places: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
-        """Return the stored copies by task. Reads original lanes first, then the lane of all."""
-        found: dict[int, list[QueueItem]] = {number: [] for number in places}
+    async def _read_all_items(self, locations: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
+        """Read the stored copies of several tasks, by number. The original partitions are read before the shared
+        one.
+        """
+        found: dict[int, list[QueueItem]] = {number: [] for number in locations}
         seen: set[tuple[int, str]] = set()
         for look in (0, 1):
-            wanted = [(number, key) for number, place in places.items() for key in self.keys_of(place)[look]]
+            wanted = [(number, key) for number, location in locations.items() for key in self.item_keys(location)[look]]
             for start in range(0, len(wanted), _TOGETHER):
                 part = wanted[start : start + _TOGETHER]
                 items = await steps_of(self._backlog.find_all)([key for _, key in part])
@@ -277,7 +293,7 @@ class StoredTasks:
                         found[number].append(item)
         return found
 
-    def _removal(
+    def _removal_parts(
         self,
         items: Sequence[QueueItem],
         holders: Sequence[Any],
@@ -286,7 +302,7 @@ class StoredTasks:
         interrupt: bool,
     ) -> tuple[list[Check], list[Op]]:
         """Return the checks and writes that remove a task and signal the members that run it."""
-        parts = [self._backlog.removal(item, if_taken=interrupt) for item in items]
+        parts = [self._backlog.removal_ops(item, if_taken=interrupt) for item in items]
         marks = [
             Put(self._keys.cancel(holder.label, item.id), b"", session)
             for item, holder in zip(items, holders, strict=True)
@@ -296,25 +312,25 @@ class StoredTasks:
         return [check for checks, _ in parts for check in checks], ops
 
     def _blob_of(self, item: QueueItem) -> list[Op]:
-        """Return the writes that delete a task's blob."""
+        """Return the writes that delete the blob of a task, if it has one."""
         try:
-            blob = task_of(item.value).blob
+            blob = parse_task(item.value).blob
         except BadRecord:
             return []
         return [] if blob is None else self._blobs.delete_ops(blob)
 
-    async def _is_taken_back(self, place: TaskLocation, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
+    async def _was_cancelled(self, location: TaskLocation, has_outcome: Callable[[], bool], *, has_tried: bool) -> bool:
         """Return whether a task without items was cancelled.
 
-        True if no outcome exists or was fetched, or if an earlier attempt of ours cancelled it.
+        True if no outcome exists and none was fetched, or if an earlier attempt of ours cancelled it.
         """
-        entry = await ask(self._store.get, place.result_key)
+        entry = await ask(self._store.get, location.result_key)
         if entry is None:
-            return not is_over()
-        return has_tried and ended(entry.value).phase == "cancelled"
+            return not has_outcome()
+        return has_tried and decode_final_state(entry.value).phase == "cancelled"
 
-    async def _surely(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
-        """Commit, and retry until the outcome is known."""
+    async def _commit_until_known(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
+        """Commit a transaction, and retry until its outcome is known."""
         clock, backoff = self._store.clock, Backoff()
         until = clock.now() + _PATIENCE_S
         while True:
@@ -328,17 +344,17 @@ class StoredTasks:
                 return
 
 
-def ended(value: bytes, at_s: float = 0.0) -> TaskState:
-    """Return the state of a task with this outcome."""
+def decode_final_state(value: bytes, at_s: float = 0.0) -> TaskState:
+    """Return the state of an ended task, decoded from its stored outcome."""
     try:
         outcome = Outcome.from_bytes(value)
     except BadPayload as error:
         return TaskState("failed", queued_at_s=at_s, why=str(error))
-    return state_of(outcome, at_s)
+    return to_task_state(outcome, at_s)
 
 
-def state_of(outcome: Outcome, at_s: float = 0.0) -> TaskState:
-    """Return the state of a task that ended in this way."""
+def to_task_state(outcome: Outcome, at_s: float = 0.0) -> TaskState:
+    """Return the state of a task that ended with an outcome."""
     if outcome.failure is None:
         return TaskState("done", queued_at_s=at_s)
     is_cancelled = outcome.failure.type_name == CANCELLED

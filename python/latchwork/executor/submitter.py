@@ -19,21 +19,21 @@ from latchwork._base.event import Signal
 from latchwork._base.text import counted
 from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.errors import NoSuchMember
-from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
+from latchwork.executor.futures import AllFuture, CallbackRunner, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys
-from latchwork.executor.placing import Placing, is_for_all
+from latchwork.executor.placement import TaskPlacer, needs_no_member
 from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
 from latchwork.executor.submitter_session import (
     PlacementRequest,
-    Preparing,
     SubmitterSession,
+    TaskPreparer,
     WorkerWatch,
-    copies_ops,
-    named,
-    open_line,
-    until,
-    write_anew,
+    add_task_name,
+    open_submitter_session,
+    put_copies_ops,
+    rewrite_online_key,
+    wait_until,
 )
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
@@ -58,19 +58,20 @@ _MOST_CANCELLED = 40
 
 
 class Submitter:
-    """All tasks that one executor has submitted and whose results have not arrived. Thread-safe.
+    """The tasks that one executor has submitted and whose results have not arrived. Stores them in batches.
+    Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
         payloads: Decodes results.
         session_ttl_s: TTL of its session, in seconds.
-        on_session_lost: What to do with tasks when the session is lost.
+        on_session_lost: What to do with tasks when the session is lost: ``fail`` or ``resubmit``.
         label: Label shown to other clients.
-
+        wait_at_exit_s: Seconds for which the interpreter waits for its tasks at exit; None waits for all.
     Attributes:
         callbacks: Calls the done-callbacks of its futures.
-        wholes: Futures that span several of its tasks.
+        all_futures: Futures that span several of its tasks.
         wait_at_exit_s: Seconds for which the interpreter waits for its tasks at exit; None waits for all.
     """
 
@@ -95,30 +96,39 @@ class Submitter:
         self._home = ForkGuard(f"executor {keys.name!r}")
         self._backlog = WorkQueue(store, keys.backlog, label=label)
         self._stored = StoredTasks(store, keys, self._backlog)
-        self._placing = Placing(store, keys)
-        self._workers = WorkerWatch(store.clock, keys.name, self._placing.has_members)
-        self._preparing = Preparing(store, keys, self._backlog, self._placing)
-        self.callbacks = Callbacks(store.clock, keys.name)
+        self._placer = TaskPlacer(store, keys)
+        self._workers = WorkerWatch(store.clock, keys.name, self._placer.has_members)
+        self._preparer = TaskPreparer(store, keys, self._backlog, self._placer)
+        self.callbacks = CallbackRunner(store.clock, keys.name)
         self._changed = Notifier()
         self._wake = Signal()
         self._stop = Signal()
         self._tickets: dict[int, TaskTicket] = {}
-        self._wanted: dict[int, PlacementRequest] = {}
-        self._plain: deque[TaskTicket] = deque()
+        self._requests: dict[int, PlacementRequest] = {}
+        self._unplaced: deque[TaskTicket] = deque()
         self._to_place: deque[TaskTicket] = deque()
-        self._queues = [self._plain, self._to_place]
+        self._queues = [self._unplaced, self._to_place]
         self._next = 0
-        self._doubts: Sequence[tuple[TaskTicket, TaskItem]] = ()
-        self._line: SubmitterSession | None = None
+        self._in_doubt: Sequence[tuple[TaskTicket, TaskItem]] = ()
+        self._session: SubmitterSession | None = None
         self._background: Background | None = None
         self._closing = False
         self._ended = False
-        self.wholes: WeakSet[AllFuture[Any]] = WeakSet()
+        self.all_futures: WeakSet[AllFuture[Any]] = WeakSet()
 
     # Submitting
 
     def add(self, item: TaskItem, hint: Any, what: str, wanted: PlacementRequest) -> TaskFuture[Any]:
-        """Queue a task to be stored soon, in order. Performs no I/O. Raises ``RuntimeError`` after a shutdown."""
+        """Queue a task to be stored soon, and return its future. Does no I/O.
+
+        Args:
+            item: The task, without its ID and position.
+            hint: Annotation of the result.
+            what: Description of the function in messages.
+            wanted: How to place the task.
+        Raises:
+            RuntimeError: The executor was shut down.
+        """
         if self._home.is_foreign:
             raise self._home.error()
         with self._changed.mutex:
@@ -127,7 +137,7 @@ class Submitter:
             ticket = TaskTicket(self._next, item, hint, what, self)
             self._next += 1
             self._tickets[ticket.number] = ticket
-            self._wanted[ticket.number] = wanted
+            self._requests[ticket.number] = wanted
             self._queue_of(ticket).append(ticket)
             if self._background is None:
                 self._background = Background(self._run, f"latchwork-submits-{self._keys.name}")
@@ -135,20 +145,20 @@ class Submitter:
         return ticket.future
 
     def _queue_of(self, ticket: TaskTicket) -> deque[TaskTicket]:
-        """Return the queue of an unstored task.
+        """Return the queue for a task that is not stored yet.
 
-        Tasks that need no member have a separate one, so they never wait for placement.
+        Tasks that need no member have a separate queue, so they never wait until a member was chosen for another task.
         """
-        wanted = self._wanted[ticket.number]
-        is_plain = ticket.item is not None and is_for_all(ticket.item, wanted.picker, wanted.copies)
-        return self._plain if is_plain else self._to_place
+        wanted = self._requests[ticket.number]
+        is_plain = ticket.item is not None and needs_no_member(ticket.item, wanted.picker, wanted.copies)
+        return self._unplaced if is_plain else self._to_place
 
-    def why_nothing_runs(self) -> str:
-        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
-        return self._workers.why()
+    def missing_worker_hint(self) -> str:
+        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
+        return self._workers.missing_worker_hint()
 
     async def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all previously submitted tasks are stored or have ended; False on timeout."""
+        """Wait until all tasks submitted before this call are stored or have ended. Return False on timeout."""
         self._home.check()
         with self._changed.mutex:
             last = self._next
@@ -156,14 +166,14 @@ class Submitter:
         def is_done() -> bool:
             return not any(ticket.number < last for queue in self._queues for ticket in queue)
 
-        return await until(self._changed, self._store.clock, is_done, timeout_s)
+        return await wait_until(self._changed, self._store.clock, is_done, timeout_s)
 
     async def wait_over(self, timeout_s: float | None) -> bool:
-        """Wait until no task is left; False on timeout."""
-        return await until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
+        """Wait until all tasks have ended. Return False on timeout."""
+        return await wait_until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
 
-    def waits_for(self) -> str:
-        """Return a description of the active tasks for a message: their number and the first of them."""
+    def describe_active_tasks(self) -> str:
+        """Return text for a message that has the number of unfinished tasks and names the first of them."""
         with self._changed.mutex:
             tickets = list(self._tickets.values())
         names = ", ".join(ticket.what for ticket in tickets[:_MOST_NAMED])
@@ -175,40 +185,48 @@ class Submitter:
         backoff = Backoff()
         while True:
             self._wake.clear()
-            batch = self._batch()
+            batch = self._next_batch()
             if self._ended:
                 return
-            if self._line is not None and self._line.session.remaining_s() <= 0.0:
-                await self._lose_line(self._line)
+            if self._session is not None and self._session.session.remaining_s() <= 0.0:
+                await self._on_session_lost(self._session)
                 continue
             if not batch:
-                await Pause(self._store.clock, self._wake, await self._workers.look(is_waiting=bool(self._tickets)))
+                await Pause(
+                    self._store.clock, self._wake, await self._workers.check_workers(is_waiting=bool(self._tickets))
+                )
                 continue
             try:
                 await self._send(batch)
                 backoff.reset()
             except Exception as error:  # also from a picker: no future may wait forever
-                await self._trouble(batch, error, backoff)
+                await self._on_error(batch, error, backoff)
 
-    async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
-        """Retry tasks that could not be stored, unless the error is permanent and they are certainly not stored."""
-        if self._doubts or isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
+    async def _on_error(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
+        """Retry tasks that could not be stored. If the error is permanent and they are certainly not stored, fail
+        them.
+        """
+        if self._in_doubt or isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
             _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
-            line = self._line
-            if isinstance(error, SessionLost) and line is not None and line.session.remaining_s() > 0.0:
-                line.session.mark_ended()
+            submitter_session = self._session
+            if (
+                isinstance(error, SessionLost)
+                and submitter_session is not None
+                and submitter_session.session.remaining_s() > 0.0
+            ):
+                submitter_session.session.mark_ended()
             await Pause(self._store.clock, self._stop, backoff.next_s())
             return
         if len(batch) > 1:  # one of them may be at fault: the others must not fail
-            await self._one_by_one(batch)
+            await self._send_separately(batch)
             return
         for ticket in batch:
             if not isinstance(error, LatchworkError):
                 _log.error("executor %s: %s cannot be placed", self._keys.name, ticket.what, exc_info=error)
-            self._fail(ticket, named(error, ticket))
+            self._fail(ticket, add_task_name(error, ticket))
 
-    async def _one_by_one(self, batch: Sequence[TaskTicket]) -> None:
-        """Store tasks one at a time, until the server is unreachable."""
+    async def _send_separately(self, batch: Sequence[TaskTicket]) -> None:
+        """Store tasks one at a time, until the server cannot be reached."""
         for ticket in batch:
             try:
                 await self._send([ticket])
@@ -217,13 +235,13 @@ class Submitter:
                 return
             except Exception as error:
                 if ticket.stage is Stage.WAITING:
-                    await self._trouble([ticket], error, Backoff())
+                    await self._on_error([ticket], error, Backoff())
 
-    def _batch(self) -> list[TaskTicket]:
-        """Return the next tasks to store. They stay queued until they are stored."""
+    def _next_batch(self) -> list[TaskTicket]:
+        """Return the next tasks to store. They stay in their queue until they are stored."""
         with self._changed.mutex:
             for queue in self._queues:
-                while queue and queue[0].stage in {Stage.OVER, Stage.STORED}:
+                while queue and queue[0].stage in {Stage.ENDED, Stage.STORED}:
                     queue.popleft()
                     self._changed.notify_all()
             self._queues.reverse()  # alternate, so that tasks without placement do not wait for the others
@@ -231,9 +249,9 @@ class Submitter:
             batch: list[TaskTicket] = []
             writes = size = 0
             for ticket in waiting:
-                if ticket.stage in {Stage.OVER, Stage.STORED} or ticket.item is None:
+                if ticket.stage in {Stage.ENDED, Stage.STORED} or ticket.item is None:
                     continue
-                writes += self._wanted[ticket.number].copies
+                writes += self._requests[ticket.number].copies
                 size += len(ticket.item.payload) + 500
                 if batch and (writes > MOST_ITEMS or size > MOST_BYTES or len(batch) >= MOST_ITEMS):
                     break
@@ -241,117 +259,136 @@ class Submitter:
             return batch
 
     async def _send(self, batch: Sequence[TaskTicket]) -> None:
-        """Store as many of these tasks as possible."""
-        line = await self._open_line()
-        if self._doubts:
-            return await self._settle(line, self._doubts)
+        """Store a batch of tasks in one transaction. Tasks that cannot be stored now stay queued."""
+        submitter_session = await self._open_session()
+        if self._in_doubt:
+            return await self._resolve_in_doubt(submitter_session, self._in_doubt)
         at_ms = int(time.time() * 1000)
-        found = [each for ticket in batch if (each := await self._placed(ticket, line, at_ms)) is not None]
-        placed = [(ticket, item) for ticket, item in found if self._is_doubtful_now(ticket, item)]
+        found = [
+            each for ticket in batch if (each := await self._prepare(ticket, submitter_session, at_ms)) is not None
+        ]
+        placed = [(ticket, item) for ticket, item in found if self._mark_in_doubt(ticket, item)]
         if not placed:
             return None
-        checks: dict[Check, None] = {At(line.sub): None}
+        checks: dict[Check, None] = {At(submitter_session.online_entry): None}
         ops: dict[Op, None] = {}
         for _, item in placed:
-            if item.lanes != (ANY,):
-                checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
-            ops.update(dict.fromkeys(copies_ops(self._backlog, item)))
-        deletions = line.collector.take_read(max(0, MOST_WRITES - len(ops)))
+            if item.partitions != (ANY,):
+                checks.update(dict.fromkeys(self._placer.member_checks(item.partitions, item.target)))
+            ops.update(dict.fromkeys(put_copies_ops(self._backlog, item)))
+        deletions = submitter_session.collector.take_deletions(max(0, MOST_WRITES - len(ops)))
         try:
             await ask(self._store.commit, list(checks), [*ops, *deletions])
             deletions = []
         except Conflict as error:
-            await self._refused(line, placed, error)
+            await self._on_conflict(submitter_session, placed, error)
         except OutcomeUnknown:
-            await self._settle(line, placed)
+            await self._resolve_in_doubt(submitter_session, placed)
         except BaseException:
-            self._unsent(placed)
+            self._mark_unsent(placed)
             raise
         else:
-            self._settled(placed)
+            self._mark_stored(placed)
         finally:
             if deletions:
-                line.collector.give_back(deletions)
+                submitter_session.collector.return_deletions(deletions)
 
-    async def _placed(
-        self, ticket: TaskTicket, line: SubmitterSession, at_ms: int
+    async def _prepare(
+        self, ticket: TaskTicket, submitter_session: SubmitterSession, at_ms: int
     ) -> tuple[TaskTicket, TaskItem] | None:
-        """Return a ticket and its item to store; None if the task has ended."""
+        """Return a ticket and the item to store for it. If no member may run the task, fail it and return None."""
         item = ticket.item
         if item is None:
             return None
         try:
-            return ticket, await self._preparing.ready(item, ticket.number, line, self._wanted[ticket.number], at_ms)
+            return ticket, await self._preparer.prepare(
+                item, ticket.number, submitter_session, self._requests[ticket.number], at_ms
+            )
         except NoSuchMember as error:
             self._fail(ticket, error)
             return None
 
-    def _is_doubtful_now(self, ticket: TaskTicket, item: TaskItem) -> bool:
-        """Mark a task as being sent; False if it was cancelled meanwhile."""
+    def _mark_in_doubt(self, ticket: TaskTicket, item: TaskItem) -> bool:
+        """Mark a task as being sent. Return False if it was cancelled meanwhile."""
         with self._changed.mutex:
             if ticket.stage is not Stage.WAITING:
                 return False
-            ticket.sid, ticket.lanes, ticket.shelf, ticket.stage = item.sid, item.lanes, item.shelf, Stage.DOUBTFUL
+            ticket.submitter_id, ticket.partitions, ticket.sort_key, ticket.stage = (
+                item.submitter_id,
+                item.partitions,
+                item.sort_key,
+                Stage.IN_DOUBT,
+            )
             return True
 
-    def _settled(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
+    def _mark_stored(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
         with self._changed.mutex:
             for ticket, _ in placed:
-                if ticket.stage is Stage.DOUBTFUL:
+                if ticket.stage is Stage.IN_DOUBT:
                     ticket.stage = Stage.STORED
                     if not self._resubmits:
                         ticket.item = None
-                        self._wanted.pop(ticket.number, None)
+                        self._requests.pop(ticket.number, None)
             self._changed.notify_all()
         self._wake.set()
 
-    def _unsent(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
+    def _mark_unsent(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
         with self._changed.mutex:
             for ticket, _ in placed:
-                if ticket.stage is Stage.DOUBTFUL:
+                if ticket.stage is Stage.IN_DOUBT:
                     ticket.stage = Stage.WAITING
             self._changed.notify_all()
 
-    async def _refused(
-        self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
+    async def _on_conflict(
+        self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
     ) -> None:
-        """Handle a failed check, after which this attempt wrote nothing."""
+        """Handle a batch that was refused because a check failed. This attempt has written nothing."""
         failed = {getattr(each, "key", None) for each in error.failed}
-        if self._placing.refused(error.failed) and line.sub.key not in failed:
-            self._unsent(placed)
+        if self._placer.note_departed(error.failed) and submitter_session.online_entry.key not in failed:
+            self._mark_unsent(placed)
         else:
-            await self._settle(line, placed)
+            await self._resolve_in_doubt(submitter_session, placed)
 
-    async def _settle(self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
-        """Prevent a transaction in doubt from committing later, then read which of its tasks are stored."""
-        self._doubts = placed
-        await write_anew(self._store, line)
-        places = {ticket.number: TaskLocation.for_item(item, self._keys) for ticket, item in placed}
-        missing = await self._stored.missing(places)
+    async def _resolve_in_doubt(
+        self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]
+    ) -> None:
+        """Find out which tasks of a batch with a lost answer are stored, after making sure that it cannot commit any
+        more.
+        """
+        self._in_doubt = placed
+        await rewrite_online_key(self._store, submitter_session)
+        locations = {ticket.number: TaskLocation.for_item(item, self._keys) for ticket, item in placed}
+        missing = await self._stored.find_missing(locations)
         gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
         gone = {number: each for number, each in gone.items() if not each[0].future.done()}
-        self._unsent(gone.values())
-        self._settled([each for each in placed if each[0].number not in gone])
-        self._doubts = ()
+        self._mark_unsent(gone.values())
+        self._mark_stored([each for each in placed if each[0].number not in gone])
+        self._in_doubt = ()
 
-    async def _open_line(self) -> SubmitterSession:
-        line = self._line
-        if line is None:
-            line = await open_line(self._store, self._keys, self._payloads, self, ttl_s=self._ttl_s, label=self._label)
-            line.session.on_end(self._wake.set)
+    async def _open_session(self) -> SubmitterSession:
+        submitter_session = self._session
+        if submitter_session is None:
+            submitter_session = await open_submitter_session(
+                self._store, self._keys, self._payloads, self, ttl_s=self._ttl_s, label=self._label
+            )
+            submitter_session.session.on_end(self._wake.set)
             with self._changed.mutex:
-                self._line = line
-            line.collector.start()
-        return line
+                self._session = submitter_session
+            submitter_session.collector.start()
+        return submitter_session
 
-    async def _lose_line(self, line: SubmitterSession) -> None:
-        """Handle the end of the session: collect earlier results, then fail or resubmit the other tasks."""
-        await line.collector.finish()
-        error = line.lost_error(self._keys.name)
-        self._doubts = ()
+    async def _on_session_lost(self, submitter_session: SubmitterSession) -> None:
+        """Collect the results that arrived before the session ended, then fail or resubmit the other tasks."""
+        await submitter_session.collector.finish()
+        error = submitter_session.lost_error(self._keys.name)
+        self._in_doubt = ()
         with self._changed.mutex:
-            self._line = None
-            left = [each for each in self._tickets.values() if each.sid == line.sid and each.stage is not Stage.OVER]
+            self._session = None
+            left = [
+                each
+                for each in self._tickets.values()
+                if each.submitter_id == submitter_session.submitter_id and each.stage is not Stage.ENDED
+            ]
             again = [each for each in left if each.item and (self._resubmits or each.stage is Stage.WAITING)]
             waiting = {each.number for queue in self._queues for each in queue}
             for ticket in again:
@@ -366,41 +403,52 @@ class Submitter:
         self._wake.set()
 
     def ticket(self, number: int) -> TaskTicket | None:
-        """Return the ticket for a result; None if the task has ended."""
-        self._workers.progress()
+        """Return the ticket of the task with a number; None if the task has ended."""
+        self._workers.on_result()
         ticket = self._tickets.get(number)
-        return None if ticket is None or ticket.stage is Stage.OVER else ticket
+        return None if ticket is None or ticket.stage is Stage.ENDED else ticket
 
-    def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
-        """Mark a task as ended, end its future with ``tell``, and forget it."""
+    def end(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
+        """Mark a task as ended, complete its future by calling ``end_future``, and forget the task."""
         with self._changed.mutex:
-            ticket.stage, ticket.item = Stage.OVER, None
-        tell()
+            ticket.stage, ticket.item = Stage.ENDED, None
+        end_future()
         with self._changed.mutex:
             self._tickets.pop(ticket.number, None)
-            self._wanted.pop(ticket.number, None)
-            self._preparing.forget(ticket.number)
+            self._requests.pop(ticket.number, None)
+            self._preparer.forget(ticket.number)
             self._changed.notify_all()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
-        self.end(ticket, partial(ticket.future.end_raising, error))
+        self.end(ticket, partial(ticket.future.end_with_error, error))
         self._wake.set()
 
     @driven
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """Cancel a task; see ``TaskFuture.cancel``."""
+        """Cancel a task and remove it from the store.
+
+        Args:
+            ticket: The task.
+            interrupt: Also cancel a running task: signal it to stop, and drop its result.
+        Returns:
+            False if the task is running or has ended.
+        """
         self._home.check()
         while True:
             with self._changed.mutex:
-                if ticket.stage is Stage.OVER:
+                if ticket.stage is Stage.ENDED:
                     return ticket.future.cancelled()
                 if ticket.stage is Stage.WAITING:
-                    ticket.stage = Stage.OVER
+                    ticket.stage = Stage.ENDED
                     break
-                line, is_doubtful, version = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.version
-            if not is_doubtful and line is not None:
+                submitter_session, is_in_doubt, version = (
+                    self._session,
+                    ticket.stage is Stage.IN_DOUBT,
+                    self._changed.version,
+                )
+            if not is_in_doubt and submitter_session is not None:
                 with undone_if_interrupted(partial(self.cancel_soon, [ticket], interrupt=interrupt)):
-                    if not await self._take_back(ticket, line, interrupt):
+                    if not await self._remove_stored(ticket, submitter_session, interrupt):
                         return ticket.future.cancelled()
                 break
             await self._changed.changed_since(version, self._store.clock, None)
@@ -408,14 +456,14 @@ class Submitter:
         self._wake.set()
         return True
 
-    async def _take_back(self, ticket: TaskTicket, line: SubmitterSession, interrupt: bool) -> bool:
-        place, done = self._place(ticket), ticket.future.done
-        return await self._stored.take_back(place, line.session, interrupt=interrupt, is_over=done)
+    async def _remove_stored(self, ticket: TaskTicket, submitter_session: SubmitterSession, interrupt: bool) -> bool:
+        location, done = self._locate(ticket), ticket.future.done
+        return await self._stored.remove(location, submitter_session.session, interrupt=interrupt, has_outcome=done)
 
     def cancel_soon(self, tickets: Iterable[TaskTicket], *, interrupt: bool) -> None:
-        """Cancel tasks: unstored ones immediately, others in the background. Performs no I/O.
+        """Cancel tasks: those that are not stored immediately, the others in the background. Does no I/O.
 
-        The background part retries until the store has answered or the session has ended.
+        The background thread retries until the store has answered or the session has ended.
         """
         if self._home.is_foreign:
             return
@@ -425,32 +473,32 @@ class Submitter:
             Background(partial(self._cancel_all, left, interrupt), name)
 
     def _drop_unsent(self, tickets: Sequence[TaskTicket]) -> list[TaskTicket]:
-        """Cancel the unstored tasks; return the tasks that are stored or may be."""
+        """Cancel those of these tasks that are not stored yet. Return those that are stored or may be."""
         with self._changed.mutex:
             dropped = [ticket for ticket in tickets if ticket.stage is Stage.WAITING]
             for ticket in dropped:
-                ticket.stage = Stage.OVER
+                ticket.stage = Stage.ENDED
         for ticket in dropped:
             self.end(ticket, ticket.future.end_cancelled)
         if dropped:
             self._wake.set()
-        return [ticket for ticket in tickets if ticket.stage is not Stage.OVER]
+        return [ticket for ticket in tickets if ticket.stage is not Stage.ENDED]
 
     async def _cancel_all(self, tickets: list[TaskTicket], interrupt: bool) -> None:
         backoff = Backoff()
         while left := self._drop_unsent(tickets):
             with self._changed.mutex:
                 part = [ticket for ticket in left if ticket.stage is Stage.STORED][:_MOST_CANCELLED]
-                line, version = self._line, self._changed.version
-            if not part or line is None:
+                submitter_session, version = self._session, self._changed.version
+            if not part or submitter_session is None:
                 await self._changed.changed_since(version, self._store.clock, None)
                 tickets = left
                 continue
             by_number = {ticket.number: ticket for ticket in part}
-            places = {number: self._place(ticket) for number, ticket in by_number.items()}
+            locations = {number: self._locate(ticket) for number, ticket in by_number.items()}
             try:
-                removed = await self._stored.take_back_all(
-                    places, line.session, interrupt=interrupt, is_over=partial(_is_done, by_number)
+                removed = await self._stored.remove_all(
+                    locations, submitter_session.session, interrupt=interrupt, has_outcome=partial(_is_done, by_number)
                 )
             except Closed:
                 return
@@ -466,13 +514,15 @@ class Submitter:
 
     @driven
     async def state(self, ticket: TaskTicket) -> TaskState:
-        """Return a task's state; see ``TaskFuture.state``."""
+        """Return the current state of a task, from memory if possible, else from the store."""
         self._home.check()
         known = ticket.phase
-        return await self._stored.state(self._place(ticket)) if known is None else TaskState(known)
+        return await self._stored.read_state(self._locate(ticket)) if known is None else TaskState(known)
 
-    def _place(self, ticket: TaskTicket) -> TaskLocation:
-        return TaskLocation(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
+    def _locate(self, ticket: TaskTicket) -> TaskLocation:
+        return TaskLocation(
+            ticket.id, ticket.partitions, ticket.sort_key, self._keys.result(ticket.submitter_id, ticket.number)
+        )
 
     # Forks
 
@@ -481,18 +531,22 @@ class Submitter:
         """Whether this process is a fork of the one that made the submitter."""
         return self._home.is_foreign
 
-    def end_in_child(self) -> None:
-        """Fail the futures in a forked child, where no thread would end them."""
+    def fail_in_child(self) -> None:
+        """Fail all futures in a forked child process, where no thread would complete them."""
         try:
             self._home.check()
         except ForkedProcess as error:
-            for future in [*(ticket.future for ticket in self._tickets.values()), *self.wholes]:
-                future.end_in_child(error)
+            for future in [*(ticket.future for ticket in self._tickets.values()), *self.all_futures]:
+                future.fail_in_child(error)
 
     # Closing
 
     def begin_close(self) -> list[TaskTicket]:
-        """Accept no more tasks, and return the active ones in order. Raises ``ForkedProcess`` in a child."""
+        """Accept no more tasks. Return the tickets of the unfinished ones in order.
+
+        Raises:
+            ForkedProcess: This process is a fork of the one that made the submitter.
+        """
         self._home.check()
         with self._changed.mutex:
             self._closing = True
@@ -510,14 +564,14 @@ class Submitter:
         self._wake.set()
         if background is not None and not background.is_running_here:
             await background
-        line = self._line  # read it now: the thread may have opened one meanwhile
-        if line is not None:
-            await line.collector.close()
-            line.session.close()
-        self._placing.close()
+        submitter_session = self._session  # read it now: the thread may have opened one meanwhile
+        if submitter_session is not None:
+            await submitter_session.collector.close()
+            submitter_session.session.close()
+        self._placer.close()
         self._backlog.close()
 
 
 def _is_done(tickets: Mapping[int, TaskTicket], number: int) -> bool:
-    """Return whether the outcome of a task was fetched."""
+    """Return whether the future of a task is done."""
     return tickets[number].future.done()

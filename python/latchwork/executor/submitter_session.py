@@ -1,6 +1,6 @@
-"""One incarnation of a submitter: its session, the key that shows it is online, and the collector of its results.
+"""The session of a submitter: the key that shows that it is online, and the collector of its results.
 
-The collector watches for results, ends the futures, and deletes what was read. The worker watch notices when an
+The collector watches for results, completes the futures, and deletes what was read. The worker watch notices when an
 executor has tasks and no worker.
 """
 
@@ -22,10 +22,10 @@ from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.executor.futures import TaskTicket
-from latchwork.executor.items import TaskItem, ref_of
-from latchwork.executor.keys import ANY, NAME, Keys, new_sid, number_of, shelf_of
+from latchwork.executor.items import TaskItem, parse_blob_ref
+from latchwork.executor.keys import ANY, NAME, Keys, new_submitter_id, parse_result_number, task_sort_key
 from latchwork.executor.pickers import Picker
-from latchwork.executor.placing import Placing, is_for_all
+from latchwork.executor.placement import TaskPlacer, needs_no_member
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
@@ -53,62 +53,64 @@ _RARELY_S = 60.0
 
 @dataclass(slots=True)
 class SubmitterSession:
-    """One incarnation of a submitter.
+    """A submitter from the start to the end of its store session. A later session has another ID.
 
     Attributes:
-        sid: Its unique ID, never reused.
-        session: Its session, whose end ends it.
-        sub: The key that shows it is online.
+        submitter_id: Its unique ID, never reused.
+        session: Its session.
+        online_entry: Entry of the key that shows that it is online.
         collector: Collects its results.
     """
 
-    sid: str
+    submitter_id: str
     session: Session
-    sub: Entry
-    collector: Collector
+    online_entry: Entry
+    collector: ResultCollector
 
     def lost_error(self, executor: str) -> SessionLost:
-        """Return the error with which its tasks' futures fail when the session is lost."""
+        """Return the error with which the futures of its tasks fail when the session is lost."""
         return SessionLost(
-            f"the session of submitter {self.sid} of executor {executor!r} has ended, and nodes drop its tasks: "
-            "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
+            f"the session of submitter {self.submitter_id} of executor {executor!r} has ended, and nodes drop its "
+            "tasks: submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """How to place a task.
+    """How to choose the members for a task.
 
     Attributes:
         picker: Chooses the preferred member.
-        copies: Number of copies.
+        copies: Number of copies, each for another member.
     """
 
     picker: Picker
     copies: int = 1
 
 
-async def open_line(
+async def open_submitter_session(
     store: Store, keys: Keys, payloads: Payloads, tasks: ResultSink, *, ttl_s: float, label: str
 ) -> SubmitterSession:
-    """Open a session and write its key. Does not start to collect results.
+    """Open a session and write the key that shows that the submitter is online. Does not start to collect results.
 
     Raises:
         Unavailable, OutcomeUnknown: The server could not be reached.
     """
     session = await ask(store.open_session, ttl_s)
-    sid = new_sid()
-    said = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
+    submitter_id = new_submitter_id()
+    about = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
     try:
-        sub = await ask(store.put, keys.sub(sid), said, session=session)
+        online_entry = await ask(store.put, keys.submitter(submitter_id), about, session=session)
     except BaseException:
         session.close()
         raise
-    return SubmitterSession(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
+    return SubmitterSession(
+        submitter_id, session, online_entry, ResultCollector(store, keys, submitter_id, payloads, tasks)
+    )
 
 
-def named(error: Exception, ticket: TaskTicket) -> Exception:
-    """Add the task's name to a library error about storing it; return any other error unchanged."""
+def add_task_name(error: Exception, ticket: TaskTicket) -> Exception:
+    """Return a library error with the name of the task in its message; any other error is returned unchanged."""
     kind = type(error)
     if not isinstance(error, LatchworkError) or kind.__init__ is not Exception.__init__ or ticket.what in str(error):
         return error
@@ -117,8 +119,9 @@ def named(error: Exception, ticket: TaskTicket) -> Exception:
     return made
 
 
-async def write_anew(store: Store, line: SubmitterSession) -> None:
-    """Rewrite the key that shows we are online, so that earlier transactions that check its version cannot commit.
+async def rewrite_online_key(store: Store, submitter_session: SubmitterSession) -> None:
+    """Rewrite the key that shows that the submitter is online, so that earlier transactions that check it cannot
+    commit.
 
     Raises:
         SessionLost: The session has ended.
@@ -126,76 +129,83 @@ async def write_anew(store: Store, line: SubmitterSession) -> None:
     """
     backoff = Backoff()
     while True:
-        now = await ask(store.get, line.sub.key)
-        if now is None or now.owner != line.session.id:
-            raise SessionLost(f"submitter {line.sid} is not there any more, its key {line.sub.key!r} is gone")
+        now = await ask(store.get, submitter_session.online_entry.key)
+        if now is None or now.owner != submitter_session.session.id:
+            raise SessionLost(
+                f"submitter {submitter_session.submitter_id} is not online any more, "
+                f"its key {submitter_session.online_entry.key!r} is gone"
+            )
         try:
-            done = await ask(store.commit, [At(now)], [Put(now.key, now.value, line.session)])
+            done = await ask(store.commit, [At(now)], [Put(now.key, now.value, submitter_session.session)])
         except Conflict:
             continue
         except (OutcomeUnknown, Unavailable):
-            if line.session.remaining_s() <= 0.0:
+            if submitter_session.session.remaining_s() <= 0.0:
                 raise
-            await Pause(store.clock, line.session.lost, backoff.next_s())
+            await Pause(store.clock, submitter_session.session.lost, backoff.next_s())
         else:
-            line.sub = done.entries[0]
+            submitter_session.online_entry = done.entries[0]
             return
 
 
-async def until(bell: Notifier, clock: Clock, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
-    """Wait until a condition holds, evaluated with the notifier's mutex held; False on timeout."""
+async def wait_until(notifier: Notifier, clock: Clock, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until a condition holds, which is evaluated with the notifier's mutex held. Return False on timeout."""
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     while True:
-        with bell.mutex:
-            if is_so():
+        with notifier.mutex:
+            if is_true():
                 return True
-            version = bell.version
+            version = notifier.version
         left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
         if left_s == 0.0:
             return False
-        await bell.changed_since(version, clock, left_s)
+        await notifier.changed_since(version, clock, left_s)
 
 
-class Preparing:
-    """Prepares tasks for storing: chooses their lanes, and writes large payloads as blobs. Thread-safe.
+class TaskPreparer:
+    """Prepares tasks for storing: chooses their partitions, and writes large payloads as blobs. Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
         backlog: Its work queue.
-        placing: Chooses lanes.
+        placing: Chooses the partitions.
     """
 
-    def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, placing: Placing) -> None:
+    def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, placing: TaskPlacer) -> None:
         self._backlog = backlog
-        self._placing = placing
+        self._placer = placing
         self._blobs = Blobs(store, keys.data)
         self._written: dict[int, BlobRef] = {}
-        self._shelf = ""
+        self._sort_key = ""
 
-    async def ready(
-        self, item: TaskItem, number: int, line: SubmitterSession, wanted: PlacementRequest, at_ms: int
+    async def prepare(
+        self, item: TaskItem, number: int, submitter_session: SubmitterSession, wanted: PlacementRequest, at_ms: int
     ) -> TaskItem:
-        """Return the item to store.
+        """Return the item to store for a task, with its ID, partitions and sort key.
 
         Raises:
             NoSuchMember: The only member that may run it is not online.
         """
-        shelf = shelf_of(item.priority, at_ms, line.sid)
-        shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # one string object shared by all tickets
-        lanes = (ANY,) if is_for_all(item, wanted.picker, wanted.copies) else ()
-        ready = replace(item, sid=line.sid, number=number, shelf=shelf, lanes=lanes)
-        if not lanes:
-            ready = replace(ready, lanes=await self._placing.place(ready, wanted.picker, wanted.copies))
-        return await self._fitting(ready)
+        sort_key = task_sort_key(item.priority, at_ms, submitter_session.submitter_id)
+        sort_key = self._sort_key = (
+            self._sort_key if self._sort_key == sort_key else sort_key
+        )  # one string object shared by all tickets
+        partitions = (ANY,) if needs_no_member(item, wanted.picker, wanted.copies) else ()
+        ready = replace(
+            item, submitter_id=submitter_session.submitter_id, number=number, sort_key=sort_key, partitions=partitions
+        )
+        if not partitions:
+            ready = replace(ready, partitions=await self._placer.choose_partitions(ready, wanted.picker, wanted.copies))
+        return await self._move_large_payload(ready)
 
-    async def _fitting(self, item: TaskItem) -> TaskItem:
-        """Move a large payload to a blob, written once and before the item that refers to it."""
+    async def _move_large_payload(self, item: TaskItem) -> TaskItem:
+        """Write a large payload as a blob, once, and return the item with a reference to the blob."""
         if len(item.payload) <= INLINE_BYTES:
             return item
         ref = self._written.get(item.number)
-        if ref is None or ref.owner != item.sid:
-            ref = await steps_of(self._blobs.write)(item.sid, item.payload)
+        if ref is None or ref.owner != item.submitter_id:
+            ref = await steps_of(self._blobs.write)(item.submitter_id, item.payload)
             self._written[item.number] = ref
         return replace(item, payload=b"", blob=ref)
 
@@ -204,42 +214,42 @@ class Preparing:
         self._written.pop(number, None)
 
 
-def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
-    """Return the writes that put all copies of a task into their lanes. May contain duplicates."""
+def put_copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
+    """Return the writes that put all copies of a task into their partitions. They may contain duplicates."""
     stored = item.to_bytes()
     ops: list[Op] = []
-    for lane, each in zip(item.lanes, item.item_ids, strict=True):
-        ops += backlog.put_ops(lane, item.shelf, {each: stored})
+    for partition, each in zip(item.partitions, item.item_ids, strict=True):
+        ops += backlog.put_ops(partition, item.sort_key, {each: stored})
     return ops
 
 
 class ResultSink(Protocol):
-    """The receiver of results."""
+    """Receives the results that a collector has read."""
 
     def ticket(self, number: int) -> TaskTicket | None:
-        """Return the task with this number if it has not ended."""
+        """Return the ticket of the task with a number; None if the task has ended."""
         ...
 
-    def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
-        """End a task; ``tell`` ends its future."""
+    def end(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
+        """Mark a task as ended, and call ``end_future`` to complete its future."""
         ...
 
 
-class Collector:
-    """Collects the results of one submitter in a thread. Thread-safe.
+class ResultCollector:
+    """Reads the results of one submitter in a thread and completes their futures. Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
-        sid: The submitter's ID.
+        submitter_id: ID of the submitter.
         payloads: Decodes results.
         tasks: Receives the results.
     """
 
-    def __init__(self, store: Store, keys: Keys, sid: str, payloads: Payloads, tasks: ResultSink) -> None:
+    def __init__(self, store: Store, keys: Keys, submitter_id: str, payloads: Payloads, tasks: ResultSink) -> None:
         self._store = store
-        self._prefix = keys.results_of(sid)
-        self._what = f"results of submitter {sid} of executor {keys.name!r}"
+        self._prefix = keys.results_prefix(submitter_id)
+        self._what = f"results of submitter {submitter_id} of executor {keys.name!r}"
         self._name = f"latchwork-results-{keys.name}"
         self._payloads = payloads
         self._blobs = Blobs(store, keys.data)
@@ -251,46 +261,48 @@ class Collector:
         self._background: Background | None = None
 
     def start(self) -> None:
-        """Start to collect."""
+        """Start to collect results."""
         self._background = Background(self._run, self._name)
 
-    def take_read(self, most: int) -> list[Op]:
-        """Take up to this many writes that delete results already read. Each is returned once."""
+    def take_deletions(self, most: int) -> list[Op]:
+        """Return up to ``most`` writes that delete results already read. Each write is returned once."""
         with self._lock:
             part = self._read[:most]
             del self._read[: len(part)]
         return [Delete(key) for key in part]
 
-    def give_back(self, deletions: Iterable[Op]) -> None:
-        """Put back writes that may not have been committed, to be taken again. Idempotent."""
+    def return_deletions(self, deletions: Iterable[Op]) -> None:
+        """Give back writes from ``take_deletions`` that may not have been committed, to be taken again. Idempotent."""
         with self._lock:
             self._read += [op.key for op in deletions]
 
     async def finish(self) -> None:
-        """Stop, then read the remaining results. Called after the session has ended, so no more can arrive."""
-        await self._end()
-        until, backoff = self._store.clock.now() + _PATIENCE_S, Backoff()
+        """Stop the thread, then read the remaining results. Call it after the session has ended, when no more can
+        arrive.
+        """
+        await self._stop_watching()
+        wait_until, backoff = self._store.clock.now() + _PATIENCE_S, Backoff()
         while True:
             try:
                 for entry in await ask(self._store.list, self._prefix, recursive=True):
-                    self._take(entry)
+                    self._handle_result(entry)
             except LatchworkError as error:
                 _log.info("%s: not all are read: %s", self._what, error)
-                if isinstance(error, Closed) or self._store.clock.now() >= until:
+                if isinstance(error, Closed) or self._store.clock.now() >= wait_until:
                     return
                 await Pause(self._store.clock, Signal(), backoff.next_s())
             else:
                 return
 
     async def close(self) -> None:
-        """Stop, and delete all results if the server is reachable."""
-        await self._end()
+        """Stop the thread, and delete all results if the server can be reached."""
+        await self._stop_watching()
         try:
             await ask(self._store.delete_tree, self._prefix)
         except LatchworkError as error:
             _log.info("%s: left to the members to delete: %s", self._what, error)
 
-    async def _end(self) -> None:
+    async def _stop_watching(self) -> None:
         self._stop.set()
         with self._lock:
             watch = self._watch
@@ -303,7 +315,7 @@ class Collector:
         backoff = Backoff()
         while not self._stop.is_set():
             try:
-                await self._follow(backoff)
+                await self._watch_results(backoff)
             except Closed:
                 if not self._stop.is_set():
                     _log.info("%s: the store was closed", self._what)
@@ -312,7 +324,7 @@ class Collector:
                 _log.warning("%s cannot be read, trying again: %s", self._what, error)
                 await Pause(self._store.clock, self._stop, backoff.next_s())
 
-    async def _follow(self, backoff: Backoff) -> None:
+    async def _watch_results(self, backoff: Backoff) -> None:
         with self._store.watch(self._prefix) as watch:
             watch.matters = _has_results
             with self._lock:
@@ -322,42 +334,42 @@ class Collector:
                     batch = await steps_of(watch.next)(_IDLE_S if self._read else None)
                 except WaitTimeout:
                     batch = ()
-                self._take_all(batch)
+                self._handle_results(batch)
                 backoff.reset()
                 if len(self._read) >= _MOST_DELETED or not batch:
                     await self._delete()
 
-    def _take_all(self, batch: Iterable[Change]) -> None:
+    def _handle_results(self, batch: Iterable[Change]) -> None:
         for change in batch:
             if change.entry is not None:
-                self._take(change.entry)
+                self._handle_result(change.entry)
 
-    def _take(self, entry: Entry) -> None:
-        number = number_of(entry.key)
+    def _handle_result(self, entry: Entry) -> None:
+        number = parse_result_number(entry.key)
         ticket = None if number is None else self._tasks.ticket(number)
-        ref = ref_of(entry.value)
+        ref = parse_blob_ref(entry.value)
         if ticket is not None:
-            self._tasks.end(ticket, self._told(ticket, entry.value, ref))
+            self._tasks.end(ticket, self._build_completion(ticket, entry.value, ref))
         self._read += [op.key for op in self._blobs.delete_ops(ref)] if ref is not None else []
         self._read.append(entry.key)
 
-    def _told(self, ticket: TaskTicket, value: bytes, ref: BlobRef | None) -> Callable[[], object]:
-        """Return the call that ends a task's future with its outcome."""
+    def _build_completion(self, ticket: TaskTicket, value: bytes, ref: BlobRef | None) -> Callable[[], object]:
+        """Return the function that completes a task's future with its outcome."""
         try:
             whole = value if ref is None else self._blobs.read(ref)
             result: Any = Outcome.from_bytes(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
         except BaseException as error:
-            return partial(ticket.future.end_raising, error.with_traceback(None))
-        return partial(ticket.future.end_with, result)
+            return partial(ticket.future.end_with_error, error.with_traceback(None))
+        return partial(ticket.future.end_with_result, result)
 
     async def _delete(self) -> None:
-        """Delete results already read; on failure, retry with the next ones."""
-        while deletions := self.take_read(_MOST_DELETED):
+        """Delete the results already read. After a failure they are deleted with the next ones."""
+        while deletions := self.take_deletions(_MOST_DELETED):
             try:
                 await ask(self._store.commit, [], deletions)
             except LatchworkError as error:
                 _log.info("%s: %d that were read stay for now: %s", self._what, len(deletions), error)
-                self.give_back(deletions)
+                self.return_deletions(deletions)
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
 
@@ -368,7 +380,9 @@ def _has_results(changes: Sequence[Change]) -> bool:
 
 
 class WorkerWatch:
-    """Looks for workers while tasks wait without results, and warns if there is none. Only one thread calls ``look``.
+    """Checks for workers while tasks wait without results, and warns if there is none.
+
+    Only one thread may call ``check_workers``.
 
     Args:
         clock: The store's clock.
@@ -381,43 +395,49 @@ class WorkerWatch:
         self._name = name
         self._has_members = has_members
         self._quiet_since: float | None = None
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._is_missing = self._has_warned = False
 
-    def progress(self) -> None:
-        """Note that a result has arrived."""
+    def on_result(self) -> None:
+        """Record that a result has arrived, so there is a worker."""
         self._quiet_since = None
         self._is_missing = False
 
-    def why(self) -> str:
-        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
+    def missing_worker_hint(self) -> str:
+        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
         if not self._is_missing:
             return ""
-        named = "" if self._name == NAME else f" --name {self._name}"
-        return f': no worker is there; start one with "latchwork executor run --import MODULE{named}"'
+        add_task_name = "" if self._name == NAME else f" --name {self._name}"
+        return f': no worker is there; start one with "latchwork executor run --import MODULE{add_task_name}"'
 
-    async def look(self, *, is_waiting: bool) -> float | None:
-        """Look for workers if due; return the seconds until the next look, or None while no task waits."""
+    async def check_workers(self, *, is_waiting: bool) -> float | None:
+        """Check whether a worker is online, if that is due.
+
+        Args:
+            is_waiting: Whether tasks wait for results.
+        Returns:
+            Seconds until the next check; None while no task waits.
+        """
         if not is_waiting:
             self._quiet_since, self._has_warned = None, False
             return None
         now, since = self._clock.now(), self._quiet_since
         if since is None:
             since = self._quiet_since = now
-            self._look_at = now + _FIRST_S
-        if now < self._look_at:
-            return self._look_at - now
+            self._check_at = now + _FIRST_S
+        if now < self._check_at:
+            return self._check_at - now
         try:
             self._is_missing = not await self._has_members()
         except LatchworkError as error:
             _log.debug("executor %s: its workers are looked for later: %s", self._name, error)
-            self._look_at = now + _AGAIN_S
+            self._check_at = now + _AGAIN_S
             return _AGAIN_S
         if self._is_missing and now >= since + WARN_S and not self._has_warned:
             self._has_warned = True
-            _log.warning("executor %s has tasks that wait%s", self._name, self.why())
+            _log.warning("executor %s has tasks that wait%s", self._name, self.missing_worker_hint())
         left_s = _AGAIN_S if self._is_missing else _RARELY_S
         if self._is_missing and now < since + WARN_S:
             left_s = min(left_s, since + WARN_S - now)
-        self._look_at = now + left_s
+        self._check_at = now + left_s
         return left_s

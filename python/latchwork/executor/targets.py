@@ -1,7 +1,4 @@
-"""Targets: the members that may run a task. A picker, in contrast, only states a preference.
-
-Performs no I/O.
-"""
+"""Targets: which members may run a task. A picker, in contrast, only states a preference. Does no I/O."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ _OTHERWISE: tuple[Otherwise, ...] = ("fail", "any", "wait")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A single member.
+    """A target that allows one member.
 
     Attributes:
         id: Its member ID.
-        otherwise: If that member is missing or leaves before running the task: ``fail`` with ``NoSuchMember``, let
-            ``any`` other member run it, or ``wait`` for a member with this ID.
+        otherwise: What happens if that member is missing or leaves before it runs the task: ``fail`` with
+            ``NoSuchMember``, let ``any`` other member run it, or ``wait`` for a member with this ID.
     """
 
     id: str
@@ -45,10 +42,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The member that owns a key: the same for all submitters while the membership is unchanged.
+    """A target that allows the member that owns a key: the same for all submitters while the members are the same.
 
-    When a member joins or leaves, only the keys it gains or loses change owner. If the owner is gone or stays busy,
-    another member may run the task. Use it for caches, not for exclusion.
+    When a member joins or leaves, only the keys that it gains or loses change owner. If the owner is gone or stays
+    busy, another member may run the task. Use it for caches, not for exclusion.
 
     Attributes:
         text: The key, any text.
@@ -67,7 +64,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Label:
-    """Any member that has these labels: ``Label(zone="a", gpu="yes")``. The task waits while there is none.
+    """A target that allows the members with these labels: ``Label(zone="a", gpu="yes")``. The task waits while there is
+    none.
 
     Attributes:
         labels: Labels that a member must have, all of them.
@@ -86,7 +84,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Each current member, once each. The future's result is a dictionary by member."""
+    """A target that runs the task once on each current member. The future's result is a dictionary by member."""
 
     def __str__(self) -> str:
         return "all members"
@@ -95,20 +93,20 @@ class All:
 Target = Member | Key | Label | All
 
 
-def owner_of(key: str, members: Iterable[GroupMember]) -> str | None:
-    """Return the member that owns a key, or None if there is none. Members of weight 0 own no keys."""
+def key_owner(key: str, members: Iterable[GroupMember]) -> str | None:
+    """Return the ID of the member that owns a key; None if there is none. Members of weight 0 own no keys."""
     able = tuple((member.id, member.weight) for member in members if member.weight > 0)
-    return hasher_of(able).owner(key) if able else None
+    return rendezvous_hasher(able).owner(key) if able else None
 
 
 @lru_cache(maxsize=16)
-def hasher_of(able: tuple[tuple[str, float], ...]) -> RendezvousHasher:
-    """Return the rendezvous hasher for members and weights, with caching."""
+def rendezvous_hasher(able: tuple[tuple[str, float], ...]) -> RendezvousHasher:
+    """Return the rendezvous hasher for members with their weights, from a cache."""
     return RendezvousHasher([member for member, _ in able], [weight for _, weight in able])
 
 
-def candidates(target: Target | None, view: View) -> tuple[GroupMember, ...]:
-    """Return the members of a view that may run a task, sorted by ID; may be empty.
+def eligible_members(target: Target | None, view: View) -> tuple[GroupMember, ...]:
+    """Return the members that may run a task, sorted by ID; may be empty.
 
     Raises:
         NoSuchMember: The only member that may run it is missing.
@@ -130,7 +128,9 @@ def has_labels(member: GroupMember, labels: Mapping[str, str]) -> bool:
 
 
 class StoredTarget(Struct, frozen=True, omit_defaults=True):
-    """A target as stored in an item, with one of these fields set. ``All`` is stored as one ``Member`` per item."""
+    """The stored form of a target. Only the fields of one target are set. ``All`` is stored as one ``Member`` per
+    item.
+    """
 
     member: str | None = None
     otherwise: Otherwise = "fail"
@@ -142,7 +142,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_target(cls, target: Target | None) -> StoredTarget | None:
-        """Return the stored form of a target; None for all members."""
+        """Convert a target for storage; None for all members."""
         match target:
             case Member(member, otherwise):
                 return cls(member, otherwise)
@@ -153,7 +153,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
         return None
 
     def to_target(self) -> Target:
-        """Return the target.
+        """Convert back to a target.
 
         Raises:
             ValueError, TypeError: The stored target is invalid.

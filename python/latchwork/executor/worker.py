@@ -18,10 +18,10 @@ from latchwork._base.event import Signal
 from latchwork._base.validation import is_number
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
-from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store, lane_of, member_of
+from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store, member_partition, partition_member
 from latchwork.executor.pickers import Load
-from latchwork.executor.placing import Offer, read_load
-from latchwork.executor.sweeping import ExecutorSweeper
+from latchwork.executor.placement import MemberFunctions, decode_load
+from latchwork.executor.sweeper import ExecutorSweeper
 from latchwork.primitives import Group, View, ViewChange, WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store import session_ttl_s as ttl_s
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 1.0, 5.0
 #: Seconds between sweeps by the oldest member, and before a retry of a failed sweep.
 _SWEEP_S, _SWEEP_AGAIN_S = 30.0, 2.0
-#: Count at most this many tasks in a lane.
+#: Count at most this many tasks in a partition.
 _COUNTED = 100
 
 
@@ -52,7 +52,7 @@ class ExecutorWorkerOptions:
     """The validated options of a worker.
 
     Attributes:
-        slots: Tasks it runs at a time.
+        slots: Number of tasks that it runs at a time.
         run_in: ``thread`` or ``process``.
         weight: Its relative capacity.
         labels: Its labels.
@@ -77,13 +77,13 @@ class ExecutorWorkerOptions:
 
 
 class ExecutorWorkerSession:
-    """Runs tasks for the duration of one session. Thread-safe.
+    """The work of an executor's worker during one store session. Thread-safe.
 
     Args:
         store: The store.
         keys: The executor's keys.
         node: The worker's profile.
-        plan: The worker's options.
+        options: The worker's options.
         payloads: Encodes results and decodes arguments.
         session: The session; closed at the end.
         task_store: The store passed to tasks.
@@ -94,7 +94,7 @@ class ExecutorWorkerSession:
         store: Store,
         keys: Keys,
         node: WorkerProfile,
-        plan: ExecutorWorkerOptions,
+        options: ExecutorWorkerOptions,
         *,
         payloads: Payloads,
         session: Session,
@@ -103,40 +103,40 @@ class ExecutorWorkerSession:
         self._store = store
         self._keys = keys
         self._node = node
-        self._plan = plan
+        self._options = options
         self.session = session
         self._what = f"worker {node.member_id!r} of executor {keys.name!r}"
         self.group = Group(
-            store, keys.group, member_id=node.member_id, weight=plan.weight, labels=node.labels, session=session
+            store, keys.group, member_id=node.member_id, weight=options.weight, labels=node.labels, session=session
         )
         self._backlog = WorkQueue(
-            store, keys.backlog, max_attempts=plan.max_attempts, session=session, label=node.member_id
+            store, keys.backlog, max_attempts=options.max_attempts, session=session, label=node.member_id
         )
-        self.lanes = ExecutorHooks(store, keys, self._backlog, node, self._members)
-        self._leash = DeadlineExtender(session.remaining_s)
+        self.hooks = ExecutorHooks(store, keys, self._backlog, node, self._members)
+        self._deadlines = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
-            plan.slots,
+            options.slots,
             node.functions,
             payloads,
-            run_in=plan.run_in,
-            leash=self._leash,
-            stop_grace_s=plan.stop_grace_s,
-            run_loop=plan.run_loop,
+            run_in=options.run_in,
+            deadline_extender=self._deadlines,
+            stop_grace_s=options.stop_grace_s,
+            run_loop=options.run_loop,
             label=node.member_id,
             clock=store.clock,
         )
         self._commits = GroupCommit(store, label=node.member_id)
-        self.feeder = WorkerLoop(
+        self.worker_loop = WorkerLoop(
             self._backlog,
             self.slots,
             self._commits,
-            self.lanes,
+            self.hooks,
             store=task_store,
             node_id=node.member_id,
-            context=plan.context,
+            context=options.context,
         )
-        self._records = WorkQueue(store, keys.backlog, session=session, label=node.member_id)
-        self._sweeper = ExecutorSweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
+        self._admin_queue = WorkQueue(store, keys.backlog, session=session, label=node.member_id)
+        self._sweeper = ExecutorSweeper(store, keys, self._admin_queue, unknown_after_s=options.unknown_after_s)
         self._view: View | None = None
         self._stop = Signal()
         self._wake = Signal()
@@ -144,18 +144,18 @@ class ExecutorWorkerSession:
         self._reported: set[str] = set()
         self._threads: list[Background] = []
         self._watches: list[Watch] = []
-        self._said: tuple[int, int] = (-1, -1)
+        self._reported_load: tuple[int, int] = (-1, -1)
         self._number = 0
         self._idle_since = store.clock.now()
-        self._help_after_s = plan.steal_after_s
-        self._sweep_s = min(_SWEEP_S, max(1.0, plan.unknown_after_s))
+        self._help_after_s = options.steal_after_s
+        self._sweep_s = min(_SWEEP_S, max(1.0, options.unknown_after_s))
         self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * self._sweep_s
 
     def _members(self) -> Collection[str] | None:
         return None if self._view is None else self._view.ids
 
     def begin(self) -> None:
-        """Join the group and start to take tasks.
+        """Join the group of workers and start to claim tasks.
 
         Raises:
             NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: Joining failed.
@@ -163,68 +163,82 @@ class ExecutorWorkerSession:
         self.group.start()
         self.group.wait_joined(None)
         names = [each.name for each in self._node.functions]
-        offer = Offer(frozenset(names), self._node.allow_pickle, self._plan.slots)
-        key = self._keys.functions_of(self._node.member_id)
+        offer = MemberFunctions(frozenset(names), self._node.allow_pickle, self._options.slots)
+        key = self._keys.functions_key(self._node.member_id)
         self._store.put(key, encode(offer), session=self.session)
         self._view = self.group.wait(None)
-        for lane in self._records.partitions():
-            owner = member_of(lane)
+        for partition in self._admin_queue.partitions():
+            owner = partition_member(partition)
             if owner is not None and owner not in self._view:
-                self.lanes.adopt(lane)
-        self.group.on_view(self._seen)
-        self.feeder.start()
+                self.hooks.add_orphan(partition)
+        self.group.on_view(self._on_view_changed)
+        self.worker_loop.start()
         for name, prefix, see, begun in (
-            ("subs", self._keys.subs, self._see_sub, self._reported.clear),
-            ("cancels", self._keys.cancels_at(self._node.member_id), self._see_mark, lambda: None),
+            ("subs", self._keys.submitters, self._on_submitters_changed, self._reported.clear),
+            ("cancels", self._keys.cancel_prefix(self._node.member_id), self._on_cancel_marks, lambda: None),
         ):
             thread = f"latchwork-executor-{name}-{self._node.member_id}"
-            self._threads.append(Background(partial(self._follow, prefix, see, begun), thread))
-        self._threads.append(Background(self._chores, f"latchwork-executor-{self._node.member_id}"))
+            self._threads.append(Background(partial(self._watch_prefix, prefix, see, begun), thread))
+        self._threads.append(Background(self._maintain, f"latchwork-executor-{self._node.member_id}"))
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Leave the group, which opens our lane to other members, then wait for running tasks. False on timeout."""
+        """Leave the group, so that other members take this worker's tasks, then wait for running tasks. False on
+        timeout.
+        """
         with suppress(LatchworkError):
             self.group.close()
-        return self.feeder.drain(timeout_s)
+        return self.worker_loop.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop and release all tasks, and leave; see ``WorkerSession``. Each step is idempotent."""
+        """Stop all tasks, release their claims, and leave the group. Idempotent.
+
+        Returns:
+            The paths of the tasks that still run.
+        """
         self._stop.set()
         self._wake.set()
         for watch in list(self._watches):
             watch.close()
-        left = self.feeder.close(timeout_s)
+        left = self.worker_loop.close(timeout_s)
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
         for thread in self._threads:
             thread.block()
         self.slots.close(min(timeout_s, 1.0))
-        self._records.close()
+        self._admin_queue.close()
         self.group.close()
-        self._leash.close()
+        self._deadlines.close()
         self.session.close()
         return left
 
-    def trouble(self) -> str | None:
-        """Return None: nothing but a lost session prevents it from taking tasks."""
+    def unavailable_reason(self) -> str | None:
+        """Return None: only a lost session can keep this worker from claiming tasks."""
         return None
 
     # Changes by other clients
 
-    def _seen(self, change: ViewChange) -> None:
-        """Take from the lanes of members that have left, and no longer from those of members that joined."""
+    def _on_view_changed(self, change: ViewChange) -> None:
+        """Take tasks from the partitions of members that have left, and no longer from those of members that joined."""
         self._view = change.view
         for member in change.left:
             if member.id not in change.view:
-                self.lanes.adopt(lane_of(member.id))
+                self.hooks.add_orphan(member_partition(member.id))
         for member in change.joined:
-            self.lanes.disown(lane_of(member.id))
+            self.hooks.remove_orphan(member_partition(member.id))
         if change.left:
             self._sweep_at = min(self._sweep_at, self._store.clock.now() + 1.0)
-        self.feeder.poke()
+        self.worker_loop.search_soon()
         self._wake.set()
 
-    async def _follow(self, prefix: str, see: Callable[[Iterable[Change]], None], begun: Callable[[], None]) -> None:
-        """Call ``see`` with the changes below a prefix until the session ends, and ``begun`` before each watch."""
+    async def _watch_prefix(
+        self, prefix: str, see: Callable[[Iterable[Change]], None], begun: Callable[[], None]
+    ) -> None:
+        """Watch the keys below a prefix until the session ends.
+
+        Args:
+            prefix: The prefix.
+            see: Called with the changes.
+            begun: Called at the start of each watch.
+        """
         backoff = Backoff()
         while not self._stop.is_set():
             try:
@@ -242,29 +256,29 @@ class ExecutorWorkerSession:
                 _log.warning("%s cannot follow %s, trying again: %s", self._what, prefix, error)
                 await Pause(self._store.clock, self._stop, backoff.next_s())
 
-    def _see_sub(self, batch: Iterable[Change]) -> None:
-        """Stop the tasks of submitters that are gone."""
+    def _on_submitters_changed(self, batch: Iterable[Change]) -> None:
+        """Stop the running tasks of submitters that are gone."""
         for change in batch:
-            sid = change.key.rpartition("/")[2]
+            submitter_id = change.key.rpartition("/")[2]
             if change.entry is not None:
-                self._reported.add(sid)
+                self._reported.add(submitter_id)
             else:
-                self._reported.discard(sid)
-                self._stop_tasks_of(sid)
+                self._reported.discard(submitter_id)
+                self._stop_tasks_of(submitter_id)
 
-    def _stop_tasks_of(self, sid: str) -> None:
+    def _stop_tasks_of(self, submitter_id: str) -> None:
         self._sweep_at = min(self._sweep_at, self._store.clock.now() + 0.5)
-        for path in self.lanes.gone(sid):
-            self.feeder.stop_task(path)
+        for path in self.hooks.on_submitter_left(submitter_id):
+            self.worker_loop.stop_task(path)
         self._wake.set()
 
-    def _see_mark(self, batch: Iterable[Change]) -> None:
-        """Stop running tasks that were cancelled."""
+    def _on_cancel_marks(self, batch: Iterable[Change]) -> None:
+        """Stop running tasks that were cancelled, and delete the marks that request it."""
         marks = [change.key for change in batch if change.entry is not None]
         for key in marks:
-            path = self.lanes.cancelled(key.rpartition("/")[2])
+            path = self.hooks.on_cancelled(key.rpartition("/")[2])
             if path is not None:
-                self.feeder.stop_task(path)
+                self.worker_loop.stop_task(path)
         for start in range(0, len(marks), _COUNTED // 2):
             part = marks[start : start + _COUNTED // 2]
             try:
@@ -274,21 +288,21 @@ class ExecutorWorkerSession:
 
     # Maintenance
 
-    async def _chores(self) -> None:
+    async def _maintain(self) -> None:
         clock = self._store.clock
         while not self._stop.is_set():
-            is_busy = bool(self.feeder.running()) or bool(self.lanes.orphans) or self._help_after_s is not None
+            is_busy = bool(self.worker_loop.running()) or bool(self.hooks.orphans) or self._help_after_s is not None
             sweep_s = max(_BUSY_S, self._sweep_at - clock.now())
             await Pause(clock, self._wake, _BUSY_S if is_busy else min(_IDLE_S, sweep_s))
             self._wake.clear()
             if self._stop.is_set():
                 return
             try:
-                await self._say_load()
+                await self._report_load()
                 await self._stop_orphans()
-                await self._drop()
-                await self._look_at_orphans()
-                await self._help()
+                await self._remove_departed()
+                await self._check_orphans()
+                await self._help_busiest()
                 await self._sweep()
             except Closed:
                 return
@@ -298,72 +312,73 @@ class ExecutorWorkerSession:
                 _log.exception("%s: maintenance failed", self._what)
             await Pause(clock, self._stop, 0.2)
 
-    async def _say_load(self) -> None:
-        """Write the number of queued and running tasks here, if it has changed."""
-        running = len(self.feeder.running())
+    async def _report_load(self) -> None:
+        """Write the number of tasks queued and running on this worker, if it has changed."""
+        running = len(self.worker_loop.running())
         queued = 0
         if self.slots.free == 0:
-            mine = await steps_of(self._records.items)(self._node.lane, _COUNTED)
+            mine = await steps_of(self._admin_queue.items)(self._node.partition, _COUNTED)
             queued = max(0, len(mine) - running)
-        if (running, queued) == self._said or (self._said == (-1, -1) and running == 0):
+        if (running, queued) == self._reported_load or (self._reported_load == (-1, -1) and running == 0):
             return
         self._number += 1
-        load = Load(running, queued, self._plan.slots, self._number)
-        key = self._keys.load_of(self._node.member_id)
+        load = Load(running, queued, self._options.slots, self._number)
+        key = self._keys.load_key(self._node.member_id)
         await ask(self._store.put, key, encode(load), session=self.session)
-        self._said = (running, queued)
+        self._reported_load = (running, queued)
 
     async def _stop_orphans(self) -> None:
-        """Stop tasks whose submitters left before the watch began, since it does not report those.
+        """Stop tasks whose submitters left before the watch of submitters began, because the watch does not report
+        those.
 
-        Owners are noted before the submitters are read, and submitter IDs are never reused, so a missing owner is gone.
+        The submitters are read after the tasks, and their IDs are never reused, so a missing submitter is gone.
         """
-        owners = self.lanes.owners() - self._reported
+        owners = self.hooks.running_submitters() - self._reported
         if owners:
-            for sid in owners - set(await ask(self._store.children, self._keys.subs)):
-                self._stop_tasks_of(sid)
+            for submitter_id in owners - set(await ask(self._store.children, self._keys.submitters)):
+                self._stop_tasks_of(submitter_id)
 
-    async def _drop(self) -> None:
-        """Remove tasks of submitters that were found to be gone when claiming."""
-        sids = set(self.lanes.submitters_gone())
-        if not sids:
+    async def _remove_departed(self) -> None:
+        """Remove the tasks of submitters that were found to be gone when one of their tasks was claimed."""
+        submitter_ids = set(self.hooks.pop_departed())
+        if not submitter_ids:
             return
         try:
-            await self._sweeper.drop_of(sids)
+            await self._sweeper.remove_tasks_of(submitter_ids)
         except LatchworkError:
-            self.lanes.note_gone(sids)
+            self.hooks.add_departed(submitter_ids)
             raise
 
-    async def _look_at_orphans(self) -> None:
-        """Forget orphaned lanes that are empty, and remove them from the store."""
-        for lane in self.lanes.orphans:
-            if await steps_of(self._records.items)(lane, 1):
-                self.feeder.poke()
-            elif await steps_of(self._records.tidy)(lane):
-                self.lanes.disown(lane)
+    async def _check_orphans(self) -> None:
+        """Stop taking from partitions without a member that are empty, and remove them from the store."""
+        for partition in self.hooks.orphans:
+            if await steps_of(self._admin_queue.items)(partition, 1):
+                self.worker_loop.search_soon()
+            elif await steps_of(self._admin_queue.tidy)(partition):
+                self.hooks.remove_orphan(partition)
 
-    async def _help(self) -> None:
+    async def _help_busiest(self) -> None:
         """After an idle period, take tasks from the busiest member."""
         clock, after_s = self._store.clock, self._help_after_s
-        if self.feeder.running() or self.slots.free == 0:
+        if self.worker_loop.running() or self.slots.free == 0:
             self._idle_since = clock.now()
-            self._help_after_s = self._plan.steal_after_s
+            self._help_after_s = self._options.steal_after_s
             return
         if after_s is None or clock.now() - self._idle_since < after_s:
             return
         loads = [
-            (entry.key.rpartition("/")[2], read_load(entry.value))
+            (entry.key.rpartition("/")[2], decode_load(entry.value))
             for entry in await ask(self._store.list, self._keys.load)
         ]
         busy = {member: load.queued for member, load in loads if load.queued > 0 and member != self._node.member_id}
-        self.lanes.help(lane_of(max(busy, key=lambda each: busy[each])) if busy else None)
+        self.hooks.set_helped_partition(member_partition(max(busy, key=lambda each: busy[each])) if busy else None)
         if busy:
-            self.feeder.poke()
+            self.worker_loop.search_soon()
         self._idle_since = clock.now()
-        self._help_after_s = min(2 * after_s, 8 * (self._plan.steal_after_s or 1.0)) if not busy else after_s
+        self._help_after_s = min(2 * after_s, 8 * (self._options.steal_after_s or 1.0)) if not busy else after_s
 
     async def _sweep(self) -> None:
-        """Remove leftovers of departed submitters, if we are the oldest member and a sweep is due."""
+        """Remove leftovers of departed submitters and members, if this is the oldest member and a sweep is due."""
         now = self._store.clock.now()
         if now < self._sweep_at:
             return
@@ -383,7 +398,7 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
     When its session is lost, its tasks are signaled to stop, other workers run them, and it starts a new session. It
     runs registered functions only. Stored data is never imported, evaluated or unpickled unless ``allow_pickle`` is
     set. Not promised: that a thread which ignores ``should_stop`` ends; it occupies its slot until it does.
-    Construction performs no I/O. Thread-safe.
+    Construction does no I/O. Thread-safe.
 
     Args:
         store: A store, or a namespace of one. The caller closes it.
@@ -397,7 +412,7 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
         weight: Relative capacity, for pickers that use it.
         labels: Labels of this worker, for targets.
         accept: Called with a function's name; returns whether to take one of its tasks now. Must be quick.
-        steal_after_s: Idle seconds after which to take tasks from other members' lanes; None for never.
+        steal_after_s: Idle seconds after which to take tasks from other members' partitions; None for never.
         session_ttl_s: Seconds after a crash until other workers get our tasks; None uses the URL's, or 10.
         max_attempts: Number of claims after which a task that never ended becomes a dead letter.
         unknown_after_s: Seconds after which a task whose function no member has ends with ``UnknownFunction``, from the
@@ -445,7 +460,7 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
             self.node_id, functions, allow_pickle=allow_pickle, labels=labels or {}, accept=accept
         )
         self._tasks_loop = TaskLoop(self.node_id)
-        self._plan = ExecutorWorkerOptions(
+        self._options = ExecutorWorkerOptions(
             count,
             run_in,
             weight,
@@ -469,27 +484,36 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
         return f"<ExecutorWorker {self.node_id!r} of executor {self.name!r}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """Close the worker and its event loop for ``async def`` tasks; see ``Node.close``."""
+        """Stop all tasks and close the worker, with its event loop for ``async def`` tasks. Idempotent.
+
+        Args:
+            timeout_s: Seconds to wait for tasks; None uses the timeout of an earlier call, or else 30.
+        Returns:
+            The paths of the tasks that still run. Other workers can take them when the session has ended.
+        """
         left = super().close(timeout_s)
         self._tasks_loop.close(0.5)
         return left
 
-    def _worker_session(self, session: Session) -> ExecutorWorkerSession:
+    def _create_worker_session(self, session: Session) -> ExecutorWorkerSession:
         return ExecutorWorkerSession(
             self._store,
             self._keys,
             self._profile,
-            self._plan,
+            self._options,
             payloads=self._payloads,
             session=session,
             task_store=self._task_store,
         )
 
     def update(self, *, weight: float | None = None, labels: Mapping[str, str] | None = None) -> None:
-        """Change the weight or labels without rejoining. None keeps one unchanged.
+        """Change the weight or the labels of the worker without rejoining.
 
+        Args:
+            weight: New relative capacity; None keeps it.
+            labels: New labels; None keeps them.
         Raises:
-            SessionLost, Unavailable, OutcomeUnknown, ValueError: See ``Group.update``.
+            SessionLost, Unavailable, OutcomeUnknown, ValueError: The change was not made, or its outcome is unknown.
         """
         self._home.check()
         with self._changed:
@@ -498,8 +522,8 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
             work.group.update(weight=weight, labels=labels)
         if labels is not None:
             self._profile.labels = dict(labels)
-        self._plan = replace(
-            self._plan,
-            weight=self._plan.weight if weight is None else weight,
-            labels=self._plan.labels if labels is None else dict(labels),
+        self._options = replace(
+            self._options,
+            weight=self._options.weight if weight is None else weight,
+            labels=self._options.labels if labels is None else dict(labels),
         )

@@ -23,15 +23,15 @@ from latchwork.tasks import (
     DEFAULT,
     BadPayload,
     Codec,
+    DeferredResult,
     Functions,
-    Instead,
-    Later,
     Payloads,
-    Registered,
+    Placeholder,
+    RegisteredFunction,
     Retry,
     StoredRetry,
     encode_template,
-    laters,
+    find_placeholders,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _WHAT = "a child plan"
 
 
 @dataclass(frozen=True, slots=True)
-class Ref(Later):
+class Ref(Placeholder):
     """A reference to a task of a plan. As an argument of another task it stands for the result.
 
     Attributes:
@@ -61,24 +61,26 @@ class Ref(Later):
 
 @dataclass(frozen=True)
 class PlanCall:
-    """A checked call of a function that is not yet part of a plan.
+    """A validated call of a function that is not yet part of a plan.
 
     Attributes:
         registered: The function.
         template: Its encoded arguments.
-        args_from: Tasks whose results are arguments, in order of declaration.
-        deps: All tasks that it depends on, including those without a used result.
+        args_from: Names of the tasks whose results are arguments, in order of declaration.
+        deps: Names of all tasks that it depends on, including those without a used result.
+        retry: Retry policy of the task.
+        timeout_s: Seconds after which an execution is stopped; None for no limit.
     """
 
-    registered: Registered
+    registered: RegisteredFunction
     template: bytes
     args_from: tuple[str, ...]
     deps: tuple[str, ...]
     retry: Retry
     timeout_s: float | None
 
-    def record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
-        """Create the record of the task, without its arguments."""
+    def to_record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
+        """Create the stored record of the task, without its arguments."""
         return TaskRecord(
             state,
             number,
@@ -130,7 +132,7 @@ def check_call(
     retry: Retry | None = None,
     timeout_s: float | None = None,
 ) -> PlanCall:
-    """Check that a call can be stored: its function, arguments and dependencies.
+    """Check that a call can be stored: its function, its arguments and its dependencies.
 
     Args:
         functions: Registry of functions.
@@ -147,11 +149,11 @@ def check_call(
         ForeignRef: References of other plans; the message names all of them.
         ValueError: An option is invalid.
     """
-    registered = functions.of(fn)
+    registered = functions.resolve(fn)
     if timeout_s is not None and not (is_number(timeout_s, 0.0) and timeout_s > 0.0):
         raise ValueError(f"timeout_s of {registered.name!r} must be None or seconds above 0, not {timeout_s!r}")
-    wanted = [*laters(list(args)), *laters(kwargs)]
-    behind = [after] if isinstance(after, Later) else list(after)
+    wanted = [*find_placeholders(list(args)), *find_placeholders(kwargs)]
+    behind = [after] if isinstance(after, Placeholder) else list(after)
     problems = [_problem(ref, known) for ref in (*wanted, *behind)]
     if any(problems):
         raise ForeignRef(f"call of {registered.name!r}: " + "; ".join(dict.fromkeys(filter(None, problems))))
@@ -184,7 +186,7 @@ class PlanDraft:
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def records(self) -> dict[str, TaskRecord]:
-        """Return the initial records of the tasks, with their arguments, whatever their size."""
+        """Return the initial records of the tasks by name, with their arguments, whatever their size."""
         after: dict[str, list[tuple[str, str]]] = {name: [] for name in self.calls}
         numbers = {name: number for number, name in enumerate(self.calls)}
         for name, call in self.calls.items():
@@ -196,7 +198,7 @@ class PlanDraft:
             _check_names(name, call.deps, [each for each, _ in after[name]])
         return {
             name: replace(
-                call.record(numbers[name]),
+                call.to_record(numbers[name]),
                 successors=tuple(each for each, _ in after[name]),
                 late=tuple(late for _, late in after[name]) if len(after[name]) <= MAX_LINKED else (),
                 args=call.template,
@@ -206,7 +208,11 @@ class PlanDraft:
 
 
 def _check_names(task: str, deps: Sequence[str], successors: Sequence[str]) -> None:
-    """Refuse a task if the names of its dependencies and successors do not fit into its record."""
+    """Check that the names of a task's dependencies and successors fit into its record.
+
+    Raises:
+        ValueTooLarge: They do not fit.
+    """
     size = sum(map(len, deps)) + sum(map(len, successors)) + 4 * (len(deps) + len(successors))
     if size > MAX_NAMES_BYTES:
         raise ValueTooLarge(
@@ -303,7 +309,7 @@ class PlanBuilder(Generic[H]):
             fn,
             args,
             kwargs,
-            known=self._why_not,
+            known=self._explain_foreign,
             after=after,
             retry=retry,
             timeout_s=timeout_s,
@@ -311,7 +317,15 @@ class PlanBuilder(Generic[H]):
         return self._insert(name, call)
 
     def map(self, fn: Callable[..., Any] | str, items: Iterable[Any], **options: Any) -> list[Ref]:
-        """Call ``add`` for each item as the only argument. Returns one ``Ref`` per item, in order; adds all or none."""
+        """Add one task for each item, which is the only argument of its call. Adds all or none.
+
+        Args:
+            fn: Registered function or its name.
+            items: The arguments, one per task.
+            options: Options for each ``add``.
+        Returns:
+            One reference per item, in order.
+        """
         self._check_open()
         kept = dict(self._draft.calls)
         try:
@@ -337,7 +351,7 @@ class PlanBuilder(Generic[H]):
         if self._handle is not None:
             raise WrongState(f"plan {self.id!r} was already started; add more tasks with its handle")
 
-    def _why_not(self, ref: Ref) -> str:
+    def _explain_foreign(self, ref: Ref) -> str:
         if ref.plan != self.id:
             return f"task {ref.name!r} belongs to plan {ref.plan!r}, not to {self.id!r}"
         return "" if ref.name in self._draft.calls else f"this plan has no task {ref.name!r}"
@@ -352,22 +366,22 @@ class PlanBuilder(Generic[H]):
 
 
 def check_task(name: str) -> str:
-    """Return a valid name of a task.
+    """Return the name of a task after validating it.
 
     Raises:
-        InvalidKey: The name is invalid; the message says why.
+        InvalidKey: The name is invalid. The message says why.
     """
     return check_id(name, "the name of a task", MAX_TASK_NAME)
 
 
 def unused_name(number: int, is_taken: Callable[[str], bool]) -> str:
-    """Generate a task name that is not taken, starting from the task's number."""
+    """Generate a task name that is not taken, starting from the number of the task."""
     while is_taken(task_name(number)):
         number += 1
     return task_name(number)
 
 
-class ChildPlan(PlanBuilder[None], Instead):
+class ChildPlan(PlanBuilder[None], DeferredResult):
     """A plan that a task returns. It starts when the task ends, and one of its results becomes the task's result.
 
     Created by ``child_plan``. Not thread-safe.
@@ -375,7 +389,7 @@ class ChildPlan(PlanBuilder[None], Instead):
 
     def __init__(self, draft: PlanDraft, functions: Functions, payloads: Payloads) -> None:
         super().__init__(draft, functions, payloads, _refuse)
-        self._gives = ""
+        self._result_task = ""
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: the plan starts when the task returns it."""
@@ -388,15 +402,17 @@ class ChildPlan(PlanBuilder[None], Instead):
         """
         given: object = task
         problem = (
-            self._why_not(task) if isinstance(given, Ref) else f"{given!r} is not a Ref; pass the return value of add()"
+            self._explain_foreign(task)
+            if isinstance(given, Ref)
+            else f"{given!r} is not a Ref; pass the return value of add()"
         )
         if problem:
             raise ForeignRef(f"the value of a child plan: {problem}")
-        self._gives = task.name
+        self._result_task = task.name
         return self
 
     def to_bytes(self) -> bytes:
-        """Encode the plan for the worker.
+        """Encode the plan for the worker that starts it.
 
         Raises:
             PayloadTooLarge: The plan is larger than a payload may be.
@@ -404,7 +420,7 @@ class ChildPlan(PlanBuilder[None], Instead):
         options = self._draft.options
         tasks = [[name, task.to_bytes()] for name, task in self._draft.records().items()]
         limits = [options.priority, options.keep_results_s, options.max_parallel]
-        return Payloads().encode([options.title, options.on_failure, limits, self._gives, tasks], _WHAT)
+        return Payloads().encode([options.title, options.on_failure, limits, self._result_task, tasks], _WHAT)
 
 
 def _refuse(draft: PlanDraft) -> None:
@@ -445,15 +461,19 @@ def child_plan(
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """The decoded form of a child plan."""
+    """A decoded child plan: the record of the plan, and those of its tasks by name."""
 
     plan: PlanRecord
     tasks: dict[str, TaskRecord]
 
 
-def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
-    """Decode a child plan.
+def decode_child_plan(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
+    """Decode a child plan that a task has returned.
 
+    Args:
+        data: The encoded child plan.
+        parent: ID of the plan and name of the task that returned it.
+        depth: Nesting depth of the child plan.
     Raises:
         BadPayload, BadRecord, ValueError: The data is not a valid child plan.
     """

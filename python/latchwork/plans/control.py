@@ -1,7 +1,7 @@
 """Control operations on whole plans: start, cancel, recover, remove. A worker that claims the queue item executes them.
 
-A control item contains the generation of its plan in its name. One of an older generation has no effect. If its worker
-dies, another worker repeats the operation: each step looks at what is already done.
+The name of a control item contains the generation of its plan. An item of an older generation has no effect. If its
+worker dies, another worker repeats the operation: each step checks what is already done.
 
 A task may wait for a child plan. It is in state ``child`` meanwhile and has no queue item, so no worker holds it. The
 records of task and child plan name each other. Whatever ends the child creates the task's item again, in the same
@@ -16,7 +16,7 @@ import uuid
 from msgspec.structs import replace
 
 from latchwork.errors import BadRecord, LatchworkError
-from latchwork.plans.builder import read_spec
+from latchwork.plans.builder import decode_child_plan
 from latchwork.plans.drafts import delete_draft, write_draft
 from latchwork.plans.errors import ChildPlanFailed, NoSuchPlan
 from latchwork.plans.keys import MAX_CHILD_PREFIX, PARTITION, item_id
@@ -25,7 +25,7 @@ from latchwork.plans.propagation import Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.removal import delete_plan
 from latchwork.plans.transitions import StoredPlan, TxnPart
-from latchwork.plans.wakeups import read_plan_or_none, wake_parent
+from latchwork.plans.wakeups import build_parent_wakeup, read_plan_or_none
 from latchwork.primitives import QueueClaim, QueueItem
 from latchwork.store import Session
 from latchwork.store.steps import ask
@@ -40,7 +40,7 @@ _ROUND = 200
 
 
 class ChildPlans:
-    """Starts and follows the child plans of tasks. Thread-safe.
+    """Starts, cancels and recovers the child plans of tasks, and reads their outcomes. Thread-safe.
 
     Args:
         plan_store: Where the plans are stored.
@@ -56,14 +56,14 @@ class ChildPlans:
     # Starting
 
     async def write_draft(self, plan_id: str, plan: PlanRecord, task: Task, spec: bytes) -> tuple[str, Entry]:
-        """Write the draft of a child plan under a new ID, and return the ID and the draft's entry.
+        """Store the draft of a child plan under a new ID. Return the ID and the entry of the draft.
 
-        Two executions of a task write two drafts, and only one of them is started.
+        If a task is executed twice, two drafts are written, but only one of them is started.
 
         Raises:
             LatchworkError, ValueError: The child plan is invalid.
         """
-        read = read_spec(spec, (plan_id, task.name), plan.depth + 1)
+        read = decode_child_plan(spec, (plan_id, task.name), plan.depth + 1)
         child_id = f"{task.name[:MAX_CHILD_PREFIX]}-{uuid.uuid4().hex[:16]}"
         there = Exists(task.entry.key)  # fails if the plan is being removed
         entry = await write_draft(
@@ -75,25 +75,25 @@ class ChildPlans:
             )
         return child_id, entry
 
-    def start(self, task: Task, child_id: str, draft: Entry) -> TxnPart:
-        """Return the part of a transaction that starts the child and makes the task wait.
+    def start_ops(self, task: Task, child_id: str, draft: Entry) -> TxnPart:
+        """Return the checks and writes that start a child plan and make its task wait for it.
 
-        The caller adds the end of its claim.
+        The caller adds the end of the claim to the same transaction.
         """
         edit = self._plan_store.transitions.start(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
         return TxnPart([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
 
-    async def delete(self, child_id: str, draft: Entry) -> None:
-        """Delete a draft that will not be started."""
+    async def delete_draft(self, child_id: str, draft: Entry) -> None:
+        """Delete the draft of a child plan that will not be started."""
         await delete_draft(self._plan_store, child_id, PlanRecord.from_bytes(draft.value).nonce)
 
     # Ending
 
-    async def outcome(self, plan_id: str, task: Task) -> tuple[Outcome | None, TxnPart]:
-        """Return the outcome of a task's child plan, and a check that the child is unchanged.
+    async def read_outcome(self, plan_id: str, task: Task) -> tuple[Outcome | None, TxnPart]:
+        """Return the outcome of a task's child plan, and a check that the child plan is unchanged.
 
-        The outcome is None while the child is running.
+        The outcome is None while the child plan is running.
         """
         child_id = task.record.child
         found = await read_plan_or_none(self._plan_store, child_id)
@@ -115,17 +115,17 @@ class ChildPlans:
 
     # Cancelling and recovering
 
-    async def cancel(
-        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
+    async def cancel_ops(
+        self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
     ) -> TxnPart | None:
-        """Return the transaction that cancels a waiting task whose child has ended.
+        """Return the checks and writes that cancel a task whose child plan has ended.
 
-        If the child has not ended, cancel the child and return None.
+        If the child plan has not ended, start to cancel it and return None.
         """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
         if found is None or found[1].state.has_ended:
-            edit = plan_store.transitions.cancel_task(plan_id, seen[0], task)
+            edit = plan_store.transitions.cancel_task(plan_id, stored_plan[0], task)
             edit.checks.extend([At(found[0])] if found is not None else [])
             return edit
         entry, child = found
@@ -135,12 +135,12 @@ class ChildPlans:
             )
         return None
 
-    async def recover(
-        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, item: QueueItem | None
+    async def recovery_ops(
+        self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, item: QueueItem | None
     ) -> TxnPart | None:
-        """Return the transaction that makes a task wait for its child again and recovers the child.
+        """Return the checks and writes that recover a child plan and make its task wait for it again.
 
-        None if the child is gone.
+        None if the child plan is gone.
         """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
@@ -148,36 +148,36 @@ class ChildPlans:
             return None
         entry, child = found
         waits = replace(task.record, state=TaskState.CHILD, attempts=0, why="")
-        edit = plan_store.transitions.reactivate_task(plan_id, seen[0], task, waits)
+        edit = plan_store.transitions.reactivate_task(plan_id, stored_plan[0], task, waits)
         if child.state in _ENDED_BADLY:
             more = plan_store.transitions.begin_recovery(child_id, entry, child)
             return TxnPart([*edit.checks, *more.checks], [*edit.ops, *more.ops])
         edit.checks.append(At(entry))
         if child.state is PlanState.COMPLETED and item is None:
-            edit.ops.extend(plan_store.transitions.item_ops(plan_id, seen[1], task.name, task.record))
+            edit.ops.extend(plan_store.transitions.item_ops(plan_id, stored_plan[1], task.name, task.record))
         return edit
 
 
 def _failed(why: str) -> Outcome:
-    return Outcome.failed(ChildPlanFailed(why), is_final=True)
+    return Outcome.from_exception(ChildPlanFailed(why), is_final=True)
 
 
 class PlanControl:
-    """Executes control operations. Thread-safe."""
+    """Executes the control operations start, cancel, recover and remove. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore, propagation: Propagation, children: ChildPlans) -> None:
         self._plan_store = plan_store
         self._children = children
         self._propagation = propagation
 
-    async def handle(self, claim: QueueClaim, plan_id: str, what: str) -> None:
-        """Execute a control operation such as ``@start.0``.
+    async def execute(self, claim: QueueClaim, plan_id: str, operation: str) -> None:
+        """Execute a control operation, named by its queue item such as ``@start.0``.
 
         Raises:
             OwnershipLost: The claim has ended. Another worker continues.
             PlanBusy: Tasks are still running. Release the item, wait and repeat.
         """
-        name, _, generation = what.removeprefix("@").partition(".")
+        name, _, generation = operation.removeprefix("@").partition(".")
         try:
             entry, plan = await self._plan_store.read_plan(plan_id)
         except (NoSuchPlan, BadRecord):
@@ -193,7 +193,7 @@ class PlanControl:
         elif name == "remove" and plan.state is PlanState.REMOVING:
             await self._remove(claim, plan_id)
 
-    async def _make_all_ready(self, plan_id: str, seen: StoredPlan) -> None:
+    async def _make_all_ready(self, plan_id: str, stored_plan: StoredPlan) -> None:
         """Make all tasks ready whose dependencies are done.
 
         A dependency that ends in the meantime makes its successors ready itself.
@@ -202,8 +202,8 @@ class PlanControl:
         done = {each.name for each in tasks if each.record.state is TaskState.DONE}
         waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
         free = [each.name for each in waiting if done.issuperset(each.record.deps)]
-        await self._propagation.make_ready(plan_id, seen, free, ended=done)
-        await self._propagation.complete(plan_id)
+        await self._propagation.make_ready(plan_id, stored_plan, free, ended=done)
+        await self._propagation.complete_plan(plan_id)
 
     # Cancelling
 
@@ -217,7 +217,7 @@ class PlanControl:
                 return
             names = await plan_store.list_pending(plan_id, _ROUND)
             if not names:
-                wakeup = await wake_parent(plan_store, plan_id, plan)
+                wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
                 if await plan_store.commit(
                     plan_store.transitions.end_cancel(entry, plan, now_ms()).merge(wakeup), claim.fence
                 ):
@@ -233,7 +233,7 @@ class PlanControl:
         """Cancel one task. Return False if it is running."""
         edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
-            ended = await self._children.cancel(plan_id, (entry, plan), task, claim)
+            ended = await self._children.cancel_ops(plan_id, (entry, plan), task, claim)
             if ended is None:
                 return False
             edit = ended
@@ -246,25 +246,29 @@ class PlanControl:
         return await self._plan_store.commit(edit, claim.fence)
 
     def _remove_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add the removal of an unclaimed queue item, or a check that a missing one is still missing."""
+        """Add to a transaction the removal of an unclaimed queue item, or a check that a missing one is still
+        missing.
+        """
         if item is None:
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
             return
-        checks, ops = self._plan_store.queue.removal(item)
+        checks, ops = self._plan_store.queue.removal_ops(item)
         edit.checks.extend(checks)
         edit.ops.extend(ops)
 
-    def _keep_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add a check that an unclaimed queue item is unchanged, or that a missing one is still missing."""
+    def _check_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
+        """Add to a transaction a check that an unclaimed queue item is unchanged, or that a missing one is still
+        missing.
+        """
         if item is not None:
-            edit.checks.extend(self._plan_store.queue.removal(item)[0])
+            edit.checks.extend(self._plan_store.queue.removal_ops(item)[0])
         elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
 
     # Recovering
 
     async def _recover(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
-        """Reset all unsuccessful tasks, set the plan to ready, and then make the first of these tasks ready."""
+        """Reset all unsuccessful tasks, set the plan to ready, and then make those of its tasks ready that can run."""
         plan_store = self._plan_store
         while True:
             entry, plan = await plan_store.read_plan(plan_id)
@@ -282,17 +286,21 @@ class PlanControl:
             await plan_store.commit(plan_store.transitions.end_recovery(entry, plan), claim.fence)
         await self._make_all_ready(plan_id, (entry, plan))
 
-    async def _reset(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> None:
-        """Reset an unsuccessful task to waiting once no worker holds it. No task of the plan runs meanwhile."""
-        entry, plan = seen
+    async def _reset(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
+        """Set an unsuccessful task back to waiting. No task of the plan runs meanwhile.
+
+        Raises:
+            PlanBusy: A worker still holds the task.
+        """
+        entry, plan = stored_plan
         plan_store = self._plan_store
         sort_key, name = plan_store.transitions.sort_key(plan, task.record), item_id(plan_id, task.name)
         check_held(claim)
         item = await ask(plan_store.queue.find, PARTITION, sort_key, name)
-        again = await self._children.recover(plan_id, seen, task, item) if task.record.child else None
+        again = await self._children.recovery_ops(plan_id, stored_plan, task, item) if task.record.child else None
         if again is not None:
             edit = again
-            self._keep_item(edit, item, sort_key, name)
+            self._check_item(edit, item, sort_key, name)
         else:
             edit = plan_store.transitions.reset_task(plan_id, entry, task)
             self._remove_item(edit, item, sort_key, name)
@@ -305,7 +313,7 @@ class PlanControl:
     # Removing
 
     async def _remove(self, claim: QueueClaim, plan_id: str) -> None:
-        """Delete the plan, its record last."""
+        """Delete everything of the plan, its record last."""
         check_held(claim)
         await delete_plan(self._plan_store, plan_id, lambda: check_held(claim))
 

@@ -34,12 +34,12 @@ _TRIES = 5
 
 
 async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """Store a draft and start it. May be repeated after an error; it continues with what is stored.
+    """Store a draft and start it. May be repeated after an error; it then continues with what is already stored.
 
     Raises:
-        WrongState: A plan with this ID exists.
-        Unavailable: It was not started.
-        OutcomeUnknown: It may have been started. No task runs unless all of them are stored.
+        WrongState: Another plan with this ID exists.
+        Unavailable: The plan was not started.
+        OutcomeUnknown: The plan may have been started. No task runs unless all of them are stored.
         Conflict: The draft was swept because our session had ended. Start it again.
     """
     options = draft.options
@@ -66,7 +66,7 @@ async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
 
 
 def _delete_in_background(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """After an interrupt, delete the draft in the background. A draft that was started is kept."""
+    """Delete a draft in the background, after an interrupt. A draft that was started is kept."""
     Background(partial(delete_draft, plan_store, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
@@ -79,13 +79,13 @@ async def write_draft(
     session: Session,
     checks: tuple[Check, ...] = (),
 ) -> Entry | None:
-    """Store a whole draft and return its entry; None if an earlier attempt has already started it.
+    """Store a draft and its tasks. Return its entry, or None if an earlier attempt has already started the plan.
 
     Args:
         plan_store: Where to store it.
         plan_id: ID of the plan.
         plan: Record of the plan, with the builder's nonce.
-        tasks: Tasks by name, with their arguments, whatever their size.
+        tasks: Records of the tasks by name, with their arguments, whatever their size.
         session: Session that the draft is bound to.
         checks: Checks that must hold when the draft is created.
     """
@@ -105,7 +105,7 @@ async def write_draft(
 async def _create(
     plan_store: PlanStore, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
 ) -> tuple[Entry, bool] | None:
-    """Create the draft's record. Return its entry and whether it is new; None if it is not a draft anymore."""
+    """Create the record of a draft. Return its entry and whether it is new; None if the plan is no longer a draft."""
     store, edit = plan_store.store, plan_store.transitions.create_draft(plan_id, plan, session)
     trouble: LatchworkError = OutcomeUnknown(f"it is unknown whether plan {plan_id!r} was created; start it again")
     for _ in range(_TRIES):
@@ -148,7 +148,7 @@ def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
 async def _store_large_args(
     plan_store: PlanStore, plan_id: str, tasks: Mapping[str, TaskRecord]
 ) -> dict[str, TaskRecord]:
-    """Store large arguments as blobs and return the tasks that refer to them."""
+    """Store large arguments as blobs, and return the records of all tasks, which refer to these blobs."""
     stored: dict[str, TaskRecord] = {}
     for name, task in tasks.items():
         stored[name] = task
@@ -209,7 +209,7 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
 async def delete_draft(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     """Delete a draft now if possible; otherwise a sweep deletes it later.
 
-    The record is marked first, which refuses a start that is still on its way.
+    Its record is marked as being removed first, so that a start that is still on its way is refused.
     """
     try:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))

@@ -44,7 +44,7 @@ class RunningTask:
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """The status of a plan. Its parts may have been read at slightly different times.
+    """The status of a plan. Its fields may have been read at slightly different times.
 
     Attributes:
         id: ID of the plan.
@@ -91,7 +91,7 @@ class PlanHandle:
 
     @driven
     async def status(self) -> PlanStatus:
-        """Return the status. Reads all tasks.
+        """Read all tasks and return the status of the plan.
 
         Raises:
             NoSuchPlan: The plan was removed.
@@ -117,7 +117,7 @@ class PlanHandle:
 
     @driven
     async def state(self) -> PlanState:
-        """Return the state. One read.
+        """Return the state of the plan. Costs one read.
 
         Raises:
             NoSuchPlan: The plan was removed.
@@ -189,7 +189,9 @@ class PlanHandle:
         return first, TaskState.DONE if last is None else Task.from_entry(last).record.state
 
     def _await_recovery(self, timeout_s: float | None) -> bool:
-        """Wait while the plan is being recovered. Return whether it was, so that unsuccessful tasks wait again."""
+        """Wait while the plan is being recovered. Return whether it was, in which case unsuccessful tasks wait
+        again.
+        """
         key = self._plan_store.keys.plan(self.id)
         with self._plan_store.store.mirror(key) as mirror:
             if key not in mirror or _state_of(mirror[key]) is not PlanState.RECOVERING:
@@ -238,9 +240,9 @@ class PlanHandle:
         Raises:
             WrongState: The plan has ended or is being removed.
         """
-        await self._change(PlanState.CANCELLING, (PlanState.READY,), self._cancelling)
+        await self._change(PlanState.CANCELLING, (PlanState.READY,), self._cancel_ops)
 
-    def _cancelling(self, entry: Entry, plan: PlanRecord) -> TxnPart:
+    def _cancel_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_cancel(self.id, entry, plan, PlanState.CANCELLED)
 
     @driven
@@ -250,9 +252,9 @@ class PlanHandle:
         Raises:
             WrongState: The plan has not failed and was not cancelled.
         """
-        await self._change(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovering)
+        await self._change(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovery_ops)
 
-    def _recovering(self, entry: Entry, plan: PlanRecord) -> TxnPart:
+    def _recovery_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_recovery(self.id, entry, plan)
 
     @driven
@@ -267,20 +269,26 @@ class PlanHandle:
         """
         states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
         try:
-            await self._change(PlanState.REMOVING, states, self._removing)
+            await self._change(PlanState.REMOVING, states, self._removal_ops)
             await finish_removal(self._plan_store, self.id)
         except NoSuchPlan:
             return
         except BadRecord:
             await remove_damaged(self._plan_store, self.id)
 
-    def _removing(self, entry: Entry, plan: PlanRecord) -> TxnPart:
+    def _removal_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_removal(self.id, entry, plan)
 
     async def _change(
         self, wanted: PlanState, of: tuple[PlanState, ...], edge: Callable[[Entry, PlanRecord], TxnPart]
     ) -> None:
-        """Commit a change of state once; do nothing if it has been made already."""
+        """Commit a change of the plan's state once. Does nothing if it has been made already.
+
+        Args:
+            wanted: The new state.
+            of: The states from which the change is possible.
+            edge: Returns the checks and writes of the change.
+        """
         backoff, never, sent = Backoff(), Signal(), -1
         while True:
             entry, plan = await self._plan_store.read_plan(self.id)
@@ -311,9 +319,10 @@ class PlanHandle:
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Ref:
-        """Add a task to a running plan, for instance from one of its tasks. See ``PlanBuilder.add``.
+        """Add a task to a running plan, for instance from one of its tasks.
 
-        A task that depends on an unsuccessful task is skipped.
+        Arguments and other errors are those of ``PlanBuilder.add``. A task that depends on an unsuccessful task is
+        skipped.
 
         Raises:
             WrongState: The plan is not running.
@@ -340,12 +349,12 @@ class PlanHandle:
                 return Ref(sent, self.id)
             if plan.state is not PlanState.READY:
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks can be added only in state ready")
-            deps = await self._deps(call.deps)
+            deps = await self._read_deps(call.deps)
             adds = await ask(self._plan_store.store.get, self._plan_store.keys.adds(self.id))
             count = _count(adds) + 1
             number = plan.tasks + count - 1 + skipped
             chosen = given or sent or unused_name(number, lambda _: False)
-            record = replace(call.record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
+            record = replace(call.to_record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
             edit = self._plan_store.transitions.add_task(
                 self.id, entry, plan, name=chosen, task=record, deps=deps, adds=count
             )
@@ -367,7 +376,7 @@ class PlanHandle:
         """Return whether a task was added by the call with this nonce."""
         return any(each.record.nonce == nonce for each in await self._plan_store.read_tasks(self.id, [name]))
 
-    async def _deps(self, names: tuple[str, ...]) -> list[Task]:
+    async def _read_deps(self, names: tuple[str, ...]) -> list[Task]:
         found = await self._plan_store.read_tasks(self.id, names)
         missing = sorted({*names} - {each.name for each in found})
         if missing:
@@ -389,7 +398,7 @@ def _task_name(task: Ref | str) -> str:
 def _wait_while(
     mirror: Mirror, key: str, first: Entry | None, is_true: Callable[[Entry], bool], timeout_s: float | None
 ) -> Entry | None:
-    """Wait while a condition holds for a key, and return its last entry; None if it was deleted or created again.
+    """Wait while a condition holds for a key. Return its last entry, or None if it was deleted or created again.
 
     Only entries with the same creation as `first` count. A mirror merges changes, so it may not report a deletion that
     is followed by a creation.

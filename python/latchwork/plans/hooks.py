@@ -1,4 +1,4 @@
-"""Hooks that tell a worker's loop which call a claimed item stands for, and how its claim ends.
+"""Hooks by which a worker loop runs items of plans: which call an item stands for, and how its claim ends.
 
 The queue item of a task stays claimed until all consequences of its end are done. If a worker dies in between, the item
 of a done task becomes free, and the next worker only handles the successors.
@@ -29,7 +29,7 @@ from latchwork.plans.propagation import EagerClaimer, Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item, max_result_bytes
 from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_ending
-from latchwork.primitives import QueueClaim, QueueItem, Share
+from latchwork.primitives import QueueClaim, QueueItem, TakerShard
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, driven, steps_of
 from latchwork.tasks import (
@@ -72,20 +72,20 @@ class NothingToRun(LatchworkError):
 
 @dataclass(frozen=True, slots=True)
 class ClaimContext:
-    """What is known about the call of a claim.
+    """What a worker knows about the call of a claim.
 
     Attributes:
         is_call: Whether the call was made.
-        trouble: Error of the store while the call was prepared.
-        is_together: Whether its completion is batched with others: it has few successors.
+        trouble: Error of the store while the call was prepared; empty if there was none.
+        is_batched: Whether the task is completed in a batch with others, because it has few successors.
         plan, task: Plan and task as they were read; no task after a batched completion was tried.
         result: The stored form of the outcome, once it exists.
-        child: ID and entry of the draft of a returned plan, once it is written.
+        child: ID and entry of the draft of a returned child plan, once it is written.
     """
 
     is_call: bool = False
     trouble: str = ""
-    is_together: bool = False
+    is_batched: bool = False
     plan: tuple[Entry, PlanRecord] | None = None
     task: Task | None = None
     result: bytes = b""
@@ -93,13 +93,13 @@ class ClaimContext:
 
 
 def is_undecodable(outcome: Outcome) -> bool:
-    """Return whether the call could not be decoded from what is stored, so that no worker can make it."""
+    """Return whether the call failed because its stored data could not be decoded, so that no worker can make it."""
     failure = outcome.failure
     return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
 
 
 def is_retryable(task: Task, failure: Failure) -> bool:
-    """Return whether the task's retry policy covers an exception; an unknown exception class is covered."""
+    """Return whether the retry policy of a task covers an exception. An unknown exception class is covered."""
     kind = failure.loaded_class
     names = task.record.retry.on
     return kind is None or any(type_name(each) in names for each in kind.__mro__)
@@ -108,7 +108,8 @@ def is_retryable(task: Task, failure: Failure) -> bool:
 class ResultCache:
     """A cache of the results of done tasks. Thread-safe.
 
-    It may be used only for dependencies of a ready task: results of other tasks may be failures that a recovery undoes.
+    It may be used only for dependencies of a ready task, because results of other tasks may be failures that a recovery
+    undoes.
     """
 
     def __init__(self, most_bytes: int = _MAX_BYTES) -> None:
@@ -119,7 +120,7 @@ class ResultCache:
         self._names: dict[str, set[tuple[_PlanKey, str]]] = {}
 
     def get(self, plan_id: str, plan: PlanRecord, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the cached payloads of these tasks, by name."""
+        """Return the cached payloads of these tasks, by name. Tasks that are not cached are left out."""
         plan_key, found = _plan_key(plan_id, plan), {}
         with self._mutex:
             for name in names:
@@ -141,7 +142,7 @@ class ResultCache:
             while self._bytes > self._most_bytes:
                 self._drop(next(iter(self._kept)))
 
-    def forget(self, plan_id: str) -> None:
+    def drop_cached(self, plan_id: str) -> None:
         """Drop the results of a plan that has ended."""
         with self._mutex:
             for key in self._names.get(plan_id, set()).copy():
@@ -160,18 +161,18 @@ def _plan_key(plan_id: str, plan: PlanRecord) -> _PlanKey:
 
 
 class PlanHooks(WorkerHooks):
-    """Implements the worker loop's hooks for items of plans. Thread-safe.
+    """The callbacks of the worker loop for items of plans. Thread-safe.
 
     Args:
         plan_store: Where the plans are stored.
-        plans: Mirror of the plans' records.
+        plans: Mirror of the records of all plans.
         payloads: Decodes arguments and results.
-        propagation: Updates successors.
+        propagation: Updates successors and plans.
         control: Executes control operations.
-        failed: Called with plan, task and failure of each failed attempt.
-        children: Starts and follows child plans.
-        limits: Permits of limited plans.
-        peers: Shares of the other workers.
+        failed: Called with the plan, the task and the failure of each failed attempt.
+        children: Starts and ends child plans.
+        limits: Permits of plans with ``max_parallel``.
+        peers: Divides the tasks among the workers.
         claimer: Claims tasks that become ready.
         runs: Tracks the running calls.
         stop: Set when the worker closes.
@@ -198,7 +199,7 @@ class PlanHooks(WorkerHooks):
         self._payloads = payloads
         self._propagation = propagation
         self._control = control
-        self._failed = failed
+        self._on_failed = failed
         self._children = children
         self._limits = limits
         self._peers = peers
@@ -226,27 +227,29 @@ class PlanHooks(WorkerHooks):
         """Stop completing tasks. Idempotent."""
         self._batcher.close()
 
-    def forget(self, plan_id: str) -> None:
-        """Drop what is cached of a plan that has ended."""
-        self._results.forget(plan_id)
-        self._batcher.forget(plan_id)
+    def drop_cached(self, plan_id: str) -> None:
+        """Drop everything that is cached of a plan that has ended."""
+        self._results.drop_cached(plan_id)
+        self._batcher.drop_cached(plan_id)
         self._records.pop(plan_id, None)
 
-    takes_instead = True
+    allows_deferred = True
 
     # Claiming
 
-    def lanes(self) -> Sequence[str]:
-        """Return the only partition."""
+    def partitions(self) -> Sequence[str]:
+        """Return the only partition of the queue."""
         self._limits.begin_scan()
         return (PARTITION,)
 
-    def share(self, lane: str) -> Share:  # noqa: ARG002 - there is one
-        """Return the share of the items that this worker looks at first."""
-        return self._peers.share()
+    def shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
+        """Return the shard of the items that this worker prefers."""
+        return self._peers.shard()
 
-    def accept(self, item: QueueItem) -> bool:
-        """Return whether to claim an item: a control operation, a ready plan's task, or a leftover of an ended plan."""
+    def should_claim(self, item: QueueItem) -> bool:
+        """Return whether to claim an item: a control operation, a task of a ready plan, or a leftover item of an ended
+        plan.
+        """
         plan_id, task = split_id(item.id)
         known = self._cached_plan(plan_id)
         if not task or task.startswith(_CONTROL):
@@ -258,8 +261,8 @@ class PlanHooks(WorkerHooks):
         most = known[1].max_parallel
         return most is None or self._limits.has_permit(plan_id, most)
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return checks and writes for the claim: the plan must be as the mirror shows it, and a permit is taken."""
+    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return additional checks and writes of a claim: the plan is as the mirror shows it, and a permit is taken."""
         plan_id, task = split_id(item.id)
         known = self._cached_plan(plan_id)
         if task.startswith(_CONTROL) or known is None:
@@ -267,8 +270,8 @@ class PlanHooks(WorkerHooks):
         most = known[1].max_parallel
         return (At(known[0]),), () if most is None else self._limits.reserve(plan_id, most, item.path)
 
-    def refused(self, item: QueueItem) -> bool:
-        """Handle a refused claim: the plan has changed or has no free permit."""
+    def on_claim_refused(self, item: QueueItem) -> bool:
+        """Drop the permit that was reserved for a refused claim. Return whether to search for items again."""
         return self._limits.on_refused(item.path)
 
     def _cached_plan(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
@@ -296,13 +299,13 @@ class PlanHooks(WorkerHooks):
     # Starting
 
     @driven
-    async def taken(self, claims: Sequence[QueueClaim]) -> None:
-        """Read the tasks of new claims and the results that they need, in few requests."""
+    async def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:
+        """Read the tasks of new claims and the results that their calls need, in few requests."""
         wanted: dict[QueueClaim, tuple[str, str, list[str]]] = {}
         for claim in claims:
             if split_id(claim.item.id)[1].startswith(_CONTROL):
                 continue
-            want, entry = self._wanted(claim), self._claimer.written(claim)
+            want, entry = self._find_missing_results(claim), self._claimer.pop_written_entry(claim)
             if entry is not None and not want[2]:
                 self._reads[claim] = ([], entry, [])
             else:
@@ -316,15 +319,15 @@ class PlanHooks(WorkerHooks):
         if end.plan is not None:
             self._results.add(end.plan_id, end.plan, {end.name: end.outcome.payload})
 
-    def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
+    def _find_missing_results(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
         """Return the plan and the task of a claim, and the tasks whose results must be read for it."""
         plan_id, name = split_id(claim.item.id)
         known, names = self._cached_plan(plan_id), decode_item(claim.value).args_from
         kept = {} if known is None else self._results.get(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
-    def begin(self, claim: QueueClaim) -> Run | Ending:
-        """Return what to run for a claim. The call is prepared in the slot, where I/O is allowed."""
+    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+        """Return the call to run for a claim. Its arguments are read later in the slot, where I/O is allowed."""
         self._limits.on_claimed(claim)
         plan_id, task = split_id(claim.item.id)
         timeout_s = decode_item(claim.value).timeout_s
@@ -360,7 +363,7 @@ class PlanHooks(WorkerHooks):
         known = self._cached_plan(plan_id)
         read = self._reads.pop(claim, None)
         if read is None:
-            wanted = self._wanted(claim)
+            wanted = self._find_missing_results(claim)
             read = (wanted[2], *(await self._plan_store.read_entries([wanted]))[0])
         found, stored = await self._plan_store.decode_entries(*read)
         if found is None or found.record.state is not TaskState.READY:
@@ -385,24 +388,27 @@ class PlanHooks(WorkerHooks):
 
     # Ending
 
-    def at_end(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the write that releases the permit of a limited plan."""
+    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
+        """Return the write that releases the permit of a plan with ``max_parallel``."""
         return self._limits.release_ops(claim)
 
-    def claim_over(self, claim: QueueClaim) -> bool:
-        """Handle the end of a claim. Return whether to search for items, because a released permit may be wanted."""
+    def on_claim_ended(self, claim: QueueClaim) -> bool:
+        """Release what a claim held. Return whether to search for items, because a released permit may be wanted."""
         self._runs.remove(claim)
         self._plan_created.pop(claim.item.path, None)
         return self._limits.on_claim_end(claim)
 
     @driven
-    async def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Complete a call: everything that follows is written before the queue item is deleted, or together with it."""
+    async def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
+        """Complete a call: write everything that follows from it, and return how its claim ends.
+
+        All consequences are written before the queue item is deleted, or together with it.
+        """
         self._runs.remove(claim)
         backoff = Backoff()
         while True:
             try:
-                return await self._ending(claim, outcome)
+                return await self._decide_ending(claim, outcome)
             except PlanBusy as error:
                 pauses = self._backoffs.setdefault(claim.item.path, Backoff(0.1, 2.0))
                 return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
@@ -411,24 +417,24 @@ class PlanHooks(WorkerHooks):
                 if await Pause(self._plan_store.store.clock, self._stop, backoff.next_s()):
                     return Release(str(error)[:200], count=False)
 
-    async def _ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
+    async def _decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
-            await self._control.handle(claim, plan_id, name)
+            await self._control.execute(claim, plan_id, name)
             self._backoffs.pop(claim.item.path, None)
             return Done()
-        begun = self._contexts.get(claim, ClaimContext())
-        if begun.trouble:
-            return Release(begun.trouble[:200], after_s=1.0, count=False)
+        context = self._contexts.get(claim, ClaimContext())
+        if context.trouble:
+            return Release(context.trouble[:200], after_s=1.0, count=False)
         try:
-            if outcome.instead:
+            if outcome.deferred:
                 return await self._start_child(claim, plan_id, name, outcome)
-            if outcome.is_success and begun.is_call and begun.is_together:
-                result = await self._store_result(claim, plan_id, begun.task, outcome)
-                entry, plan = begun.plan or (None, None)
-                end = Completion(claim, plan_id, name, outcome, result, plan, begun.task, entry)
+            if outcome.is_success and context.is_call and context.is_batched:
+                result = await self._store_result(claim, plan_id, context.task, outcome)
+                entry, plan = context.plan or (None, None)
+                end = Completion(claim, plan_id, name, outcome, result, plan, context.task, entry)
                 self._contexts[claim] = replace(
-                    begun, task=None, result=result
+                    context, task=None, result=result
                 )  # if it is refused, `_finish_task` completes it
                 return self._batcher.add(end)
             return await self._finish_task(claim, plan_id, name, outcome)
@@ -436,46 +442,50 @@ class PlanHooks(WorkerHooks):
             return Done()
 
     async def _start_child(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
-        """Start the plan that the task has returned. The task waits for it, and no worker holds the task meanwhile."""
+        """Start the child plan that a task has returned. The task waits for it, and no worker holds the task
+        meanwhile.
+        """
         _, plan = await self._plan_store.read_plan(plan_id)
         found = await self._plan_store.read_tasks(plan_id, [name])
-        begun = self._contexts.get(claim, ClaimContext())
+        context = self._contexts.get(claim, ClaimContext())
         if not found or found[0].record.state is not TaskState.READY:
-            if begun.child is not None:
-                await self._children.delete(*begun.child)
+            if context.child is not None:
+                await self._children.delete_draft(*context.child)
             return await self._finish_task(claim, plan_id, name, outcome)
         try:
-            child = begun.child or await self._children.write_draft(plan_id, plan, found[0], outcome.instead)
+            child = context.child or await self._children.write_draft(plan_id, plan, found[0], outcome.deferred)
         except (Unavailable, OutcomeUnknown):
             raise
         except Conflict as error:  # the task or the draft is gone
             return Release(str(error)[:200], after_s=0.2, count=False)
         except (LatchworkError, ValueError) as error:
-            return await self._finish_task(claim, plan_id, name, Outcome.failed(error, is_final=True))
-        self._contexts[claim] = replace(begun, child=child)
+            return await self._finish_task(claim, plan_id, name, Outcome.from_exception(error, is_final=True))
+        self._contexts[claim] = replace(context, child=child)
         check_held(claim)
-        edit = self._children.start(found[0], *child)
+        edit = self._children.start_ops(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
-    async def _finish_child(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> Ending | None:
+    async def _finish_child(
+        self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
+    ) -> Ending | None:
         """Finish a task whose child plan has ended. Return None if the task must be read again."""
-        outcome, check = await self._children.outcome(plan_id, task)
+        outcome, check = await self._children.read_outcome(plan_id, task)
         if outcome is None:
             return Done((At(task.entry), *check.checks))
         if not outcome.is_success:
-            return await self._fail(claim, plan_id, seen, task, outcome)
+            return await self._fail(claim, plan_id, stored_plan, task, outcome)
         result = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
         edit = self._plan_store.transitions.complete_task(plan_id, task, result).merge(check)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
     async def _store_result(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
-        """Return the stored form of the outcome. A large outcome is written as a blob, once per execution."""
-        begun = self._contexts.get(claim, ClaimContext())
-        if not begun.result:
+        """Return the stored form of an outcome. A large outcome is written as a blob, once per execution."""
+        context = self._contexts.get(claim, ClaimContext())
+        if not context.result:
             stored = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
-            begun = self._contexts[claim] = replace(begun, result=stored)
-        return begun.result
+            context = self._contexts[claim] = replace(context, result=stored)
+        return context.result
 
     async def _finish_task(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
@@ -488,7 +498,7 @@ class PlanHooks(WorkerHooks):
                 ending = await self._finish_child(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._finish_ended_task(claim, plan_id, (entry, plan), task)
-            elif outcome.instead or not (self._contexts.get(claim, ClaimContext()).is_call or is_undecodable(outcome)):
+            elif outcome.deferred or not (self._contexts.get(claim, ClaimContext()).is_call or is_undecodable(outcome)):
                 return Release("the task has become ready again", count=False)
             elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
@@ -497,35 +507,35 @@ class PlanHooks(WorkerHooks):
             if ending is not None:
                 return ending
 
-    async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> Ending:
-        """Handle the consequences of an ended task, in case the worker that ended it died before."""
+    async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> Ending:
+        """Update the successors of a task that has ended, in case the worker that ended it died before."""
         if task.record.state is TaskState.DONE:
-            await self._propagation.propagate(plan_id, seen, task)
-            await self._propagation.complete(plan_id)
+            await self._propagation.propagate(plan_id, stored_plan, task)
+            await self._propagation.complete_plan(plan_id)
         elif task.record.state is TaskState.FAILED:
-            await self._propagation.skip_successors(claim, plan_id, task, seen[1].generation)
-            await self._propagation.complete(plan_id)
+            await self._propagation.skip_successors(claim, plan_id, task, stored_plan[1].generation)
+            await self._propagation.complete_plan(plan_id)
         return Done()
 
     async def _succeed(
-        self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task, outcome: Outcome
+        self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task, outcome: Outcome
     ) -> Ending | None:
-        """Complete a task. Return None if it must be read again."""
+        """Store the result of a task and update its successors. Return None if the task must be read again."""
         result = await self._store_result(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
-        await self._propagation.propagate(plan_id, seen, task)
-        await self._propagation.complete(plan_id)
+        await self._propagation.propagate(plan_id, stored_plan, task)
+        await self._propagation.complete_plan(plan_id)
         return Done()
 
     async def _fail(
-        self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task, outcome: Outcome
+        self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task, outcome: Outcome
     ) -> Ending | None:
-        entry, plan = seen
+        entry, plan = stored_plan
         failure = outcome.failure
         assert failure is not None
-        self._failed(plan_id, task.name, failure)
+        self._on_failed(plan_id, task.name, failure)
         if plan.state is PlanState.CANCELLING:
             edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
             return Done(tuple(edit.checks), tuple(edit.ops))
@@ -542,7 +552,7 @@ class PlanHooks(WorkerHooks):
         return None
 
     async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: QueueClaim) -> bool:
-        """Commit with the claim's fence, and return whether it is known to be committed.
+        """Commit checks and writes with the fence of the claim. Return whether they are known to be committed.
 
         Raises:
             OwnershipLost: The claim has ended.

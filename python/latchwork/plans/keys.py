@@ -38,10 +38,10 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._+:,%=-]+")
 
 
 def check_id(text: str, what: str, most: int) -> str:
-    """Return a text that can be part of a key segment: it must contain no ``~`` and no ``@``.
+    """Return a text after checking that it can be part of a key segment. It must contain no ``~`` and no ``@``.
 
     Raises:
-        InvalidKey: It cannot be used; the message says why.
+        InvalidKey: It cannot be used. The message says why.
     """
     given: object = text
     if not isinstance(given, str) or not 1 <= len(given) <= most or given in (".", ".."):
@@ -131,7 +131,7 @@ def item_id(plan: str, task: str) -> str:
 
 
 def split_id(text: str) -> tuple[str, str]:
-    """Split an item ID into plan and task or control operation; both are empty if it is not an item ID."""
+    """Split an item ID into plan and task or control operation. Both are empty if the text is not an item ID."""
     plan, tilde, task = text.partition("~")
     return (plan, task) if tilde else ("", "")
 

@@ -28,18 +28,18 @@ _NEW_S = 1.0
 
 
 class ParallelLimiter:
-    """The permits of limited plans, as one worker sees them. Thread-safe.
+    """The permits of plans with ``max_parallel``, as one worker knows them. Thread-safe.
 
     Args:
         keys: Keys of the plans.
-        taken: Mirror of all taken permits.
+        permits: Mirror of all permits that are in use.
         session: Session that this worker's permits are bound to.
         clock: Clock of the store.
     """
 
-    def __init__(self, keys: Keys, taken: Mirror, session: Session, clock: Clock) -> None:
+    def __init__(self, keys: Keys, permits: Mirror, session: Session, clock: Clock) -> None:
         self._keys = keys
-        self._taken = taken
+        self._permits = permits
         self._session = session
         self._clock = clock
         self._mutex = mutex()
@@ -48,12 +48,12 @@ class ParallelLimiter:
         self._held: WeakKeyDictionary[QueueClaim, str] = WeakKeyDictionary()
         self._idle: set[str] = set()
         #: Makes the worker search for items again.
-        self.poke: Callable[[], object] = bool
+        self.request_search: Callable[[], object] = bool
         #: Whether an item was skipped because its plan had no free permit.
         self.has_blocked_items = False
 
     def begin_scan(self) -> None:
-        """Start a new search for items: permits reserved in the last one and not taken are free again."""
+        """Begin a new search for items. Permits that were reserved in the last search but not used are free again."""
         with self._mutex:
             for key in self._chosen.values():
                 self._new.pop(key, None)
@@ -61,7 +61,12 @@ class ParallelLimiter:
             self.has_blocked_items = False
 
     def has_permit(self, plan_id: str, most: int) -> bool:
-        """Return whether a permit of the plan seems to be free."""
+        """Return whether a permit of the plan seems to be free.
+
+        Args:
+            plan_id: ID of the plan.
+            most: Its ``max_parallel``.
+        """
         with self._mutex:
             before, self.has_blocked_items = (
                 self.has_blocked_items,
@@ -72,7 +77,7 @@ class ParallelLimiter:
         return bool(found)
 
     def reserve(self, plan_id: str, most: int, path: str) -> list[Op]:
-        """Reserve a permit for an item, and return the write that takes it in the claiming transaction."""
+        """Reserve a permit for an item, and return the write that takes it in the transaction that claims the item."""
         with self._mutex:
             free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # the claim will be refused
             key = random.choice(free)
@@ -83,10 +88,10 @@ class ParallelLimiter:
     def _free(self, plan_id: str, most: int) -> list[str]:
         now = self._clock.now()
         keys = [self._keys.permit(plan_id, number) for number in range(most)]
-        return [key for key in keys if key not in self._taken and self._new.get(key, 0.0) <= now]
+        return [key for key in keys if key not in self._permits and self._new.get(key, 0.0) <= now]
 
     def on_refused(self, path: str) -> bool:
-        """Drop the reservation of an item whose claim was refused. Return whether it had one.
+        """Drop the reservation of an item whose claim was refused. Return whether the item had one.
 
         The permit may have been released already, and the mirror may never report that.
         """
@@ -112,24 +117,33 @@ class ParallelLimiter:
         return [] if key is None else [Delete(key)]
 
     def on_claim_end(self, claim: QueueClaim) -> bool:
-        """Forget the permit of an ended claim. Return whether items were skipped for lack of a permit."""
-        return self._freed(self._held.pop(claim, None))
+        """Forget the permit of an ended claim. Return whether to search for items that were skipped for lack of a
+        permit.
+        """
+        return self._release_freed(self._held.pop(claim, None))
 
     def on_released(self, claim: QueueClaim) -> None:
         """Forget a permit that was released before its claim ends, because another worker may hold it by then."""
-        if self._freed(self._held.pop(claim, None)):
-            self.poke()
+        if self._release_freed(self._held.pop(claim, None)):
+            self.request_search()
 
-    def _freed(self, key: str | None) -> bool:
-        """Return whether to search again: a mirror may miss a permit that was held only briefly."""
+    def _release_freed(self, key: str | None) -> bool:
+        """Mark a permit as free. Return whether to search again, because the mirror may miss a permit that was held
+        only briefly.
+        """
         with self._mutex:
             return key is not None and self._new.pop(key, None) is not None and self.has_blocked_items
 
     async def release_orphans(self, plan_store: PlanStore, running: Collection[str]) -> None:
-        """Delete permits of this worker that belong to no claim, for example after a lost answer."""
+        """Delete permits of this worker that belong to no claim, for example after a lost answer.
+
+        Args:
+            plan_store: Where the plans are stored.
+            running: Paths of the items that this worker has claimed.
+        """
         mine = {
             entry.key: entry
-            for entry in self._taken.snapshot().values()
+            for entry in self._permits.snapshot().values()
             if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in running
         }
         for key in mine.keys() & self._idle:  # seen twice, so no claim is in progress

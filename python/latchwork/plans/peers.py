@@ -2,19 +2,20 @@
 
 Keys:  <name>/workers/<session>   empty; bound to the session
 
-A share is only a preference. Two workers with the same share cost each other one request, and nothing else.
+A worker prefers the tasks of its own shard. This is only a preference: two workers with the same shard cost each other
+one request, and nothing else.
 """
 
 from __future__ import annotations
 
 from latchwork.errors import LatchworkError
 from latchwork.plans.keys import Keys
-from latchwork.primitives import Share
+from latchwork.primitives import TakerShard
 from latchwork.store import Mirror, Session, Store
 
 
 class PeerSharding:
-    """Knows which share of the tasks this worker looks at first. Thread-safe.
+    """Divides the tasks into shards, one per worker, and knows that of this worker. Thread-safe.
 
     Args:
         keys: Keys of the plans.
@@ -27,14 +28,14 @@ class PeerSharding:
         self._workers = workers
         self._session = session
 
-    def join(self, store: Store) -> None:
-        """Announce this worker for the time of its session. An idle worker writes nothing else."""
+    def announce(self, store: Store) -> None:
+        """Write the key by which other workers know of this worker. It disappears with the session of this worker."""
         store.put(self._key, b"", session=self._session)
 
-    def share(self) -> Share:
-        """Return this worker's share, or an empty one while the mirror does not contain this worker."""
+    def shard(self) -> TakerShard:
+        """Return this worker's shard of the tasks. It is empty while the mirror does not contain this worker."""
         try:
             known = sorted(self._workers.snapshot())
         except LatchworkError:
-            return Share()
-        return Share(known.index(self._key), len(known)) if self._key in known else Share()
+            return TakerShard()
+        return TakerShard(known.index(self._key), len(known)) if self._key in known else TakerShard()

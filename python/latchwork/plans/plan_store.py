@@ -26,7 +26,7 @@ _FIRST_LOOK, _LONGER = 32, 8
 
 
 class PlanStore:
-    """Reads and writes plans. Construction does no I/O. Thread-safe."""
+    """Reads and writes the plans below one name. Construction does no I/O. Thread-safe."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store = store = system_namespace(store, "plans")
@@ -39,7 +39,7 @@ class PlanStore:
         return self.queue.put_ops(PARTITION, sort_key, {item: value})
 
     async def read_plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
-        """Read a plan and its entry.
+        """Read a plan. Return its entry and its record.
 
         Raises:
             NoSuchPlan: There is no plan with this ID.
@@ -54,16 +54,16 @@ class PlanStore:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
     def item_prefix(self, sort_key: str) -> str:
-        """Return the prefix of the queue items with a sort key."""
+        """Return the key prefix of the queue items with a sort key."""
         return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
     async def count_added(self, plan_id: str) -> int:
-        """Return how many tasks were added since the start, at least."""
+        """Return the number of tasks that were added to a plan since its start. More may have been added meanwhile."""
         entry = await ask(self.store.get, self.keys.adds(plan_id))
         return int(entry.value) if entry is not None and entry.value.isdigit() else 0
 
     async def read_tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
-        """Read tasks of a plan in the given order, without missing and unreadable ones."""
+        """Read tasks of a plan in the given order. Missing and unreadable ones are left out."""
         wanted = [self.keys.task(plan_id, name) for name in names]
         found: list[Task] = []
         for at in range(0, len(wanted), _TOGETHER):
@@ -74,7 +74,7 @@ class PlanStore:
         return found
 
     async def read_all_tasks(self, plan_id: str) -> list[Task]:
-        """Read all tasks of a plan, sorted by name."""
+        """Read all tasks of a plan, sorted by name. Unreadable ones are left out."""
         found: list[Task] = []
         after: str | None = None
         while True:
@@ -87,14 +87,14 @@ class PlanStore:
             after = page[-1].key
 
     async def pending_deps(self, plan_id: str, name: str) -> list[str]:
-        """Return the dependencies of a task that are not done, sorted by name."""
+        """Return the names of the dependencies of a task that are not done, sorted."""
         found = await self.read_tasks(plan_id, [name])
         deps = [dep for each in found for dep in each.record.deps]
         done = await self.filter_done(plan_id, deps)
         return sorted(dep for dep in deps if dep not in done)
 
     async def filter_done(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Return which of these tasks are done. A done task stays done."""
+        """Return those of these task names whose tasks are done. A done task stays done."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             tasks = await self.read_tasks(plan_id, names[at : at + _TOGETHER])
@@ -102,7 +102,7 @@ class PlanStore:
         return found
 
     async def filter_pending(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Return which of these tasks have not ended."""
+        """Return those of these task names whose tasks have not ended."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             some = names[at : at + _TOGETHER]
@@ -148,12 +148,13 @@ class PlanStore:
         return [entry.key.rpartition("/")[2] for entry in entries]
 
     async def commit(self, edit: TxnPart, *fences: Check) -> bool:
-        """Commit an edit plan_key caller holds these fences, and return whether it is known to be committed.
+        """Commit checks and writes together with fences that the caller holds. Return whether they are known to be
+        committed.
 
-        After False the caller reads again and decides again: a check failed, or the answer was lost.
+        After False a check failed or the answer was lost: the caller reads again and decides again.
 
         Raises:
-            OwnershipLost: One of the fences is broken. A caller that read again would be refused again.
+            OwnershipLost: One of the fences is broken, so every further commit with it would be refused, too.
         """
         try:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
@@ -168,7 +169,7 @@ class PlanStore:
     # Large values
 
     async def store_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
-        """Return an outcome as the value of a result's key. A large outcome is written as a blob first."""
+        """Return the value of a result's key for an outcome. A large outcome is written as a blob first."""
         if len(outcome) <= most:
             return encode_inline_result(outcome)
         return encode_result_ref(await steps_of(self.blobs.write)(plan_id, outcome))
@@ -176,12 +177,12 @@ class PlanStore:
     async def read_entries(
         self, wanted: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
-        """Read the entries of tasks and of the results that they need, in few requests.
+        """Read the entries of tasks and of the results that their calls need, in few requests.
 
         Args:
-            wanted: For each task its plan, its name, and the tasks whose results it needs.
+            wanted: For each task the ID of its plan, its name, and the names of the tasks whose results it needs.
         Returns:
-            For each task its entry and the entries of the first results.
+            For each task its entry, and the entries of the results. If there are many results, only of the first ones.
         """
         asked = [
             [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
@@ -197,7 +198,7 @@ class PlanStore:
     async def decode_entries(
         self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]
     ) -> tuple[Task | None, dict[str, bytes]]:
-        """Decode the entries of a task and of results; large results are read.
+        """Decode the entries of a task and of results. Large results are read from their blobs.
 
         Raises:
             BadRecord: An entry is unreadable.
@@ -214,7 +215,7 @@ class PlanStore:
         return found
 
     async def read_outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
-        """Read the outcomes of tasks by name; tasks without a result are left out.
+        """Read the encoded outcomes of tasks, by name. Tasks without a result are left out.
 
         Raises:
             BadRecord: An outcome is unreadable.
@@ -228,5 +229,5 @@ class PlanStore:
 
 
 def now_ms() -> int:
-    """Return the wall-clock time in milliseconds, for the order of plans and for display."""
+    """Return the wall-clock time in milliseconds since the epoch, for the order of plans and for display."""
     return int(time() * 1000)

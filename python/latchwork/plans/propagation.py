@@ -21,7 +21,7 @@ from latchwork.plans.keys import PARTITION, item_id, split_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.transitions import StoredPlan, batch_tasks, item_value
-from latchwork.plans.wakeups import wake_parent
+from latchwork.plans.wakeups import build_parent_wakeup
 from latchwork.primitives import CreateClaimed, QueueClaim, WorkQueue
 from latchwork.store import Session
 from latchwork.store.steps import ask
@@ -41,17 +41,19 @@ class EagerClaims:
 
     puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
-    def items(self) -> dict[str, Sequence[Op]]:
+    def item_ops(self) -> dict[str, Sequence[Op]]:
         """Return, by task name, the writes that create its queue item."""
         return {name: put.ops for name, put in self.puts.items()}
 
-    def taken(self, done: Committed | None) -> list[QueueClaim]:
-        """Return the claims after the commit. After a lost answer the next search of the queue finds them."""
+    def to_claims(self, done: Committed | None) -> list[QueueClaim]:
+        """Return the claims after the commit. After a lost answer the result is empty; the next search finds the
+        claims.
+        """
         claims = []
         for put in self.puts.values():
-            claim = None if done is None else put.taken(done)
+            claim = None if done is None else put.to_claim(done)
             if claim is None:
-                put.doubtful()
+                put.mark_in_doubt()
             else:
                 claims.append(claim)
         return claims
@@ -62,12 +64,13 @@ NO_CLAIMS = EagerClaims()
 
 
 class EagerClaimer:
-    """Chooses the ready tasks that this worker claims at once. Used by the thread that completes tasks.
+    """Chooses the tasks that this worker claims while it makes them ready. Used only by the thread that completes
+    tasks.
 
     Args:
         plan_store: Where the plans are stored.
         backlog: Work queue whose claims this worker runs.
-        session: Session that claims are bound to.
+        session: Session that the claims are bound to.
     """
 
     def __init__(self, plan_store: PlanStore, backlog: WorkQueue, session: Session) -> None:
@@ -77,54 +80,56 @@ class EagerClaimer:
         self._unknown: dict[str, list[EagerClaims]] = {}
         self._written: WeakKeyDictionary[QueueClaim, Entry] = WeakKeyDictionary()
         #: Number of free slots, and the function that runs claims; set by the worker.
-        self.spare: Callable[[], int] = int
-        self.begin: Callable[[Sequence[QueueClaim]], object] = bool
+        self.free_slots: Callable[[], int] = int
+        self.start_runs: Callable[[Sequence[QueueClaim]], object] = bool
 
     def for_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
         """Return a claimer for the tasks of one plan."""
         return PlanClaimer(self, plan_id, entry, plan)
 
-    def run(self, eager_claims: EagerClaims, done: Committed | None) -> None:
-        """Run the claims of a transaction that was committed. Their tasks are as it wrote them."""
-        claims = eager_claims.taken(done)
+    def run_claims(self, eager_claims: EagerClaims, done: Committed | None) -> None:
+        """Run the claims of a committed transaction. Their tasks are as the transaction wrote them."""
+        claims = eager_claims.to_claims(done)
         if done is None or not claims:
             return
         written = {entry.key: entry for entry in done.entries}
         for claim in claims:
             self._written[claim] = written[self._plan_store.keys.task(*split_id(claim.item.id))]
-        self.begin(claims)
+        self.start_runs(claims)
 
-    def written(self, claim: QueueClaim) -> Entry | None:
-        """Return the entry of a claim's task if the transaction of the claim wrote it."""
+    def pop_written_entry(self, claim: QueueClaim) -> Entry | None:
+        """Return the entry of a claim's task if the transaction of the claim wrote it, and forget it; else None."""
         return self._written.pop(claim, None)
 
     def on_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
         """Remember claims whose transaction has an unknown outcome."""
         self._unknown.setdefault(plan_id, []).append(eager_claims)
 
-    def settle(self, plan_id: str) -> None:
-        """Resolve the unknown claims of a plan whose tasks are ready: they were committed by now, or never will be."""
+    def resolve_unknown(self, plan_id: str) -> None:
+        """Stop waiting for the claims of a plan whose outcome was unknown: they are committed by now, or never
+        will be.
+        """
         for eager_claims in self._unknown.pop(plan_id, ()):
-            eager_claims.taken(None)
+            eager_claims.to_claims(None)
 
-    def choose(
-        self, plan_id: str, seen: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, had: int = 0
+    def choose_claims(
+        self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, had: int = 0
     ) -> EagerClaims:
         """Choose which of the tasks that are about to become ready this worker claims.
 
         Args:
             plan_id: ID of the plan.
-            seen: The plan as it is checked when the tasks become ready.
+            stored_plan: The plan as it is checked when the tasks become ready.
             tasks: Tasks in order of preference.
             had: Number of claims that were just chosen and are not committed yet.
         """
-        if seen[1].state is not PlanState.READY or seen[1].max_parallel is not None:
+        if stored_plan[1].state is not PlanState.READY or stored_plan[1].max_parallel is not None:
             return NO_CLAIMS
         some = list(tasks)
-        some = some[: max(0, self.spare() - had)] if some else some
+        some = some[: max(0, self.free_slots() - had)] if some else some
         if not some:
             return NO_CLAIMS
-        return EagerClaims({each.name: self._put(plan_id, seen[1], each) for each in some})
+        return EagerClaims({each.name: self._put(plan_id, stored_plan[1], each) for each in some})
 
     def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
         sort_key = self._plan_store.transitions.sort_key(plan, task.record)
@@ -143,68 +148,68 @@ class PlanClaimer:
     entry: Entry
     plan: PlanRecord
 
-    def choose(self, tasks: Iterable[Task]) -> EagerClaims:
+    def choose_claims(self, tasks: Iterable[Task]) -> EagerClaims:
         """Choose which of these tasks this worker claims."""
-        return self.claimer.choose(self.plan_id, (self.entry, self.plan), tasks)
+        return self.claimer.choose_claims(self.plan_id, (self.entry, self.plan), tasks)
 
     def on_committed(self, eager_claims: EagerClaims, done: Committed) -> None:
         """Run the claims of a committed transaction."""
         if eager_claims.puts:
-            self.claimer.run(eager_claims, done)
+            self.claimer.run_claims(eager_claims, done)
 
     def on_unknown(self, eager_claims: EagerClaims) -> None:
-        """Remember claims with an unknown outcome; see `EagerClaimer.settle`."""
+        """Remember claims whose transaction has an unknown outcome; see `EagerClaimer.resolve_unknown`."""
         self.claimer.on_unknown(self.plan_id, eager_claims)
 
 
 class Propagation:
-    """Updates successors and the plan after tasks have ended. Thread-safe."""
+    """Updates the successors of ended tasks, and ends plans without remaining tasks. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
 
     # Completing
 
-    async def propagate(self, plan_id: str, seen: StoredPlan, task: Task) -> None:
-        """Make those successors of a done task ready that wait for nothing else."""
-        await self.make_ready(plan_id, seen, task.record.successors)
+    async def propagate(self, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
+        """Make those successors of a done task ready whose dependencies are all done."""
+        await self.make_ready(plan_id, stored_plan, task.record.successors)
 
     async def make_ready(
         self,
         plan_id: str,
-        seen: StoredPlan,
+        stored_plan: StoredPlan,
         names: Sequence[str],
         taker: PlanClaimer | None = None,
         ended: set[str] | None = None,
     ) -> None:
-        """Make those of these tasks ready whose dependencies are done, and claim some of them.
+        """Make those of these tasks ready whose dependencies are all done, and claim some of them.
 
         Does nothing in a plan that is not ready: ending or recovering it handles the rest.
 
         Args:
             plan_id: ID of the plan.
-            seen: The plan as it was read.
+            stored_plan: The plan as it was read.
             names: Names of tasks that may be waiting.
             taker: Claims some of them for this worker.
             ended: Tasks known to have ended since the plan was started or recovered.
         """
         known = set[str]() if ended is None else ended
         for at in range(0, len(names), _TOGETHER):
-            if seen[1].state is not PlanState.READY:
+            if stored_plan[1].state is not PlanState.READY:
                 return
             tasks = await self._plan_store.read_tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-            free = await self._plan_store.filter_ready(plan_id, seen[1], waiting, known)
+            free = await self._plan_store.filter_ready(plan_id, stored_plan[1], waiting, known)
             for some in batch_tasks(free, _READY_TOGETHER):
-                await self._make_ready(plan_id, seen, some, taker)
+                await self._make_ready(plan_id, stored_plan, some, taker)
 
     async def _make_ready(
-        self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], taker: PlanClaimer | None
+        self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], taker: PlanClaimer | None
     ) -> None:
-        """Make tasks ready in one transaction, and retry changed ones one by one."""
-        eager_claims = NO_CLAIMS if taker is None else taker.choose(tasks)
+        """Make tasks ready in one transaction. If that fails, retry those that have changed one by one."""
+        eager_claims = NO_CLAIMS if taker is None else taker.choose_claims(tasks)
         try:
-            done = await self._ready_together(plan_id, seen, tasks, eager_claims)
+            done = await self._ready_together(plan_id, stored_plan, tasks, eager_claims)
         except (Conflict, OutcomeUnknown) as error:
             if taker is not None and isinstance(error, OutcomeUnknown):
                 taker.on_unknown(eager_claims)
@@ -221,43 +226,47 @@ class Propagation:
         same = [each for each in found if each.entry.version == before[each.name]]
         with suppress(Conflict, OutcomeUnknown):
             if same:
-                await self._ready_together(plan_id, seen, same, NO_CLAIMS)
+                await self._ready_together(plan_id, stored_plan, same, NO_CLAIMS)
                 found = [each for each in found if each not in same]
         for each in found:
             await self._try_ready(plan_id, each.name)
 
     async def _ready_together(
-        self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], eager_claims: EagerClaims
+        self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], eager_claims: EagerClaims
     ) -> Committed:
-        """Make all of these tasks ready, or none."""
-        items = eager_claims.items()
-        edits = [self._plan_store.transitions.make_ready(plan_id, seen, each, items.get(each.name)) for each in tasks]
+        """Make all of these tasks ready in one transaction, or none."""
+        items = eager_claims.item_ops()
+        edits = [
+            self._plan_store.transitions.make_ready(plan_id, stored_plan, each, items.get(each.name)) for each in tasks
+        ]
         checks = list(dict.fromkeys(check for each in edits for check in each.checks))
         ops = list(dict.fromkeys(op for each in edits for op in each.ops))
         done: Committed = await ask(self._plan_store.store.commit, checks, ops)
         return done
 
     async def _try_ready(self, plan_id: str, name: str) -> None:
-        """Make one task ready, reading the plan again before each attempt, until it is ready or waits for something."""
+        """Make one task ready, unless it is no longer waiting or still has an unfinished dependency. Retries after
+        conflicts.
+        """
         while True:
             try:
-                seen = await self._plan_store.read_plan(plan_id)
+                stored_plan = await self._plan_store.read_plan(plan_id)
             except NoSuchPlan:
                 return
-            if seen[1].state is not PlanState.READY:
+            if stored_plan[1].state is not PlanState.READY:
                 return
             found = [
                 each
                 for each in await self._plan_store.read_tasks(plan_id, [name])
                 if each.record.state is TaskState.WAITING
             ]
-            if not found or not await self._plan_store.filter_ready(plan_id, seen[1], found, set()):
+            if not found or not await self._plan_store.filter_ready(plan_id, stored_plan[1], found, set()):
                 return
-            if await self._plan_store.commit(self._plan_store.transitions.make_ready(plan_id, seen, found[0])):
+            if await self._plan_store.commit(self._plan_store.transitions.make_ready(plan_id, stored_plan, found[0])):
                 return
 
-    async def complete(self, plan_id: str) -> None:
-        """End the plan if none of its tasks is left. Called after the end of a task without waiting successors."""
+    async def complete_plan(self, plan_id: str) -> None:
+        """End a plan if none of its tasks is unfinished."""
         plan_store = self._plan_store
         adds_key = plan_store.keys.adds(plan_id)
         while not await plan_store.has_pending(plan_id):
@@ -270,7 +279,7 @@ class Propagation:
             adds = await ask(plan_store.store.get, adds_key)  # read before the check, so that an added task is noticed
             if await plan_store.has_pending(plan_id):
                 return
-            wakeup = await wake_parent(plan_store, plan_id, plan)
+            wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
             if await plan_store.commit(
                 plan_store.transitions.complete_plan(entry, plan, adds, adds_key, now_ms()).merge(wakeup)
             ):
@@ -284,15 +293,15 @@ class Propagation:
         Raises:
             OwnershipLost: The claim has ended.
         """
-        left, seen = deque(task.record.successors), {task.name}
+        left, handled = deque(task.record.successors), {task.name}
         while left:
             name = left.popleft()
-            if name not in seen:
-                seen.add(name)
+            if name not in handled:
+                handled.add(name)
                 left.extend(await self._skip(claim, plan_id, name, generation))
 
     async def _skip(self, claim: QueueClaim, plan_id: str, name: str, generation: int) -> Iterable[str]:
-        """Skip one task and return the names of its successors."""
+        """Skip one task. Return the names of its successors."""
         plan_store = self._plan_store
         while True:
             check_held(claim)
@@ -310,7 +319,7 @@ class Propagation:
 
 
 def check_held(claim: QueueClaim) -> None:
-    """Check that a claim is still held by the local clock.
+    """Check that a claim is still held, by the local clock.
 
     Raises:
         OwnershipLost: The claim may have ended.

@@ -189,11 +189,11 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class ItemHints(Struct, frozen=True, omit_defaults=True):
-    """The value of a task's queue item, known before the task is read.
+    """The value of a task's queue item: what a worker needs before it reads the task.
 
     Attributes:
         timeout_s: Seconds after which an execution is stopped; None for no limit.
-        args_from: Tasks whose results are arguments.
+        args_from: Names of the tasks whose results are arguments.
     """
 
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)] | None = None
@@ -207,7 +207,7 @@ _NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "an item of a plan")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task as it was read: its name, its record, and its entry for checks."""
+    """A task as it was read: its name, its record, and its entry, which transactions check."""
 
     name: str
     record: TaskRecord
@@ -239,7 +239,7 @@ def encode_result_ref(ref: BlobRef) -> bytes:
 
 
 def decode_result(value: bytes) -> bytes | BlobRef:
-    """Decode a result's value into the outcome, or into a reference to it.
+    """Decode the value of a result's key into the outcome, or into a reference to a blob that contains it.
 
     Raises:
         BadRecord: The value is not a result.

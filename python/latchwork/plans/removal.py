@@ -31,7 +31,7 @@ from latchwork.plans.keys import (
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, decode_result
 from latchwork.plans.transitions import MAX_WRITES, StoredPlan, TxnPart
-from latchwork.plans.wakeups import read_plan_or_none, wake_parent
+from latchwork.plans.wakeups import build_parent_wakeup, read_plan_or_none
 from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef
 from latchwork.types import At, Check, Delete, Entry, Op, Put
@@ -43,14 +43,14 @@ _TOGETHER = 200
 
 
 async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
-    """Delete a plan that is being removed. Idempotent; several clients may do it at the same time.
+    """Delete a plan that is marked for removal. Idempotent; several clients may do it at the same time.
 
     Args:
         plan_store: Where the plan is stored.
         plan_id: ID of the plan.
-        check: Called between the steps; an exception from it ends the deletion.
+        check: Called between the steps. If it raises, the deletion ends.
     Returns:
-        Whether the plan is gone; False if another plan has its ID by now.
+        Whether the plan is gone. False if another plan has its ID by now.
     """
     try:
         entry, plan = await plan_store.read_plan(plan_id)
@@ -68,7 +68,7 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
             return now is None
         await ask(plan_store.store.delete_tree, prefix)
     while True:
-        wakeup = await wake_parent(plan_store, plan_id, plan)
+        wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
         if await plan_store.commit(TxnPart([At(entry)], [Delete(entry.key)]).merge(wakeup)):
             return True
         now = await ask(plan_store.store.get, entry.key)
@@ -77,7 +77,7 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
 
 
 async def _remove_children(plan_store: PlanStore, plan_id: str, check: Callable[[], object]) -> None:
-    """Delete the child plans of a plan. None can be started once the plan's tasks are gone."""
+    """Delete the child plans of a plan. No more can be started, because the plan's tasks are gone."""
     for entry in await ask(plan_store.store.list, plan_store.keys.plans):
         if plan_id.encode() not in entry.value:  # decoding many records is slow
             continue
@@ -100,7 +100,7 @@ async def _remove_child(plan_store: PlanStore, child_id: str, check: Callable[[]
 
 
 async def finish_removal(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
-    """Delete a plan that is being removed, and the item that requests its removal. See ``delete_plan``."""
+    """Delete a plan that is marked for removal, and the queue item that requests its removal. See ``delete_plan``."""
     found = await read_plan_or_none(plan_store, plan_id)
     if not await delete_plan(plan_store, plan_id, check):
         return False
@@ -114,7 +114,7 @@ async def finish_removal(plan_store: PlanStore, plan_id: str, check: Callable[[]
 async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
     """Return the sort keys that queue items of a plan may have, derived from the numbers of its tasks.
 
-    These are all sort keys if the record does not tell when the plan was started.
+    If the record does not say when the plan was started, these are all sort keys of the queue.
     """
     if not plan.started_ms:
         return list(
@@ -126,12 +126,14 @@ async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> l
     return [sort_key(plan.priority, plan.started_ms, number) for number in range(0, count + 1, TASKS_PER_SORT_KEY)]
 
 
-async def _delete_items(plan_store: PlanStore, plan_id: str, seen: StoredPlan, check: Callable[[], object]) -> None:
+async def _delete_items(
+    plan_store: PlanStore, plan_id: str, stored_plan: StoredPlan, check: Callable[[], object]
+) -> None:
     """Delete the queue items of a plan, claimed or not, except the one that requests its removal.
 
-    Stop if the record is not the given one: another plan has the ID and keeps its items.
+    Stop if the record has changed, because another plan has the ID and keeps its items.
     """
-    entry, plan = seen
+    entry, plan = stored_plan
     for key in await _sort_keys(plan_store, plan_id, plan):
         after: str | None = None
         while True:
@@ -156,7 +158,7 @@ def _is_of(plan_id: str, entry: Entry) -> bool:
 async def remove_damaged(plan_store: PlanStore, plan_id: str) -> None:
     """Delete a plan whose record is unreadable. A task of another plan that waits for it fails.
 
-    Do nothing if the record is readable or gone by now.
+    Does nothing if the record is readable or gone by now.
     """
     while True:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
@@ -213,7 +215,7 @@ def plan_expiry_ms(plan: PlanRecord) -> float | None:
 
 
 def results_expiry_ms(plan: PlanRecord) -> float | None:
-    """Return when a plan's intermediate results expire, in milliseconds since the epoch.
+    """Return when the intermediate results of a plan expire, in milliseconds since the epoch.
 
     None if they never do, or were already deleted.
     """
@@ -223,19 +225,21 @@ def results_expiry_ms(plan: PlanRecord) -> float | None:
 
 
 def next_expiry_ms(plan: PlanRecord) -> float | None:
-    """Return the earliest time at which a plan or its results expire; None if there is none."""
+    """Return the earliest time at which a plan or its results expire, in milliseconds since the epoch; None if
+    never.
+    """
     found = [each for each in (plan_expiry_ms(plan), results_expiry_ms(plan)) if each is not None]
     return min(found, default=None)
 
 
 class PlanRetention:
-    """Deletes expired plans and results. Thread-safe."""
+    """Deletes plans and results whose retention time has passed. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
 
     async def delete_expired(self, plans: Iterable[Entry], now_ms: float) -> int:
-        """Delete what has expired of these plans. Return the number of affected plans."""
+        """Delete those of these plans and their results that have expired. Return the number of affected plans."""
         count = 0
         for entry in plans:
             try:
@@ -288,7 +292,7 @@ async def sweep_plans(plan_store: PlanStore) -> int:
     Returns:
         The number of affected plans.
     """
-    seen = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
+    stored_ids = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
     plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(plan_store.store.list, plan_store.keys.plans)}
     count = 0
     for plan_id, entry in plans.items():
@@ -302,6 +306,6 @@ async def sweep_plans(plan_store: PlanStore) -> int:
         if record.state is PlanState.DRAFT and await ask(plan_store.store.get, draft) is None:  # its builder has died
             count += await remove_now(plan_store, plan_id, entry, record)
     count += await PlanRetention(plan_store).delete_expired(plans.values(), now_ms())
-    for plan_id in sorted(seen - plans.keys()):  # left by builders and workers that continued after the removal
+    for plan_id in sorted(stored_ids - plans.keys()):  # left by builders and workers that continued after the removal
         count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
     return count

@@ -1,6 +1,6 @@
-"""Transitions in the life of a plan and its tasks: each is built as one transaction from what was read. Pure.
+"""State changes of plans and their tasks. Each is built as checks and writes from what was read. Pure.
 
-docs/design/plans.md lists, for each transition, the possible callers, the races, and the check that notices each race.
+docs/design/plans.md lists, for each change, the possible callers, the races, and the check that notices each race.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ StoredPlan = tuple[Entry, PlanRecord]
 
 
 class TxnPart(NamedTuple):
-    """A part of a transaction: checks and writes."""
+    """Checks and writes for a transaction."""
 
     checks: list[Check]
     ops: list[Op]
 
     def merge(self, other: TxnPart) -> TxnPart:
-        """Combine two parts into one."""
+        """Return the checks and writes of both."""
         return TxnPart([*self.checks, *other.checks], [*self.ops, *other.ops])
 
 
 class Transitions:
-    """The transitions of the plans below one name."""
+    """Builds the checks and writes for every state change of the plans below one name."""
 
     def __init__(self, keys: Keys, put_item: PutItem) -> None:
         self.keys = keys
@@ -84,7 +84,7 @@ class Transitions:
         )
 
     def write_tasks(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
-        """Write the tasks of a draft, as many per transaction as fit."""
+        """Write the tasks of a draft, in as few transactions as possible."""
         check = Exists(self.keys.draft(plan_id))
         edits: list[TxnPart] = []
         ops: list[Op] = []
@@ -102,7 +102,7 @@ class Transitions:
         return [*edits, TxnPart([check], ops)] if ops else edits
 
     def start(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """Make a complete draft ready. A worker then makes its first tasks ready."""
+        """Start a complete draft. A worker then makes its first tasks ready."""
         ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
         draft = self.keys.draft(plan_id)
         return TxnPart(
@@ -112,24 +112,27 @@ class Transitions:
 
     # Running
 
-    def make_ready(self, plan_id: str, seen: StoredPlan, task: Task, item: Sequence[Op] | None = None) -> TxnPart:
-        """Make a task ready whose dependencies are done. Any worker may try, because this never becomes false again.
+    def make_ready(
+        self, plan_id: str, stored_plan: StoredPlan, task: Task, item: Sequence[Op] | None = None
+    ) -> TxnPart:
+        """Make a waiting task ready whose dependencies are all done. Any worker may do it, because done tasks stay
+        done.
 
         Args:
             plan_id: ID of the plan.
-            seen: The plan, read before the dependencies were checked. As long as it is ready and has no failed task,
-                every task that has ended is done.
+            stored_plan: The plan, read before the dependencies were checked. As long as it is ready and has no failed
+                task, every task that has ended is done.
             task: The waiting task.
             item: Writes that create its queue item, if it is claimed at once.
         """
         ready = task.record.with_state(TaskState.READY)
-        put = self.item_ops(plan_id, seen[1], task.name, task.record) if item is None else item
-        return TxnPart([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
+        put = self.item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
+        return TxnPart([At(stored_plan[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
     def complete_delegating(
         self,
         plan_id: str,
-        seen: StoredPlan | None,
+        stored_plan: StoredPlan | None,
         task: Task,
         result: bytes,
         *,
@@ -146,12 +149,12 @@ class Transitions:
 
         Args:
             plan_id: ID of the plan.
-            seen: The plan without failed tasks, as it was read before the dependencies of `ready` were checked.
+            stored_plan: The plan without failed tasks, as it was read before the dependencies of `ready` were checked.
             task: The task.
             result: The value of its result's key.
             ready: Successors for which this is the last dependency.
-            witnesses: Tasks that have not ended.
-            ended_deps: Dependencies whose ends are on their way, and that `ready` relies on.
+            witnesses: Names of tasks that have not ended.
+            ended_deps: Names of dependencies of `ready` whose completions may not be committed yet.
             items: By successor, the writes that create its queue item if it is claimed at once.
         Returns:
             None if the caller must handle the successors itself: no other task will, or it does not fit.
@@ -161,8 +164,8 @@ class Transitions:
             return None
         edit = self.complete_task(plan_id, task, result)
         for each in ready:
-            assert seen is not None
-            edit = edit.merge(self.make_ready(plan_id, seen, each, (items or {}).get(each.name)))
+            assert stored_plan is not None
+            edit = edit.merge(self.make_ready(plan_id, stored_plan, each, (items or {}).get(each.name)))
         edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in ended_deps)
         edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)
         checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
@@ -182,9 +185,10 @@ class Transitions:
         )
 
     def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
-        """End a plan without remaining tasks.
+        """End a plan that has no unfinished tasks.
 
-        `adds` was read before the tasks were checked, so that an added task is noticed.
+        `adds` is the key that each added task rewrites, read before the tasks were checked, so that an added task is
+        noticed.
         """
         state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
         guard: Check = Absent(adds_key) if adds is None else At(adds)
@@ -193,7 +197,7 @@ class Transitions:
     # Failing
 
     def record_attempt(self, task: Task, why: str) -> TxnPart:
-        """Record a failed attempt that will be retried."""
+        """Record a failed attempt of a task that will be retried."""
         again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
         return TxnPart([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
 
@@ -238,7 +242,7 @@ class Transitions:
     # Cancelling
 
     def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
-        """Stop all claims of the plan and create the control operation that cancels its tasks."""
+        """Start to cancel a plan: no more tasks are claimed, and a control operation will cancel its tasks."""
         changed = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
         return TxnPart(
             [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "cancel", changed.generation)]
@@ -262,12 +266,12 @@ class Transitions:
         )
 
     def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """Reset an unsuccessful task to waiting."""
+        """Set an unsuccessful task back to waiting."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
         return self.reactivate_task(plan_id, entry, task, waits)
 
     def reactivate_task(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
-        """Make an unsuccessful task live again, with the given record and without a result."""
+        """Replace the record of an unsuccessful task by one of an unfinished task, and delete its result."""
         return TxnPart(
             [At(entry), At(task.entry)],
             [
@@ -294,7 +298,9 @@ class Transitions:
         deps: Sequence[Task],
         adds: int,
     ) -> TxnPart:
-        """Add a task to a running plan. Dependencies that are not done are rewritten, so that their ends notice it."""
+        """Add a task to a running plan. Unfinished dependencies are rewritten, so that their completions notice the new
+        task.
+        """
         open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
         is_unsuccessful = any(dep.record.state.is_unsuccessful for dep in open_deps)
         waits = any(dep.record.state.is_live for dep in open_deps)
@@ -317,21 +323,27 @@ class Transitions:
         return edit
 
     def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Mark a plan for removal in any state. The caller deletes it; the item lets a worker finish that."""
+        """Mark a plan in any state for removal. The caller deletes it; if the caller dies, a worker finishes the
+        deletion.
+        """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
             [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "remove", changed.generation)]
         )
 
     def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
-        """Create a record in state ``removing`` for keys without a plan, to reserve their ID until they are deleted."""
+        """Create a record that is marked for removal, to reserve an ID until keys that exist without a plan are
+        deleted.
+        """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         made = Create(self.keys.plan(plan_id), changed.to_bytes())
         return TxnPart([], [made, *self.control_ops(plan_id, "remove", changed.generation)])
 
 
 def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
-    """Split tasks in order into batches that one transaction can rewrite: at most `most`, and large ones alone."""
+    """Split tasks in order into batches that one transaction can rewrite: at most `most` tasks, and large ones
+    alone.
+    """
     found: list[list[Task]] = []
     size = 0
     for task in tasks:
@@ -344,6 +356,6 @@ def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
 
 
 def item_value(task: TaskRecord) -> bytes:
-    """Encode the value of a task's queue item: what is needed before the task is read."""
+    """Encode the value of a task's queue item: what a worker needs before it reads the task."""
     value = encode(ItemHints(task.timeout_s, task.args_from))
     return value if len(value) <= _MAX_ITEM else encode(ItemHints(task.timeout_s))

@@ -17,7 +17,9 @@ _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
 def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Return whether a plan or an ancestor of it is being cancelled or removed, or is gone, according to a mirror."""
+    """Return whether a plan or one of its ancestors is being cancelled or removed, or is gone, according to a
+    mirror.
+    """
     while True:
         try:
             plan = PlanRecord.from_bytes(plans[keys.plan(plan_id)].value)
@@ -31,17 +33,18 @@ def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
 
 
 async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
-    """Read a plan; None if it is gone or unreadable."""
+    """Read a plan. Return None if it is gone or unreadable."""
     try:
         return await plan_store.read_plan(plan_id)
     except (NoSuchPlan, BadRecord):
         return None
 
 
-async def wake_parent(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
-    """Return the part of a transaction that wakes the task that waits for a plan when the plan ends or is deleted.
+async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
+    """Return the checks and writes that wake the parent task when its child plan ends or is deleted.
 
-    If no task waits, it contains a check that none starts to wait, because a recovery may make the task wait again.
+    If no task waits for the plan, they contain a check that none starts to wait, because a recovery may make it wait
+    again.
     """
     if plan.parent is None:
         return TxnPart([], [])

@@ -44,7 +44,7 @@ _NO_LIMIT = 2**31
 #: Seconds to wait for the first state of the plans.
 _MIRROR_S = 30.0
 #: Seconds between checks for orphaned permits, while there are permits.
-_TIDY_S = 5.0
+_ORPHAN_CHECK_S = 5.0
 #: Seconds between sweeps by the worker with the first share, and the maximum pause, because the machine's clock may be
 #: changed.
 _SWEEP_S = 600.0
@@ -55,16 +55,16 @@ SESSION_TTL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PlanWorkerConfig:
-    """Configuration of a worker.
+    """Configuration of a plan worker.
 
     Attributes:
         slots: Number of tasks that run at the same time.
         functions: Functions that may be run.
         run_in: ``thread`` or ``process``.
         payloads: Encodes and decodes arguments and results.
-        label: Name of the worker that others see.
+        label: Name of the worker that other clients see.
         context: Object that tasks get.
-        failed: Called with plan, task and failure of each failed attempt.
+        failed: Called with the plan, the task and the failure of each failed attempt.
     """
 
     slots: int
@@ -77,7 +77,7 @@ class PlanWorkerConfig:
 
 
 class PlanWorkerSession:
-    """Runs tasks during one store session. Thread-safe.
+    """The work of a plan worker during one store session. Thread-safe.
 
     Args:
         store: Store that tasks get.
@@ -102,7 +102,7 @@ class PlanWorkerSession:
             config.functions,
             config.payloads,
             run_in=config.run_in,
-            leash=self._extender,
+            deadline_extender=self._extender,
             label=config.label,
             clock=store.clock,
         )
@@ -126,11 +126,11 @@ class PlanWorkerSession:
             runs=RunTracker(lambda: self.slots.typical_s),
             stop=self._stop,
         )
-        self.feeder = WorkerLoop(
+        self.worker_loop = WorkerLoop(
             backlog, self.slots, self._commits, hooks, store=store, node_id=config.label, context=config.context
         )
-        self.limits.poke = self.feeder.poke
-        claimer.spare, claimer.begin = self.feeder.spare, self.feeder.begin_taken
+        self.limits.request_search = self.worker_loop.search_soon
+        claimer.free_slots, claimer.start_runs = self.worker_loop.free_capacity, self.worker_loop.run_claims
         self._notifier = Notifier()
         self._threads: list[Background] = []
         #: When ended plans or their results expire, in milliseconds since the epoch, by the key of the plan.
@@ -138,28 +138,32 @@ class PlanWorkerSession:
         self._has_permits = False
 
     def begin(self) -> None:
-        """Read the plans and start to take tasks.
+        """Read the plans and start to claim tasks.
 
         Raises:
             LatchworkError: The plans cannot be read now.
         """
         for mirror in self._mirrors:
             mirror.ready(_MIRROR_S)
-        self.peers.join(self._plan_store.store)
-        self.feeder.start()
+        self.peers.announce(self._plan_store.store)
+        self.worker_loop.start()
         self._threads.append(Background(self._clean_up, f"latchwork-plans-results-{self.session.id[:8]}"))
         self._plans.on_change(self._plans_changed)
         self._taken.on_change(self._permits_changed)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Take no more tasks, and wait for the running ones. Return False after the timeout."""
-        return self.feeder.drain(timeout_s)
+        """Claim no more tasks, and wait for the running ones. Return False after the timeout."""
+        return self.worker_loop.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, release their claims and leave; see ``WorkerSession``. Each step is idempotent."""
+        """Stop all tasks, release their claims, and close the session. Idempotent.
+
+        Returns:
+            The paths of the tasks that still run.
+        """
         self._stop.set()
-        self._ring()
-        left = self.feeder.close(timeout_s)
+        self._notify()
+        left = self.worker_loop.close(timeout_s)
         self.slots.close(min(timeout_s, 1.0) if left else timeout_s)
         self._hooks.close()
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
@@ -171,13 +175,13 @@ class PlanWorkerSession:
         self.session.close()
         return left
 
-    def trouble(self) -> str | None:
-        """Return None: only the session can keep this worker from taking tasks."""
+    def unavailable_reason(self) -> str | None:
+        """Return None: only a lost session can keep this worker from claiming tasks."""
         return None
 
     # Reactions to other clients
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         with self._notifier.mutex:
             self._notifier.notify_all()
 
@@ -185,15 +189,15 @@ class PlanWorkerSession:
         """Search for items because plans may be ready, and stop the tasks of plans that are ending."""
         for change in batch:
             self._plan_changed(change)
-        self._ring()
-        self.feeder.poke()
-        for path in self.feeder.running():
+        self._notify()
+        self.worker_loop.search_soon()
+        for path in self.worker_loop.running():
             plan_id, task = split_id(path.rpartition("/")[2])
             if not task.startswith("@") and (self._is_ending(plan_id) or self._is_replaced(path)):
-                self.feeder.stop_task(path)
+                self.worker_loop.stop_task(path)
 
     def _plan_changed(self, change: Change) -> None:
-        """Note when a plan expires, and keep nothing else of one that has ended."""
+        """Remember when a plan expires, and drop everything else that is cached of a plan that has ended."""
         try:
             plan = None if change.entry is None else PlanRecord.from_bytes(change.entry.value)
         except BadRecord:
@@ -204,14 +208,14 @@ class PlanWorkerSession:
             if expiry_ms is not None:
                 self._expiries[change.key] = expiry_ms
         if plan is None or plan.state.has_ended:
-            self._hooks.forget(change.key.rpartition("/")[2])
+            self._hooks.drop_cached(change.key.rpartition("/")[2])
 
     def _permits_changed(self, *_: object) -> None:
         """Search for items if some were skipped for lack of a permit, because another worker has released one."""
         if self.limits.has_blocked_items:
-            self.feeder.poke()
+            self.worker_loop.search_soon()
         if not self._has_permits:
-            self._ring()  # orphaned permits are looked for as long as there are permits
+            self._notify()  # orphaned permits are looked for as long as there are permits
 
     def _is_replaced(self, path: str) -> bool:
         try:
@@ -228,7 +232,9 @@ class PlanWorkerSession:
     # Cleanup
 
     async def _clean_up(self) -> None:
-        """Delete expired plans and results, release orphaned permits, and sweep. Idle, it reads every ten minutes."""
+        """Delete expired plans and results, release orphaned permits, and sweep. While idle, it reads every ten
+        minutes.
+        """
         clock, backoff = self._plan_store.store.clock, Backoff()
         wall_clock = WallClock(clock)  # a clock that is wrong for a moment removes nothing
         sweep_at = clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
@@ -248,9 +254,9 @@ class PlanWorkerSession:
                     await Pause(clock, self._stop, backoff.next_s())  # until the mirror shows the changes
                     continue
                 if has_permits:
-                    await self.limits.release_orphans(self._plan_store, self.feeder.running())
+                    await self.limits.release_orphans(self._plan_store, self.worker_loop.running())
                 if clock.now() >= sweep_at:
-                    share = self.peers.share()
+                    share = self.peers.shard()
                     if share.of and share.rank == 0:
                         await sweep_plans(self._plan_store)
                     sweep_at = clock.now() + _SWEEP_S
@@ -262,7 +268,9 @@ class PlanWorkerSession:
                 continue
             backoff = Backoff()
             until_s = [sweep_at - clock.now(), *((each_ms - now_ms) / 1000.0 for each_ms in expiries.values())]
-            await self._notifier.changed_since(version, clock, max(0.001, min(until_s + [_TIDY_S] * has_permits)))
+            await self._notifier.changed_since(
+                version, clock, max(0.001, min(until_s + [_ORPHAN_CHECK_S] * has_permits))
+            )
 
 
 class PlanWorker(Node[PlanWorkerSession]):
@@ -317,12 +325,18 @@ class PlanWorker(Node[PlanWorkerSession]):
         return f"<PlanWorker {self._plan_store.keys.name!r}, {counted(self._config.slots, 'slot')}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """Close the worker; see ``Node.close``."""
+        """Stop all tasks and close the worker. Idempotent.
+
+        Args:
+            timeout_s: Seconds to wait for tasks; None uses the timeout of an earlier call, or else 30.
+        Returns:
+            The paths of the tasks that still run. Other workers can take them when the session has ended.
+        """
         left = super().close(timeout_s)
         self._plan_store.queue.close()
         return left
 
-    def _worker_session(self, session: Session) -> PlanWorkerSession:
+    def _create_worker_session(self, session: Session) -> PlanWorkerSession:
         return PlanWorkerSession(self._task_store, self._plan_store, self._config, session=session)
 
     def _failed(self, plan: str, task: str, failure: Failure) -> None:

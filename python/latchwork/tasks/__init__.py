@@ -23,17 +23,17 @@ if TYPE_CHECKING:
         TaskTimeout,
         UnknownFunction,
     )
-    from latchwork.tasks.functions import DEFAULT, Functions, Registered, RunIn, task
+    from latchwork.tasks.functions import DEFAULT, Functions, RegisteredFunction, RunIn, task
     from latchwork.tasks.group_commit import GroupCommit
     from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
-    from latchwork.tasks.payloads.outcome import Failure, Instead, Outcome
-    from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
+    from latchwork.tasks.payloads.outcome import DeferredResult, Failure, Outcome
+    from latchwork.tasks.payloads.template import Placeholder, encode_template, fill_template, find_placeholders
     from latchwork.tasks.retry import ONCE, Retry, StoredRetry, backoff_s, type_name
-    from latchwork.tasks.running.calls import PICKLED, RunAsync, StoredCall, perform, run_async
+    from latchwork.tasks.running.calls import PICKLED, RunAsync, StoredCall, run_async, run_call
     from latchwork.tasks.running.context import TaskContext, current_task
     from latchwork.tasks.running.slots import Slots
     from latchwork.tasks.running.task_loop import TaskLoop
-    from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks, after_failure
+    from latchwork.tasks.running.worker_hooks import DeadLetter, Done, Ending, Release, Run, WorkerHooks, retry_pause_s
     from latchwork.tasks.running.worker_loop import WorkerLoop
 else:
     __getattr__ = lazy_getattr(
@@ -59,7 +59,7 @@ else:
             "latchwork.tasks.functions": (
                 "DEFAULT",
                 "Functions",
-                "Registered",
+                "RegisteredFunction",
                 "RunIn",
                 "task",
             ),
@@ -74,14 +74,14 @@ else:
             ),
             "latchwork.tasks.payloads.outcome": (
                 "Failure",
-                "Instead",
+                "DeferredResult",
                 "Outcome",
             ),
             "latchwork.tasks.payloads.template": (
-                "Later",
+                "Placeholder",
                 "encode_template",
                 "fill_template",
-                "laters",
+                "find_placeholders",
             ),
             "latchwork.tasks.retry": (
                 "ONCE",
@@ -96,20 +96,20 @@ else:
             ),
             "latchwork.tasks.running.worker_loop": ("WorkerLoop",),
             "latchwork.tasks.running.worker_hooks": (
-                "Bury",
+                "DeadLetter",
                 "Done",
                 "Ending",
                 "WorkerHooks",
                 "Release",
                 "Run",
-                "after_failure",
+                "retry_pause_s",
             ),
             "latchwork.tasks.running.task_loop": ("TaskLoop",),
             "latchwork.tasks.running.calls": (
                 "PICKLED",
                 "StoredCall",
                 "RunAsync",
-                "perform",
+                "run_call",
                 "run_async",
             ),
             "latchwork.tasks.running.slots": ("Slots",),
@@ -125,23 +125,23 @@ __all__ = [
     "BadPayload",
     "BlobRef",
     "Blobs",
-    "Bury",
     "Codec",
+    "DeadLetter",
+    "DeferredResult",
     "Done",
     "Ending",
     "Failure",
     "Functions",
     "GroupCommit",
-    "Instead",
-    "Later",
     "NotSerializable",
     "Outcome",
     "PayloadTooLarge",
     "Payloads",
     "PickleCodec",
     "PickleRefused",
+    "Placeholder",
     "PlainCodec",
-    "Registered",
+    "RegisteredFunction",
     "Release",
     "RemoteError",
     "RemoteTraceback",
@@ -161,14 +161,14 @@ __all__ = [
     "UnknownFunction",
     "WorkerHooks",
     "WorkerLoop",
-    "after_failure",
     "backoff_s",
     "current_task",
     "encode_template",
     "fill_template",
-    "laters",
-    "perform",
+    "find_placeholders",
+    "retry_pause_s",
     "run_async",
+    "run_call",
     "task",
     "type_name",
 ]

@@ -44,13 +44,13 @@ _DIGEST = 32
 
 
 class BlobRef(Struct, frozen=True):
-    """A reference to a large value, as stored in a record.
+    """A reference to a large value, as stored in the record that uses the value.
 
     Attributes:
-        owner: the owner of the value.
-        id: unique.
-        size: in bytes.
-        digest: the beginning of its SHA-256, in hexadecimal.
+        owner: Name of the owner. All values of an owner are deleted together when the owner is gone.
+        id: Unique ID of the value.
+        size: Size in bytes.
+        digest: The first half of the SHA-256 of the value, in hexadecimal.
     """
 
     owner: str
@@ -67,19 +67,19 @@ class BlobRef(Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
+        """The number of keys over which the value is spread."""
         return max(1, -(-self.size // CHUNK_BYTES))
 
     def to_bytes(self) -> bytes:
-        """Encode the reference as a separate record."""
+        """Encode the reference as JSON."""
         return encode(self)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> BlobRef:
-        """Decode a reference.
+        """Decode a stored reference.
 
         Raises:
-            BadRecord: The bytes are not a reference, or its size is above the maximum of a payload.
+            BadRecord: The bytes are not a reference, or the size is above the maximum of a payload.
         """
         return _REF.decode(value)
 
@@ -88,12 +88,14 @@ _REF: Decoder[BlobRef] = Decoder(BlobRef, "a reference to a large value")
 
 
 class Blobs:
-    """Large values below one name. Safe to share between threads and processes. Construction does no I/O.
+    """Large values below one name in a store, each split into chunks. Thread-safe, and safe to use from many processes.
+
+    Construction does no I/O.
 
     Args:
-        store: the store, or a namespace of it. The caller closes it.
-        name: the key below which the values are stored.
-        max_bytes: the largest value that can be written or read.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key below which the values are stored.
+        max_bytes: The largest value that can be written or read.
     """
 
     def __init__(self, store: Store, name: str, *, max_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -105,14 +107,16 @@ class Blobs:
 
     @driven
     async def write(self, owner: str, data: bytes) -> BlobRef:
-        """Write a value, before the record that refers to it. Chunks of a failed write are deleted in the background.
+        """Write a large value and return a reference to it. Write the record that contains the reference afterwards.
+
+        If the write fails, its chunks are deleted in the background.
 
         Args:
-            owner: the owner of the value, as one segment of a key.
-            data: up to ``max_bytes``.
+            owner: The owner of the value, as one segment of a key.
+            data: The value, up to ``max_bytes`` long.
         Raises:
-            PayloadTooLarge: the value is longer than ``max_bytes``.
-            Unavailable, OutcomeUnknown, QuotaExceeded: the value is not completely written.
+            PayloadTooLarge: The value is longer than ``max_bytes``.
+            Unavailable, OutcomeUnknown, QuotaExceeded: The value was not written completely.
         """
         if len(data) > self.max_bytes:
             raise PayloadTooLarge(
@@ -130,12 +134,12 @@ class Blobs:
 
     @driven
     async def read(self, ref: BlobRef) -> bytes:
-        """Return a value after a check of its size and digest.
+        """Read a large value and check its size and digest.
 
         Raises:
-            BadRecord: the value was deleted, or differs from what was written.
-            PayloadTooLarge: the value is longer than ``max_bytes``.
-            Unavailable: the server could not be reached.
+            BadRecord: The value was deleted, or differs from what was written.
+            PayloadTooLarge: The value is longer than ``max_bytes``.
+            Unavailable: The server could not be reached.
         """
         if ref.size > self.max_bytes:
             raise PayloadTooLarge(f"a value has {ref.size:,} bytes, and at most {self.max_bytes:,} are read here")
@@ -158,22 +162,22 @@ class Blobs:
 
     @driven
     async def delete(self, ref: BlobRef) -> None:
-        """Delete a value immediately, in a separate call."""
+        """Delete a value now, without a transaction of the caller."""
         await ask(self._store.delete_tree, self._path(ref))
 
     def forget(self, ref: BlobRef) -> None:
-        """Delete a value without a record, in the background, with retries until the store closes. Does not block."""
+        """Delete a value to which no record refers. Does not block: a background job retries until the store closes."""
         self._store.cleanup.add(partial(self._delete_unnamed, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven
     async def sweep(self, living: Callable[[], Iterable[str]]) -> list[str]:
-        """Delete all values of owners that are gone. Idempotent, and safe to call from any process.
+        """Delete the values of all owners that no longer exist. Idempotent, and safe to call from any process.
 
         Args:
-            living: returns the owners that still exist. Called at most once, and may ask the store. An owner that has
-                values here and is not returned is gone permanently: owner IDs are never reused.
+            living: Returns the owners that still exist. Called at most once, and may read the store. Owner IDs are
+                never reused, so an owner that it does not return is gone permanently.
         Returns:
-            The owners that were gone, sorted.
+            The owners whose values were deleted, sorted.
         """
         seen = await ask(self._store.children, self.name)
         alive = set(living()) if seen else set()
@@ -189,9 +193,11 @@ class Blobs:
         return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunks)]
 
     async def _delete_unnamed(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
-        """Try once to delete a value; a ``CleanupJob``.
+        """Try once to delete a value, as a job of the store's cleanup thread. Return the seconds until the next try, or
+        None.
 
-        Repeated once after ``LATE_S``: a write of unknown outcome may have been applied since.
+        A successful deletion is repeated once after ``LATE_S``, because a write whose answer was lost may be applied
+        late.
         """
         try:
             await ask(self._store.delete_tree, self._path(ref))

@@ -15,7 +15,7 @@ class UnknownFunction(LatchworkError, LookupError):
 
     @classmethod
     def for_name(cls, name: str, known: Iterable[str]) -> UnknownFunction:
-        """Build the error for a name, with similar registered names."""
+        """Build the error for an unknown function name. The message lists similar registered names."""
         from difflib import get_close_matches  # rarely needed, and each process of a task imports this
 
         names = sorted(known)
@@ -60,8 +60,8 @@ class RemoteError(LatchworkError):
     """A task raised an exception whose class is not available here, so this exception is raised instead.
 
     Attributes:
-        type_name: the class as ``module:qualname``.
-        text: its message.
+        type_name: The class of that exception, as ``module:qualname``.
+        text: Its message.
     """
 
     def __init__(self, message: str, type_name: str = "", text: str = "") -> None:
@@ -71,7 +71,9 @@ class RemoteError(LatchworkError):
 
 
 class RemoteTraceback(LatchworkError):
-    """The traceback of a task in its process, as text: the ``__cause__`` of the exception that is raised here."""
+    """The traceback of a task from the process that ran it, as text. It is the ``__cause__`` of the exception raised
+    here.
+    """
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""' if self.args else ""

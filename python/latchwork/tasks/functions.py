@@ -26,19 +26,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 RunIn = Literal["thread", "process"]
 
 #: A name is part of records, and at most so many characters.
-MOST_NAME = 300
+MAX_NAME_CHARS = 300
 
 
 @dataclass(frozen=True, eq=False)
-class Registered:
-    """A function that may be run by its name.
+class RegisteredFunction:
+    """A function that nodes may run, with its name and default options.
 
     Attributes:
-        name: its name in the store.
-        fn: the function itself.
-        retry: its retry policy.
-        timeout_s: seconds after which a run is stopped; None for never.
-        run_in: where it runs; None leaves that to the node.
+        name: Its name in the store.
+        fn: The function itself.
+        retry: Its retry policy.
+        timeout_s: Seconds after which a run is stopped; None for no limit.
+        run_in: ``thread`` or ``process``; None lets the node decide.
     """
 
     name: str
@@ -49,52 +49,56 @@ class Registered:
 
     @cached_property
     def is_async(self) -> bool:
-        """Whether it is an ``async def``."""
+        """Whether the function is an ``async def``."""
         return inspect.iscoroutinefunction(self.fn)
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The resolvable annotations by parameter; ``return`` is the result."""
+        """The annotations that can be resolved, by parameter name; ``return`` is that of the result."""
         return _hints(self.fn)
 
     @cached_property
-    def context_names(self) -> frozenset[str]:
-        """The parameters that get the ``TaskContext``, by their annotation."""
+    def context_parameters(self) -> frozenset[str]:
+        """Names of the parameters that get the ``TaskContext``, because they are annotated with it."""
         return frozenset(name for name, hint in self.hints.items() if getattr(hint, "takes_task_context", False))
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """The parameters that a caller passes: all except the context."""
+        """The signature without the parameters that get the ``TaskContext``: what a caller passes."""
         whole = inspect.signature(self.fn)
-        kept = [each for each in whole.parameters.values() if each.name not in self.context_names]
+        kept = [each for each in whole.parameters.values() if each.name not in self.context_parameters]
         return whole.replace(parameters=kept)
 
     @cached_property
     def all_parameters(self) -> frozenset[str]:
-        """The names of all parameters, including the context."""
+        """Names of all parameters, including those that get the ``TaskContext``."""
         return frozenset(inspect.signature(self.fn).parameters)
 
     @cached_property
-    def positional(self) -> tuple[tuple[str, ...], int] | None:
-        """The parameters, and how many of them have no default; None unless all can be given by position."""
+    def positional_parameters(self) -> tuple[tuple[str, ...], int] | None:
+        """Names of the parameters, and how many of them have no default. None if some cannot be passed by position."""
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         all_ = self.signature.parameters.values()
         least = sum(each.default is inspect.Parameter.empty for each in all_)
         return (tuple(each.name for each in all_), least) if all(each.kind in kinds for each in all_) else None
 
-    def spread(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert arguments by parameter to positional and keyword arguments."""
+    def to_call_arguments(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Convert a mapping of parameter names to values into positional and keyword arguments."""
         whole = inspect.signature(self.fn)
         found = inspect.BoundArguments(whole, OrderedDict((n, bound[n]) for n in whole.parameters if n in bound))
         return found.args, found.kwargs
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Check that the function accepts the arguments.
+    def check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check that the function accepts these arguments.
 
         Raises:
-            TypeError: it does not; the message has the function's name.
+            TypeError: It does not accept them. The message contains the function's name.
         """
-        if not kwargs and self.positional is not None and self.positional[1] <= len(args) <= len(self.positional[0]):
+        if (
+            not kwargs
+            and self.positional_parameters is not None
+            and self.positional_parameters[1] <= len(args) <= len(self.positional_parameters[0])
+        ):
             return
         try:
             self.signature.bind(*args, **kwargs)
@@ -103,20 +107,20 @@ class Registered:
 
 
 class Functions:
-    """An allow-list of functions, by name. Safe to share between threads.
+    """A registry of the functions that a node may run, by name. Thread-safe.
 
-    A node calls only these. Any other name in the store is ``UnknownFunction``.
+    A node calls no other function. Any other name in the store raises ``UnknownFunction``.
     """
 
     def __init__(self) -> None:
         self._mutex = mutex()
-        self._by_name: dict[str, Registered] = {}
-        self._by_fn: dict[Callable[..., Any], Registered] = {}
+        self._by_name: dict[str, RegisteredFunction] = {}
+        self._by_fn: dict[Callable[..., Any], RegisteredFunction] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    def __iter__(self) -> Iterator[Registered]:
+    def __iter__(self) -> Iterator[RegisteredFunction]:
         return iter(sorted(self._by_name.values(), key=lambda each: each.name))
 
     def __len__(self) -> int:
@@ -144,17 +148,17 @@ class Functions:
         timeout_s: float | None = None,
         run_in: RunIn | None = None,
     ) -> F | Callable[[F], F]:
-        """Register a function, and return it unchanged: ``@task`` or ``@task(timeout_s=60)``.
+        """Register a function and return it unchanged: ``@task`` or ``@task(timeout_s=60)``.
 
         Args:
-            fn: the function, a plain or an ``async`` one.
-            name: its name in the store; default ``module:qualname``.
-            retry: its retry policy; default one attempt.
-            timeout_s: seconds after which a run of it is stopped; default never.
-            run_in: ``thread`` or ``process``; default as the node decides.
+            fn: A plain or an ``async`` function.
+            name: Its name in the store; ``module:qualname`` by default.
+            retry: Its retry policy; one attempt by default.
+            timeout_s: Seconds after which a run is stopped; no limit by default.
+            run_in: ``thread`` or ``process``; by default the node decides.
         Raises:
-            TypeError: it is not a function whose body runs when it is called.
-            ValueError: the name is used by another function, or a lambda or a local function was given without a name.
+            TypeError: It is not a function whose body runs when it is called, for example a generator function.
+            ValueError: Another function has the name, or a lambda or a local function was given without a name.
         """
         if timeout_s is not None and (not is_number(timeout_s) or timeout_s <= 0):
             raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {timeout_s!r}")
@@ -163,16 +167,16 @@ class Functions:
 
         def register(given: F) -> F:
             _check_runs(given)
-            self.add(Registered(name or name_of(given), given, retry or ONCE, timeout_s, run_in))
+            self.add(RegisteredFunction(name or default_name(given), given, retry or ONCE, timeout_s, run_in))
             return given
 
         return register if fn is None else register(fn)
 
-    def add(self, one: Registered) -> None:
-        """Add a registered function, for example of another list.
+    def add(self, one: RegisteredFunction) -> None:
+        """Add a registered function, for example from another registry.
 
         Raises:
-            ValueError: another function has its name.
+            ValueError: Another function has its name.
         """
         _check_name(one.name)
         with self._mutex:
@@ -183,13 +187,13 @@ class Functions:
             self._by_fn[one.fn] = one
 
     def load(self, *modules: str) -> Functions:
-        """Import modules, and add all functions in them that ``task`` registered.
+        """Import modules, and add all functions in them that were registered with ``@task``. Return this registry.
 
-        Pass only names from a program or its command line: importing runs code.
+        Pass only names from a program or its command line, because importing a module runs its code.
 
         Raises:
-            ModuleNotFoundError: there is no such module.
-            UnknownFunction: a module has no registered function: no ``@task`` in it.
+            ModuleNotFoundError: A module does not exist.
+            UnknownFunction: A module contains no registered function.
         """
         for module in modules:
             imported = importlib.import_module(module)
@@ -203,29 +207,29 @@ class Functions:
                 self.add(each)
         return self
 
-    def get(self, name: str) -> Registered:
-        """Return the function of that name.
+    def get(self, name: str) -> RegisteredFunction:
+        """Return the registered function with a name.
 
         Raises:
-            UnknownFunction: there is none; the message lists similar names.
+            UnknownFunction: There is none. The message lists similar names.
         """
         try:
             return self._by_name[name]
         except (KeyError, TypeError):
             raise UnknownFunction.for_name(str(name), self._by_name) from None
 
-    def find(self, fn: Callable[..., Any]) -> Registered | None:
-        """Return the registration of a function; None if it is not registered."""
+    def find(self, fn: Callable[..., Any]) -> RegisteredFunction | None:
+        """Return the registration of a function, or None if it is not registered."""
         try:
             return self._by_fn.get(fn)
         except TypeError:  # not hashable, so not registered
             return None
 
-    def of(self, fn: Callable[..., Any] | str) -> Registered:
-        """Return the registration of a function or a name.
+    def resolve(self, fn: Callable[..., Any] | str) -> RegisteredFunction:
+        """Return the registration of a function that is given itself or by name.
 
         Raises:
-            UnknownFunction: it is not registered; the message says what to do.
+            UnknownFunction: It is not registered. The message says what to do.
         """
         if isinstance(fn, str):
             return self.get(fn)
@@ -241,22 +245,22 @@ DEFAULT = Functions()
 task = DEFAULT.task
 
 
-def name_of(fn: Callable[..., Any]) -> str:
-    """Return the default name of a function: ``module:qualname``.
+def default_name(fn: Callable[..., Any]) -> str:
+    """Return the name under which a function is registered by default: ``module:qualname``.
 
-    For functions of the main script, the module is the script's file name, by which other processes import it.
+    For a function of the main script, the module is the script's file name, by which other processes import it.
 
     Raises:
-        ValueError: no other process could find it by name.
+        ValueError: Other processes could not find the function by name, because it is a lambda or a local function.
     """
     qualname = str(getattr(fn, "__qualname__", "<object>"))
     if "<" in qualname:
         raise ValueError(f"{qualname} has no name that other processes know; give it one with task(name=...)")
-    return f"{module_of(fn)}:{qualname}"
+    return f"{importable_module(fn)}:{qualname}"
 
 
-def module_of(fn: Callable[..., Any]) -> str:
-    """Return the module of a function, as other processes import it."""
+def importable_module(fn: Callable[..., Any]) -> str:
+    """Return the name by which other processes import the module of a function."""
     module = str(getattr(fn, "__module__", None) or "__main__")
     if module != "__main__":
         return module
@@ -278,12 +282,12 @@ def _check_runs(fn: Callable[..., Any]) -> None:
 
 def _check_name(name: str) -> None:
     given: object = name
-    if not isinstance(given, str) or not 1 <= len(given) <= MOST_NAME or not given.isprintable():
-        raise ValueError(f"a task's name must be 1 to {MOST_NAME} printable characters, not {str(given)[:100]!r}")
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_NAME_CHARS or not given.isprintable():
+        raise ValueError(f"a task's name must be 1 to {MAX_NAME_CHARS} printable characters, not {str(given)[:100]!r}")
 
 
 def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether two functions are the same, or one is from a second import of the same file."""
+    """Return whether two functions are the same, or come from two imports of the same file."""
     if one is other:
         return True
     mine, theirs = getattr(one, "__code__", None), getattr(other, "__code__", None)
@@ -292,11 +296,11 @@ def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 
 def _is_of(fn: Callable[..., Any], module: str) -> bool:
-    return bool(module_of(fn) == module)
+    return bool(importable_module(fn) == module)
 
 
 def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return all resolved annotations, without names that exist only for type checkers."""
+    """Return all annotations of a function that can be resolved at run time."""
     plain = inspect.unwrap(fn)
     try:
         return typing.get_type_hints(plain, include_extras=True)

@@ -1,4 +1,4 @@
-"""Group commit: combines checks and writes of many threads in one transaction, as many as have gathered.
+"""Group commit: combines the checks and writes of many threads into one transaction.
 
 While one transaction is being committed, new units gather for the next. There is no delay: a single unit is committed
 alone. After a conflict, the units that caused it fail, and the others are retried. After an unknown outcome, each unit
@@ -40,18 +40,18 @@ TIMEOUT_S = 30.0
 MOST_CHECKS = MOST_OPS = 90
 #: Maximum number of bytes in a transaction.
 MOST_BYTES = 900_000
-Landed = Callable[[LatchworkError], bool]
+CommitCheck = Callable[[LatchworkError], bool]
 
 
 class GroupCommit:
-    """Commits units, several in one transaction. Safe to share between threads.
+    """Commits many small units of checks and writes, several per transaction. Thread-safe.
 
-    Construction does no I/O; a thread starts with the first unit.
+    Construction does no I/O. A thread starts with the first unit.
 
     Args:
-        store: the store, or a namespace of it. The caller closes it.
-        label: the purpose, for the name of its thread.
-        most: maximum number of units in one transaction.
+        store: The store, or a namespace of it. The caller closes it.
+        label: Text for the name of its thread.
+        most: Maximum number of units in one transaction.
     """
 
     def __init__(self, store: Store, *, label: str = "", most: int = MOST_OPS) -> None:
@@ -61,11 +61,11 @@ class GroupCommit:
         self._clock: Clock = store.clock
         self._label = label
         self._most = most
-        self._prefix = _prefix_of(store)
+        self._prefix = _key_prefix(store)
         self._home = ForkGuard("this group commit")
         self._changed = Notifier()
-        self._waiting: list[Unit] = []
-        self._flying: list[Unit] = []
+        self._waiting: list[CommitUnit] = []
+        self._in_flight: list[CommitUnit] = []
         self._thread: Background | None = None
         self._is_closed = False
         self._ends_at = math.inf
@@ -78,32 +78,32 @@ class GroupCommit:
         self.close()
 
     def submit(
-        self, checks: Sequence[Check], ops: Sequence[Op], landed: Landed, *, timeout_s: float = TIMEOUT_S
+        self, checks: Sequence[Check], ops: Sequence[Op], was_committed: CommitCheck, *, timeout_s: float = TIMEOUT_S
     ) -> Future[Committed | None]:
-        """Commit these checks and writes soon, all or none. Returns immediately.
+        """Schedule checks and writes to be committed soon, all or none. Returns immediately.
 
-        A committed unit must break one of its checks, so that it cannot be committed twice. For example, it deletes the
-        claim that it checks, or creates a key.
+        A committed unit must break one of its own checks, so that it cannot be committed twice. For example, it deletes
+        the claim that it checks, or creates a key.
 
         Args:
-            checks: must hold.
-            ops: the writes.
-            landed: called with the error after a conflict of this unit or an unknown outcome. Returns whether it was
-                committed nevertheless. May ask the store; an exception becomes the result of the future. Called in our
-                thread.
-            timeout_s: seconds to retry while the server cannot be reached.
+            checks: Checks that must hold.
+            ops: The writes.
+            was_committed: Called with the error after a conflict of this unit or an unknown outcome. Returns whether
+                the unit was committed nevertheless. It may read the store, and is called in the thread of this object.
+                If it raises, the future gets that exception.
+            timeout_s: Seconds to retry while the server cannot be reached.
         Returns:
-            A future of the commit (that of the whole transaction), or of None if it was committed but the answer was
-                lost. Its errors: ``Conflict``; an exception of ``landed``; ``Unavailable``, not written;
-                ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in our thread and must be quick. A
-                unit can be cancelled before it is sent.
+            A future of the commit of the whole transaction, or of None if the unit was committed but the answer was
+                lost. Its errors: ``Conflict``; an exception of ``was_committed``; ``Unavailable``, nothing was written;
+                ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in the thread of this object and
+                must be quick. A unit can be cancelled before it is sent.
         Raises:
-            Closed: this was closed.
-            ForkedProcess: it was made by the parent of this process.
+            Closed: This object was closed.
+            ForkedProcess: It was made by the parent of this process.
         """
         if self._home.is_foreign:
             raise self._home.error()
-        unit = Unit(checks, ops, landed, self._clock.now() + timeout_s, self._prefix)
+        unit = CommitUnit(checks, ops, was_committed, self._clock.now() + timeout_s, self._prefix)
         with self._changed.mutex:
             if self._is_closed:
                 raise Closed("this group commit was closed; make another one")
@@ -115,7 +115,9 @@ class GroupCommit:
         return unit.future
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Commit submitted units, and wait up to ``timeout_s``; the rest fail with their last error. Idempotent."""
+        """Commit the submitted units for up to ``timeout_s`` seconds. The rest fail with their last error.
+        Idempotent.
+        """
         if self._home.is_foreign:
             return
         with self._changed.mutex:
@@ -132,159 +134,168 @@ class GroupCommit:
         backoff = Backoff()
         while True:
             with self._changed.mutex:
-                self._flying = self._taken()
-                version, ends = self._changed.version, self._is_closed and not self._waiting and not self._flying
+                self._in_flight = self._take_batch()
+                version, ends = self._changed.version, self._is_closed and not self._waiting and not self._in_flight
             if ends:
                 return
-            if not self._flying:
+            if not self._in_flight:
                 await self._changed.changed_since(version, self._clock, None)
-            elif await self._commit(self._flying):
+            elif await self._commit(self._in_flight):
                 backoff = Backoff()
             else:
                 await Pause(self._clock, self._hurry, backoff.next_s())
 
-    def _taken(self) -> list[Unit]:
-        """Return the next units, without cancelled ones."""
+    def _take_batch(self) -> list[CommitUnit]:
+        """Remove the next units from the queue and return them, without those that were cancelled."""
         if not self._waiting:
             return []
-        units = gather(self._waiting, self._most)
+        units = next_batch(self._waiting, self._most)
         chosen = set(map(id, units))
         self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
         return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
 
-    async def _commit(self, units: list[Unit]) -> bool:
-        """Try once to commit these units. Return False if the server could not be reached."""
+    async def _commit(self, units: list[CommitUnit]) -> bool:
+        """Try once to commit these units in one transaction. Return False if the server could not be reached."""
         try:
-            done: Committed = await ask(self._store.commit, checks_of(units), ops_of(units))
+            done: Committed = await ask(self._store.commit, merged_checks(units), merged_ops(units))
         except Conflict as error:
-            return await self._refused(units, error)
+            return await self._on_conflict(units, error)
         except OutcomeUnknown as error:
-            await self._unknown(units, error)
+            await self._on_unknown_outcome(units, error)
             return False
         except Unavailable as error:
-            self._again(units, error)
+            self._requeue(units, error)
             return False
         except Exception as error:
-            await self._wrong(units, error)
+            await self._on_other_error(units, error)
         else:
             for unit in units:
-                _answer(unit, done)
+                _resolve_unit(unit, done)
         return True
 
-    async def _refused(self, units: list[Unit], error: Conflict) -> bool:
-        guilty = blamed(units, error) if len(units) > 1 else units
+    async def _on_conflict(self, units: list[CommitUnit], error: Conflict) -> bool:
+        guilty = find_conflicting_units(units, error) if len(units) > 1 else units
         if not guilty:
-            await self._one_by_one(units)
+            await self._commit_separately(units)
             return True
-        self._again([unit for unit in units if unit not in guilty], error)
-        return all([await self._ask_landed(unit, error) for unit in guilty])
+        self._requeue([unit for unit in units if unit not in guilty], error)
+        return all([await self._check_committed(unit, error) for unit in guilty])
 
-    async def _unknown(self, units: list[Unit], error: OutcomeUnknown) -> None:
+    async def _on_unknown_outcome(self, units: list[CommitUnit], error: OutcomeUnknown) -> None:
         for unit in units:
-            unit.is_doubtful = True
-            await self._ask_landed(unit, error)
+            unit.is_in_doubt = True
+            await self._check_committed(unit, error)
 
-    async def _wrong(self, units: list[Unit], error: Exception) -> None:
+    async def _on_other_error(self, units: list[CommitUnit], error: Exception) -> None:
         if len(units) > 1:
-            await self._one_by_one(units)
+            await self._commit_separately(units)
         else:
-            _fail(units[0], _certain(units[0], error))
+            _fail_unit(units[0], _final_error(units[0], error))
 
-    async def _one_by_one(self, units: list[Unit]) -> None:
-        """Commit each unit alone, so that one that cannot be written does not fail the others."""
+    async def _commit_separately(self, units: list[CommitUnit]) -> None:
+        """Commit each unit in its own transaction, so that a faulty one does not fail the others."""
         for unit in units:
             await self._commit([unit])
 
-    async def _ask_landed(self, unit: Unit, error: LatchworkError) -> bool:
-        """Ask a unit whether it was committed, and resolve it. Return False if it was put back for a retry."""
+    async def _check_committed(self, unit: CommitUnit, error: LatchworkError) -> bool:
+        """Find out whether a unit was committed, and complete its future. Return False if it was queued again for a
+        retry.
+        """
         try:
-            has_landed = call_user(unit.landed, error)
+            has_committed = call_user(unit.was_committed, error)
         except (Unavailable, OutcomeUnknown) as trouble:
-            unit.is_doubtful = True
-            self._again([unit], trouble)
+            unit.is_in_doubt = True
+            self._requeue([unit], trouble)
             return False
         except Exception as trouble:  # its exception is the answer
-            _fail(unit, trouble)
+            _fail_unit(unit, trouble)
             return True
-        if has_landed:
-            _answer(unit, None)
+        if has_committed:
+            _resolve_unit(unit, None)
         elif isinstance(error, Conflict):
-            _fail(unit, error)
+            _fail_unit(unit, error)
         else:
-            self._again([unit], error)
-        return has_landed or isinstance(error, Conflict)
+            self._requeue([unit], error)
+        return has_committed or isinstance(error, Conflict)
 
-    def _again(self, units: list[Unit], error: LatchworkError) -> None:
-        """Put units back to the front, in order. Fail units whose time has run out."""
+    def _requeue(self, units: list[CommitUnit], error: LatchworkError) -> None:
+        """Put units back at the front of the queue, in order. Fail those whose timeout has passed."""
         now = self._clock.now()
         with self._changed.mutex:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
             self._waiting[:0] = [unit for unit in units if unit not in over]
         for unit in over:
-            _fail(unit, _certain(unit, error))
+            _fail_unit(unit, _final_error(unit, error))
 
 
-def _certain(unit: Unit, error: Exception) -> Exception:
-    """Return the error of a unit whose last attempt failed: ``OutcomeUnknown`` if an earlier one may have succeeded."""
-    return OutcomeUnknown(str(error)) if unit.is_doubtful else error
+def _final_error(unit: CommitUnit, error: Exception) -> Exception:
+    """Return the error of a unit after its last attempt: ``OutcomeUnknown`` if an earlier attempt may have committed
+    it.
+    """
+    return OutcomeUnknown(str(error)) if unit.is_in_doubt else error
 
 
-def _prefix_of(store: Store) -> str:
-    """Return the prefix of the store's keys in fences."""
+def _key_prefix(store: Store) -> str:
+    """Return the prefix that the store adds to keys."""
     (check,) = store.fence(0, Exists("x")).checks
     return check.key[:-1] if isinstance(check, Exists) else ""
 
 
-def _answer(unit: Unit, done: Committed | None) -> None:
+def _resolve_unit(unit: CommitUnit, done: Committed | None) -> None:
     try:
         call_user(resolve, unit.future, done)  # a unit is answered once
     except UserCodeFailed:
         _log.exception("a callback of a group commit failed")
 
 
-def _fail(unit: Unit, error: BaseException) -> None:
+def _fail_unit(unit: CommitUnit, error: BaseException) -> None:
     try:
         call_user(reject, unit.future, error)
     except UserCodeFailed:
         _log.exception("a callback of a group commit failed")
 
 
-class Unit:
+class CommitUnit:
     """Checks and writes that are committed together, all or none.
 
     Attributes:
-        checks, ops: the arguments of ``commit``.
-        landed: returns whether it was committed, after an error that leaves this open.
-        until: when to stop retrying while the server cannot be reached, on the local clock.
-        prefix: the prefix of its keys; keys in fences have it already.
-        future: the future that the caller has.
-        is_doubtful: it may have been committed without our knowledge.
-        written: its written keys, with the prefix; values are the bytes of a ``Put`` that other units may share, or
-            None.
-        asked: its checks by key, with the prefix.
-        sessions: the sessions that it binds keys to.
-        size: its approximate size in bytes.
-        weight: number of its checks, including checks in fences.
+        checks, ops: The arguments of ``commit``.
+        was_committed: Returns whether the unit was committed, after an error that leaves this open.
+        until: The time on the local clock at which retries end.
+        prefix: The prefix that the store adds to keys. Keys in fences have it already.
+        future: The future that the caller has.
+        is_in_doubt: Whether the unit may have been committed although no answer arrived.
+        written: The keys that it writes, with the prefix. The value is that of a ``Put`` that other units may share,
+            else None.
+        checked: Its checks by key, with the prefix.
+        sessions: IDs of the sessions that it binds keys to.
+        size: Its approximate size in bytes.
+        weight: Number of its checks, including those in fences.
     """
 
     def __init__(
-        self, checks: Sequence[Check], ops: Sequence[Op], landed: Landed, until: float = math.inf, prefix: str = ""
+        self,
+        checks: Sequence[Check],
+        ops: Sequence[Op],
+        was_committed: CommitCheck,
+        until: float = math.inf,
+        prefix: str = "",
     ) -> None:
         self.checks = tuple(checks)
         self.ops = tuple(ops)
-        self.landed = landed
+        self.was_committed = was_committed
         self.until = until
         self.prefix = prefix
         self.future: Future[Committed | None] = Future()
-        self.is_doubtful = False
+        self.is_in_doubt = False
         self.written: dict[str, bytes | None] = {}
-        self.asked: dict[str, Check] = {}
+        self.checked: dict[str, Check] = {}
         self.sessions: set[str] = set()
         self.size = self.weight = 0
-        self._note_ops()
-        self._note_checks()
+        self._record_ops()
+        self._record_checks()
 
-    def _note_ops(self) -> None:
+    def _record_ops(self) -> None:
         for op in self.ops:
             self.size += len(op.key)
             shared = None
@@ -296,26 +307,26 @@ class Unit:
                     shared = op.value
             self.written[f"{self.prefix}{op.key}"] = shared
 
-    def _note_checks(self) -> None:
+    def _record_checks(self) -> None:
         for check in self.checks:
             parts, prefix = (check.checks, "") if isinstance(check, Fence) else ((check,), self.prefix)
             self.weight += len(parts)
             for part in parts:
                 if not isinstance(part, SessionAlive):
-                    self.asked[f"{prefix}{part.key}"] = part
-        self.size += 2 * sum(map(len, self.asked))
+                    self.checked[f"{prefix}{part.key}"] = part
+        self.size += 2 * sum(map(len, self.checked))
 
 
 @dataclass(slots=True)
 class _Batch:
-    units: list[Unit] = field(default_factory=list)
+    units: list[CommitUnit] = field(default_factory=list)
     written: dict[str, bytes | None] = field(default_factory=dict)
-    asked: dict[str, Check] = field(default_factory=dict)
+    checked: dict[str, Check] = field(default_factory=dict)
     sessions: set[str] = field(default_factory=set)
     weight: int = 0
     size: int = 0
 
-    def has_room(self, unit: Unit) -> bool:
+    def has_space(self, unit: CommitUnit) -> bool:
         fits = (
             self.weight + unit.weight <= MOST_CHECKS
             and len(self.written.keys() | unit.written.keys()) <= MOST_OPS
@@ -323,74 +334,85 @@ class _Batch:
         )
         return not self.units or (fits and len(self.sessions | unit.sessions) <= 1)
 
-    def touches(self, unit: Unit) -> bool:
-        """Return whether one writes a key that the other writes or checks, or their checks contradict each other."""
+    def conflicts_with(self, unit: CommitUnit) -> bool:
+        """Return whether one of the two writes a key that the other writes or checks, or their checks contradict each
+        other.
+        """
         for key in self._both_write(unit):
             if self.written[key] is None or self.written[key] != unit.written[key]:
                 return True
-        if not self.asked.keys().isdisjoint(unit.written):
+        if not self.checked.keys().isdisjoint(unit.written):
             return True
-        if not self.written.keys().isdisjoint(unit.asked):
+        if not self.written.keys().isdisjoint(unit.checked):
             return True
-        both_ask = self.asked.keys() & unit.asked.keys()
-        return bool(both_ask) and any(self.asked[key] != unit.asked[key] for key in both_ask)
+        both_ask = self.checked.keys() & unit.checked.keys()
+        return bool(both_ask) and any(self.checked[key] != unit.checked[key] for key in both_ask)
 
-    def _both_write(self, unit: Unit) -> set[str]:
+    def _both_write(self, unit: CommitUnit) -> set[str]:
         return self.written.keys() & unit.written.keys()
 
-    def add(self, unit: Unit) -> None:
-        self.note(unit)
+    def add(self, unit: CommitUnit) -> None:
+        self.record(unit)
         self.units.append(unit)
         self.sessions |= unit.sessions
         self.weight += unit.weight
         self.size += unit.size
 
-    def note(self, unit: Unit) -> None:
-        """Note a unit of this transaction or a later one: a unit that touches it must not be committed before it."""
+    def record(self, unit: CommitUnit) -> None:
+        """Remember the keys of a unit that is not added, so that later units that conflict with it do not overtake
+        it.
+        """
         differing = [key for key in self._both_write(unit) if self.written[key] != unit.written[key]]
         self.written.update(unit.written)
         self.written.update(dict.fromkeys(differing))
-        self.asked.update(unit.asked)
+        self.checked.update(unit.checked)
 
 
-def gather(waiting: Sequence[Unit], most: int = MOST_OPS) -> list[Unit]:
-    """Return the units of the next transaction: the first, and all that can be combined with it, in order.
+def next_batch(waiting: Sequence[CommitUnit], most: int = MOST_OPS) -> list[CommitUnit]:
+    """Return the units of the next transaction: the first one, and all that can be combined with it, in order.
 
-    No unit overtakes another one that it touches.
+    No unit overtakes another one that it conflicts with.
 
     Args:
-        waiting: units in the order of their arrival; not empty.
-        most: maximum number of units.
+        waiting: Units in order of arrival; not empty.
+        most: Maximum number of units.
     """
     if len(waiting) == 1:
         return list(waiting)
     batch, behind = _Batch(), _Batch()
     for unit in waiting:
-        if len(batch.units) < most and batch.has_room(unit) and not batch.touches(unit) and not behind.touches(unit):
+        if (
+            len(batch.units) < most
+            and batch.has_space(unit)
+            and not batch.conflicts_with(unit)
+            and not behind.conflicts_with(unit)
+        ):
             batch.add(unit)
         else:
-            behind.note(unit)
+            behind.record(unit)
         if len(batch.written) >= MOST_OPS or len(batch.units) >= most:
             break
     return batch.units
 
 
-def blamed(units: Sequence[Unit], error: Conflict) -> list[Unit]:
+def find_conflicting_units(units: Sequence[CommitUnit], error: Conflict) -> list[CommitUnit]:
     """Return the units that caused a conflict, because one of their checks or writes did not hold.
 
-    Empty if the error names none of theirs: then each has to be tried alone.
+    The result is empty if the error does not name any of them. Then each unit must be tried separately.
     """
     failed = list(error.failed)
     return [unit for unit in units if any(each in failed for each in (*unit.checks, *unit.ops))]
 
 
-def checks_of(units: Iterable[Unit]) -> list[Check]:
-    """Return the checks of all units, each once, in order."""
+def merged_checks(units: Iterable[CommitUnit]) -> list[Check]:
+    """Return the checks of all units without duplicates, in order."""
     return list(dict.fromkeys([check for unit in units for check in unit.checks]))
 
 
-def ops_of(units: Iterable[Unit]) -> list[Op]:
-    """Return the writes of all units, in order. A shared write appears once, where the first unit has it."""
+def merged_ops(units: Iterable[CommitUnit]) -> list[Op]:
+    """Return the writes of all units, in order. A write that several units share appears once, at its first
+    position.
+    """
     written: set[str] = set()
     found: list[Op] = []
     for unit in units:

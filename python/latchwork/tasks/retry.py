@@ -18,13 +18,13 @@ _MOST_INCREASE = 1e6
 
 
 def backoff_s(count: int, initial_s: float = 0.1, increase: float = 1.5, max_s: float = 10.0) -> float:
-    """Return the seconds to pause: ``min(max_s, initial_s * increase ** count)``; any count is safe.
+    """Return the seconds to pause before a retry: ``min(max_s, initial_s * increase ** count)``.
 
     Args:
-        count: attempts before this pause, minus one; 0 is the first pause.
-        initial_s: the first pause.
-        increase: factor between two pauses.
-        max_s: the longest pause.
+        count: Number of earlier pauses; 0 for the first one. May be arbitrarily large.
+        initial_s: The first pause.
+        increase: Factor between two pauses.
+        max_s: The longest pause.
     """
     try:
         return min(max_s, initial_s * increase ** max(0, count))
@@ -37,12 +37,12 @@ class Retry:
     """The retry policy of a task that raises.
 
     Attributes:
-        attempts: total number of attempts; 1 means no retry.
-        initial_s: seconds before the second attempt.
-        increase: factor between two pauses.
-        max_s: the longest pause, in seconds.
-        jitter: each pause is randomly longer or shorter by up to this fraction; 0 to 1.
-        on: exceptions of these classes are retried, all others fail at once.
+        attempts: Total number of attempts; 1 means no retry.
+        initial_s: Seconds before the second attempt.
+        increase: Factor between two pauses.
+        max_s: The longest pause, in seconds.
+        jitter: Each pause is randomly longer or shorter by up to this fraction; 0 to 1.
+        on: Exceptions of these classes are retried, all others fail at once.
     """
 
     attempts: int = 1
@@ -68,19 +68,21 @@ class Retry:
         if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
             raise TypeError(f"on must be a tuple of exception classes, not {kinds!r}")
 
-    def again(self, attempt: int, error: BaseException | None) -> bool:
-        """Return whether another attempt follows attempt number ``attempt``, from 1, after this error.
+    def should_retry(self, attempt: int, error: BaseException | None) -> bool:
+        """Return whether another attempt follows after an error.
 
-        None stands for an exception whose class is not known here; it is retried like any class.
+        Args:
+            attempt: Number of the attempt that failed, from 1.
+            error: The error. None stands for an exception whose class is unknown here; it is always retried.
         """
         return attempt < self.attempts and (error is None or isinstance(error, self.on))
 
     def pause_s(self, attempt: int, chance: float | None = None) -> float:
-        """Return the seconds to pause after an attempt.
+        """Return the seconds to pause after a failed attempt.
 
         Args:
-            attempt: the number of the attempt that failed, from 1.
-            chance: from 0 to 1, for the jitter; None draws one.
+            attempt: Number of the attempt that failed, from 1.
+            chance: A number from 0 to 1 that determines the jitter; None draws one.
         """
         drawn = random.random() if chance is None else chance
         return backoff_s(attempt - 1, self.initial_s, self.increase, self.max_s) * (1 + self.jitter * (2 * drawn - 1))
@@ -93,10 +95,10 @@ _Pause = Annotated[float, Meta(ge=0.0, le=_MOST_S)]
 
 
 class StoredRetry(Struct, frozen=True):
-    """A retry policy as part of a record. Its exception classes are stored as text, and never imported.
+    """The stored form of a retry policy. Exception classes are stored as text, and never imported.
 
     Attributes:
-        on: the exception classes that are retried, as ``module:qualname``.
+        on: The exception classes that are retried, as ``module:qualname``.
     """
 
     attempts: Positive
@@ -113,15 +115,15 @@ class StoredRetry(Struct, frozen=True):
         return cls(retry.attempts, retry.initial_s, retry.increase, retry.max_s, retry.jitter, on)
 
     def to_retry(self) -> Retry:
-        """Return the retry policy, without its exception classes."""
+        """Convert back to a retry policy, without its exception classes."""
         return Retry(self.attempts, self.initial_s, self.increase, self.max_s, self.jitter)
 
 
 def type_name(kind: type[BaseException]) -> str:
-    """Return the stored name of an exception class."""
+    """Return the name under which an exception class is stored: ``module:qualname``."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def is_final(error: BaseException | None) -> bool:
-    """Return whether the call itself is wrong, so that a retry cannot help."""
+    """Return whether an error means that the call itself is wrong, so that a retry cannot help."""
     return isinstance(error, LatchworkError) and isinstance(error, (LookupError, TypeError, ValueError))

@@ -156,9 +156,9 @@ async def work_to_do(store: aio.Store) -> None:
     backlog = aio.WorkQueue(store, "tasks")
     for taken in await backlog.try_take(["any"], limit=3, accept=lambda item: bool(item.id)):
         assert_type(taken, aio.QueueClaim)
-        ending = taken.ack_part()
+        ending = taken.prepare_ack()
         assert_type(ending, aio.ClaimEnding)
-        assert_type(await ending.landed(LatchworkError("x")), bool)
+        assert_type(await ending.was_committed(LatchworkError("x")), bool)
 
 
 async def numbers(store: aio.Store) -> None:

@@ -298,7 +298,7 @@ def _backlog() -> list[Play]:
         Play("QueueClaim.with", taken, _with, _emptied),
         Play("QueueClaim.ack", taken, lambda claim, *_: claim.ack(), ended),
         Play("QueueClaim.release", taken, lambda claim, *_: claim.release(count=False), ended),
-        Play("QueueClaim.bury", taken, lambda claim, *_: claim.bury(), ended),
+        Play("QueueClaim.move_to_dead_letters", taken, lambda claim, *_: claim.move_to_dead_letters(), ended),
     ]
 
 

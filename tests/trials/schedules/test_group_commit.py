@@ -42,13 +42,13 @@ class GroupCommitModel(Model):
             store.put(f"claims/{n}", b"")
 
     def submit(self, me, commits, checks, ops, key):
-        def landed(_error):
+        def was_committed(_error):
             entry = me.store.get(key)
             return entry is not None and entry.value == value
 
         value = f"{me.name}{self.number}".encode()
         self.number += 1
-        return value, commits.submit([Absent(key), *checks], [Create(key, value), *ops], landed, timeout_s=30.0)
+        return value, commits.submit([Absent(key), *checks], [Create(key, value), *ops], was_committed, timeout_s=30.0)
 
     @action
     def write_many(self, me):
@@ -84,12 +84,12 @@ class GroupCommitModel(Model):
                 mark = f"{me.name}-{self.number}"
                 self.number += 1
 
-                def landed(_error, n=n, mark=mark):
+                def was_committed(_error, n=n, mark=mark):
                     found = me.store.get(f"ended/{n}")
                     return found is not None and found.value == mark.encode()
 
                 future = commits.submit(
-                    [At(entry)], [Delete(entry.key), Create(f"ended/{n}", mark.encode())], landed, timeout_s=30.0
+                    [At(entry)], [Delete(entry.key), Create(f"ended/{n}", mark.encode())], was_committed, timeout_s=30.0
                 )
                 if future.exception(PATIENCE_S) is None:
                     self.taken.append(n)
@@ -112,13 +112,13 @@ class Work(WorkerHooks):
     def __init__(self, model, me):
         self.model, self.me = model, me
 
-    def lanes(self):
+    def partitions(self):
         return ["any"]
 
-    def begin(self, claim):
+    def prepare_run(self, claim):
         return Run(StoredCall("run", bytes.fromhex(json.loads(claim.value)["args"])), claim.item.id)
 
-    def finish(self, claim, outcome):
+    def decide_ending(self, claim, outcome):
         return Done(ops=(Create(f"results/{claim.item.id}", outcome.to_bytes()),))
 
 
@@ -158,12 +158,12 @@ class FeederModel(Model):
         commits = GroupCommit(store, label=me)
         slots = Slots(2, self.functions, PAYLOADS, label=me, clock=store.clock, stop_grace_s=1.0)
         backlog = WorkQueue(store, "work", max_attempts=100)
-        feeder = WorkerLoop(backlog, slots, commits, Work(self, me), store=store, node_id=me)
-        feeder.start()
+        worker_loop = WorkerLoop(backlog, slots, commits, Work(self, me), store=store, node_id=me)
+        worker_loop.start()
         try:
             seconds()
         finally:
-            feeder.close(5.0)
+            worker_loop.close(5.0)
             slots.close(5.0)
             commits.close(5.0)
 

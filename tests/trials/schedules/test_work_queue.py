@@ -112,7 +112,7 @@ class WorkQueueModel(Model):
         with self.open(me) as backlog:
             claims = self.take(me, backlog, 3)
             me.pause(0.5)
-            ends = [claim.ack_part([Create(f"results/{claim.item.id}", b"")]) for claim in claims if claim.is_held]
+            ends = [claim.prepare_ack([Create(f"results/{claim.item.id}", b"")]) for claim in claims if claim.is_held]
             ids = [claim.item.id for claim in claims][: len(ends)]
             self.surely(ids, self.done, lambda: self.end_together(me, ends))
 
@@ -133,7 +133,7 @@ class WorkQueueModel(Model):
                 me.pause(0.2)
             else:
                 for end in ends:
-                    end.committed()
+                    end.mark_committed()
                 return
 
     @action

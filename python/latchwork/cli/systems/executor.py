@@ -35,9 +35,9 @@ from latchwork.executor import (
     ExecutorWorker,
     ExecutorWorkerInfo,
     FinishedTask,
-    LaneInfo,
     Member,
     NoSuchTask,
+    PartitionInfo,
     TaskFuture,
     TaskRecord,
     TaskState,
@@ -50,7 +50,7 @@ from latchwork.executor import (
     forget_task,
     inspect,
     list_tasks,
-    revive_task,
+    requeue_task,
 )
 from latchwork.store import Store, connect
 from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
@@ -383,15 +383,18 @@ def _show(state: ExecutorState, *, as_json: bool, one_line: bool = False) -> Non
     if as_json:
         say_json(asdict(state), one_line=one_line)
         return
-    tasks, running = sum(lane.tasks for lane in state.lanes), sum(lane.running for lane in state.lanes)
+    tasks, running = (
+        sum(partition.tasks for partition in state.partitions),
+        sum(partition.running for partition in state.partitions),
+    )
     say(
         f"{state.name}: {counted(len(state.workers), 'worker')}, {counted(state.submitters, 'submitter')}, "
         f"{tasks - running:,} queued, {running:,} running, {counted(state.dead, 'dead letter')}"
     )
     if state.workers:
         show(Grid(map(_worker_row, state.workers), right=("slots", "running", "queued", "weight")))
-    if state.lanes:
-        show(Grid(map(_lane_row, state.lanes), right=("tasks", "running")))
+    if state.partitions:
+        show(Grid(map(_partition_row, state.partitions), right=("tasks", "running")))
 
 
 def _worker_row(worker: ExecutorWorkerInfo) -> dict[str, str]:
@@ -408,12 +411,12 @@ def _worker_row(worker: ExecutorWorkerInfo) -> dict[str, str]:
     }
 
 
-def _lane_row(lane: LaneInfo) -> dict[str, str]:
+def _partition_row(partition: PartitionInfo) -> dict[str, str]:
     return {
-        "lane": lane.name,
-        "tasks": str(lane.tasks),
-        "running": str(lane.running),
-        "": "its worker is gone; others take from it" if lane.is_orphan else "",
+        "partition": partition.name,
+        "tasks": str(partition.tasks),
+        "running": str(partition.running),
+        "": "its worker is gone; others take from it" if partition.is_orphan else "",
     }
 
 
@@ -446,7 +449,7 @@ def _task_row(task: TaskRecord) -> dict[str, str]:
         "function": task.function or "?",
         "state": task.phase,
         "on": " ".join(task.running_on),
-        "lane": " ".join(task.lanes),
+        "partition": " ".join(task.partitions),
         "age_s": f"{max(0.0, time.time() - task.queued_at_s):.0f}",
         "taken": str(task.attempts),
         "why": task.why,
@@ -590,7 +593,7 @@ def dead_list(
 def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Requeue a dead letter of a detached task. Its attempts so far count."""
     with open_store(url, of_cluster=False) as store:
-        task_id = revive_task(store, letter, name)
+        task_id = requeue_task(store, letter, name)
     told(f"{task_id}: queued again", {"id": task_id}, as_json=as_json)
 
 

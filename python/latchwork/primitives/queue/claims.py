@@ -21,7 +21,14 @@ from msgspec.structs import replace
 from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_later
-from latchwork.primitives.queue.items import Holder, Names, QueueItem, index_op, letter_op, other_letter
+from latchwork.primitives.queue.items import (
+    ClaimHolder,
+    QueueItem,
+    QueueKeys,
+    alternative_letter,
+    dead_letter_op,
+    index_op,
+)
 from latchwork.primitives.waiting.common import Deadline, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -41,7 +48,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 
 
-class Standing(Enum):
+class ClaimState(Enum):
     """The state of our claim in the store."""
 
     OURS = "ours"
@@ -65,14 +72,14 @@ class QueueInfo:
     """
 
     store: Store
-    names: Names
+    names: QueueKeys
     what: str
     home: ForkGuard
     max_attempts: int
     is_bounded: bool = False
     is_numbered: bool = False
 
-    def item(self, item: QueueItem) -> str:
+    def describe_item(self, item: QueueItem) -> str:
         """Return the name of an item, for messages."""
         return f"item {item.id if self.is_numbered else item.path!r} of {self.what}"
 
@@ -88,7 +95,7 @@ class QueueClaim(GuardsWork):
         attempts: how often the item was taken, this time included.
     """
 
-    def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, token: int, *, holder: Holder) -> None:
+    def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, token: int, *, holder: ClaimHolder) -> None:
         self.item = item
         self.value = value
         self.attempts = item.attempts
@@ -108,7 +115,7 @@ class QueueClaim(GuardsWork):
     @property
     def _what(self) -> str:
         """Return its name for messages."""
-        return self._info.item(self.item)
+        return self._info.describe_item(self.item)
 
     def __repr__(self) -> str:
         return f"<QueueClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
@@ -124,7 +131,7 @@ class QueueClaim(GuardsWork):
             if exc_type is None:
                 await steps_of(self.ack)()
             else:
-                await self._give_back_quietly(exc)
+                await self._release_quietly(exc)
         except Exception:
             raise
         except BaseException:  # interrupted: the cleanup continues it
@@ -132,7 +139,7 @@ class QueueClaim(GuardsWork):
                 self._store.cleanup.add(partial(self._end_quietly, exc))
             raise
 
-    async def _give_back_quietly(self, exc: BaseException | None) -> None:
+    async def _release_quietly(self, exc: BaseException | None) -> None:
         """Release it, without an exception: the caller has to see the failure of its work, not that of the release."""
         try:
             await steps_of(self.release)(repr(exc))
@@ -143,7 +150,7 @@ class QueueClaim(GuardsWork):
         if self._has_ended:
             return
         if exc is not None:
-            await self._give_back_quietly(exc)
+            await self._release_quietly(exc)
             return
         try:
             await steps_of(self.ack)()
@@ -237,7 +244,7 @@ class QueueClaim(GuardsWork):
             Unavailable: not done, and still ours for a while.
             OutcomeUnknown: it may be done; the session ended before that was known.
         """
-        await self._end([*self._delete(), *ops], checks, timeout_s)
+        await self._end([*self._delete_ops(), *ops], checks, timeout_s)
 
     @driven
     async def release(
@@ -268,12 +275,12 @@ class QueueClaim(GuardsWork):
         check_text(why, "the reason")
         if count and self.is_last:
             why = why or f"given back {self.attempts} times"
-            await steps_of(self.bury)(why, checks, ops, timeout_s=timeout_s)
+            await steps_of(self.move_to_dead_letters)(why, checks, ops, timeout_s=timeout_s)
             return
-        await self._end([*self._give(why, count=count, partition=partition), *ops], checks, timeout_s)
+        await self._end([*self._release_ops(why, count=count, partition=partition), *ops], checks, timeout_s)
 
     @driven
-    async def bury(
+    async def move_to_dead_letters(
         self,
         why: str = "",
         checks: Sequence[Check] = (),
@@ -292,38 +299,38 @@ class QueueClaim(GuardsWork):
             LockLost, Conflict, Unavailable, OutcomeUnknown: as for ``ack``.
         """
         check_text(why, "the reason")
-        item = self.item.given_back(why)
+        item = self.item.with_reason(why)
         letter = item.id
         while True:
-            dead = letter_op(self._names, item, letter)
+            dead = dead_letter_op(self._names, item, letter)
             try:
-                await self._end([*self._delete(keep_data=True), dead, *ops], checks, timeout_s)
+                await self._end([*self._delete_ops(keep_data=True), dead, *ops], checks, timeout_s)
             except Conflict:
                 if await ask(self._store.get, dead.key) is None:
                     raise
-                letter = other_letter(item.id)
+                letter = alternative_letter(item.id)
             else:
                 return
 
-    def ack_part(self, ops: Sequence[Op] = ()) -> ClaimEnding:
+    def prepare_ack(self, ops: Sequence[Op] = ()) -> ClaimEnding:
         """Return ``ack`` as part of your own transaction; see ``ClaimEnding``."""
-        return self._part([*self._delete(), *ops])
+        return self._prepare_ending([*self._delete_ops(), *ops])
 
-    def release_part(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
+    def prepare_release(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
         """Return ``release`` as part of your own transaction; see ``ClaimEnding``. It makes no dead letters."""
         check_text(why, "the reason")
-        return self._part(self._give(why, count=count, partition=partition))
+        return self._prepare_ending(self._release_ops(why, count=count, partition=partition))
 
-    def _part(self, ops: Sequence[Op]) -> ClaimEnding:
+    def _prepare_ending(self, ops: Sequence[Op]) -> ClaimEnding:
         if self._home.is_foreign:
             raise self._home.error()
         if self._has_ended or self._session.remaining_s() <= 0.0:
             raise self._lost_error()
         return ClaimEnding(self, tuple(ops))
 
-    def _give(self, why: str, *, count: bool, partition: str | None) -> list[Op]:
-        item = self.item.given_back(why)
-        stored = (item if count else item.not_taken()).to_bytes()
+    def _release_ops(self, why: str, *, count: bool, partition: str | None) -> list[Op]:
+        item = self.item.with_reason(why)
+        stored = (item if count else item.without_last_attempt()).to_bytes()
         if partition is None or partition == item.partition:
             return [Put(item.key, stored)]
         check_member(partition, "partition")
@@ -333,7 +340,7 @@ class QueueClaim(GuardsWork):
         index = index_op(self._names, partition, item.sort_key)
         return [Delete(item.key), index, Create(moved, stored)]
 
-    def _delete(self, *, keep_data: bool = False) -> list[Op]:
+    def _delete_ops(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []
         return [Delete(self.item.key), *data]
 
@@ -361,57 +368,57 @@ class QueueClaim(GuardsWork):
             self._is_in_doubt = self._is_in_doubt or not isinstance(error, Exception)
             self._is_ending = False
             raise
-        self._finish()
+        self._mark_ended()
 
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
         """Commit once. While our holder exists, no other client ends the claim."""
         try:
             await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
-            standing = await self._look()
-            if standing is Standing.OURS:
+            claim_state = await self._search()
+            if claim_state is ClaimState.OURS:
                 raise
-            self._settle(standing, error)
+            self._check_state(claim_state, error)
         except OutcomeUnknown as error:
             self._is_in_doubt = True
-            standing = await self._look()
-            if standing is Standing.OURS or self._session.remaining_s() <= 0.0:
+            claim_state = await self._search()
+            if claim_state is ClaimState.OURS or self._session.remaining_s() <= 0.0:
                 raise
-            self._settle(standing, error)
+            self._check_state(claim_state, error)
 
-    async def _has_landed(self, error: LatchworkError) -> bool:
+    async def _was_committed(self, error: LatchworkError) -> bool:
         """Return whether a commit that raised this error has ended the claim; raise if the item was lost."""
         self._home.check()
         self._is_in_doubt = self._is_in_doubt or isinstance(error, OutcomeUnknown)
-        standing = await self._look()
-        if standing is Standing.OURS:
+        claim_state = await self._search()
+        if claim_state is ClaimState.OURS:
             return False
-        self._settle(standing, error)
-        self._finish()
+        self._check_state(claim_state, error)
+        self._mark_ended()
         return True
 
-    def _settle(self, standing: Standing, error: LatchworkError) -> None:
+    def _check_state(self, claim_state: ClaimState, error: LatchworkError) -> None:
         """Return if an earlier try succeeded and its answer was lost; raise if the item was lost."""
-        if standing is Standing.ENDED and self._is_in_doubt:
+        if claim_state is ClaimState.ENDED and self._is_in_doubt:
             return
         self._has_ended = True
-        if standing is Standing.REMOVED:
+        if claim_state is ClaimState.REMOVED:
             self._is_in_doubt = False
         self._end_ownership()
-        raise self._lost_error(standing) from error
+        raise self._lost_error(claim_state) from error
 
-    async def _look(self) -> Standing:
+    async def _search(self) -> ClaimState:
         """Ask the store about the claim. The item is read before the holder: while that exists nobody else takes it."""
         item = await ask(self._store.get, self.item.key)
         removed, holder = await ask(self._store.get_many, [self._names.removed(self.item), self._holder.key])
         if holder is None:
             self._holder.is_gone = True
-            return Standing.GONE
+            return ClaimState.GONE
         if item is not None and item.version == self.item.version:
-            return Standing.OURS
-        return Standing.ENDED if removed is None and self._is_in_doubt else Standing.REMOVED
+            return ClaimState.OURS
+        return ClaimState.ENDED if removed is None and self._is_in_doubt else ClaimState.REMOVED
 
-    def _finish(self) -> None:
+    def _mark_ended(self) -> None:
         """Note that the claim was ended by ourselves."""
         self._has_ended = True
         self._is_ending = self._is_in_doubt = False
@@ -421,8 +428,8 @@ class QueueClaim(GuardsWork):
         if self._made is not None:
             self._made.end()
 
-    def _lost_error(self, standing: Standing = Standing.GONE) -> LockLost:
-        if standing is Standing.REMOVED:
+    def _lost_error(self, claim_state: ClaimState = ClaimState.GONE) -> LockLost:
+        if claim_state is ClaimState.REMOVED:
             if not self._home.is_foreign:
                 delete_later(self._store, self._names.removed(self.item))
             return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
@@ -434,9 +441,9 @@ class QueueClaim(GuardsWork):
 class ClaimEnding:
     """The end of a claim as part of your own transaction, which may end many claims in one commit.
 
-    Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``committed``. When it was
-    refused, or its outcome is unknown, ask ``landed``. Until one of these is called the claim says that it is not held,
-    because once the transaction is written another client may have the item; ``given_up`` takes that back.
+    Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``mark_committed``. When it was
+    refused, or its outcome is unknown, ask ``was_committed``. Until one of these is called the claim says that it is not held,
+    because once the transaction is written another client may have the item; ``mark_not_committed`` takes that back.
 
     Attributes:
         checks: that the item is ours.
@@ -452,16 +459,16 @@ class ClaimEnding:
     def __repr__(self) -> str:
         return f"<ClaimEnding of {self._claim!r}>"
 
-    def committed(self) -> None:
+    def mark_committed(self) -> None:
         """Note that the transaction was committed: the claim has ended."""
-        self._claim._finish()  # noqa: SLF001
+        self._claim._mark_ended()  # noqa: SLF001
 
-    def given_up(self) -> None:
+    def mark_not_committed(self) -> None:
         """Note that the transaction was not sent, or was certainly refused: the claim is ours as before."""
         self._claim._is_ending = False  # noqa: SLF001
 
     @driven
-    async def landed(self, error: LatchworkError) -> bool:
+    async def was_committed(self, error: LatchworkError) -> bool:
         """Find out whether the transaction was applied, after a ``Conflict`` or ``OutcomeUnknown``.
 
         Args:
@@ -473,13 +480,13 @@ class ClaimEnding:
             LockLost: the item is not ours any more, or was removed.
             Unavailable: that could not be found out.
         """
-        return await self._claim._has_landed(error)  # noqa: SLF001
+        return await self._claim._was_committed(error)  # noqa: SLF001
 
 
 class CreateClaimed:
     """An item that is put and claimed in your own transaction: no other client sees it free in between.
 
-    Call ``taken`` or ``doubtful`` once the transaction may have been written. The claim is as any other: when its
+    Call ``to_claim`` or ``mark_in_doubt`` once the transaction may have been written. The claim is as any other: when its
     session ends the item is there, free, with one attempt counted.
 
     Attributes:
@@ -487,7 +494,7 @@ class CreateClaimed:
     """
 
     def __init__(
-        self, info: QueueInfo, in_doubt: ClaimsInDoubt, item: QueueItem, about: bytes, *, holder: Holder
+        self, info: QueueInfo, in_doubt: ClaimsInDoubt, item: QueueItem, about: bytes, *, holder: ClaimHolder
     ) -> None:
         self._info = info
         self._in_doubt = in_doubt
@@ -502,14 +509,14 @@ class CreateClaimed:
     def __repr__(self) -> str:
         return f"<CreateClaimed {self._item.path!r}>"
 
-    def taken(self, done: Committed) -> QueueClaim | None:
+    def to_claim(self, done: Committed) -> QueueClaim | None:
         """Return the claim, from what was committed; None if it is not there. Call it once."""
         found = next((entry for entry in done.entries if entry.key == self._item.key), None)
         if found is None:
             return None
         self._holder.exists = True
-        return QueueClaim(self._info, self._item.at(found), self._item.value, found.token, holder=self._holder)
+        return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
-    def doubtful(self) -> None:
+    def mark_in_doubt(self) -> None:
         """Note that it may have been applied: the next take claims it, or it is released after a second."""
-        self._in_doubt.note([ClaimInDoubt(self._item.key, self._item.claim, self._holder, None)])
+        self._in_doubt.add([ClaimInDoubt(self._item.key, self._item.claim, self._holder, None)])

@@ -16,7 +16,7 @@ from typing import Protocol
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.queue.items import Holder, QueueItem
+from latchwork.primitives.queue.items import ClaimHolder, QueueItem
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _LEFT_TO_TAKES_S = 1.0
 
 
-class HasVersion(Protocol):
+class VersionedItem(Protocol):
     """An item as it was read."""
 
     @property
@@ -50,8 +50,8 @@ class ClaimInDoubt:
 
     item_key: str
     claim: str
-    holder: Holder
-    item: HasVersion | None
+    holder: ClaimHolder
+    item: VersionedItem | None
 
 
 class ClaimsInDoubt:
@@ -68,7 +68,7 @@ class ClaimsInDoubt:
         self._lock = mutex()
         self._open: dict[str, ClaimInDoubt] = {}
 
-    def note(self, claims: Iterable[ClaimInDoubt]) -> None:
+    def add(self, claims: Iterable[ClaimInDoubt]) -> None:
         """Record claims that may exist, or may still land, unused: the next take uses them, or they are released."""
         claims = list(claims)
         with self._lock:
@@ -77,12 +77,12 @@ class ClaimsInDoubt:
         for each in claims:
             self._store.cleanup.add(partial(self._clear, each, Backoff()), _LEFT_TO_TAKES_S)
 
-    def of(self, session: Session) -> list[ClaimInDoubt]:
+    def list_for_session(self, session: Session) -> list[ClaimInDoubt]:
         """Return the claims that are bound to a session."""
         with self._lock:
             return [each for each in self._open.values() if each.holder.session is session]
 
-    async def settle(self, claim: ClaimInDoubt) -> Entry | None:
+    async def resolve(self, claim: ClaimInDoubt) -> Entry | None:
         """Return the item if the claim landed: it belongs to the caller then. Otherwise it never will land."""
         found = await self._decide(claim)
         return found if self._remove(claim) else None
@@ -109,7 +109,7 @@ class ClaimsInDoubt:
             return None
         item = QueueItem.from_entry(found)
         try:
-            await ask(self._store.commit, [At(found)], [Put(found.key, item.given_back(item.why).to_bytes())])
+            await ask(self._store.commit, [At(found)], [Put(found.key, item.with_reason(item.why).to_bytes())])
         except Conflict:
             return None
         except FATAL as error:

@@ -42,7 +42,7 @@ _KEPT_CHARS = 100
 _PRIORITY = re.compile(r"(\d)-\d{9}\Z")
 
 
-class Names:
+class QueueKeys:
     """The keys of one work queue."""
 
     def __init__(self, name: str) -> None:
@@ -50,7 +50,7 @@ class Names:
         self.partitions = f"{name}/partitions"
         self.dead = f"{name}/dead"
         self.tail = f"{name}/tail"
-        self.room = f"{name}/room"
+        self.capacity_key = f"{name}/room"
         self.putters = f"{name}/putters"
 
     def partition(self, partition: str) -> str:
@@ -103,7 +103,7 @@ class Names:
         return f"{self.name}/data/{data_id}"
 
 
-class Holder:
+class ClaimHolder:
     """The holder of all claims of one queue object in a partition, while a session lasts.
 
     Attributes:
@@ -116,18 +116,18 @@ class Holder:
 
     __slots__ = ("exists", "id", "is_gone", "key", "session")
 
-    def __init__(self, names: Names, partition: str, session: Session) -> None:
-        self.id = new_holder()
+    def __init__(self, names: QueueKeys, partition: str, session: Session) -> None:
+        self.id = new_holder_id()
         self.key = names.holder(partition, self.id)
         self.session = session
         self.exists = self.is_gone = False
 
     def new_claim(self) -> str:
         """Return what a take writes into its items."""
-        return f"{self.id}.{new_holder()}"
+        return f"{self.id}.{new_holder_id()}"
 
 
-class ItemHead(Struct, frozen=True, omit_defaults=True):
+class ItemHeader(Struct, frozen=True, omit_defaults=True):
     """The header of a stored item, see ``QueueItem``. In a dead letter it also has the item's old position."""
 
     attempts: Count
@@ -145,7 +145,7 @@ class _ClaimOnly(Struct):
     claim: str = ""
 
 
-_FIELDS = frozenset(ItemHead.__struct_fields__)
+_FIELDS = frozenset(ItemHeader.__struct_fields__)
 _HEAD: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "an item of a work queue")
 _CLAIM: Decoder[_ClaimOnly] = Decoder(_ClaimOnly)
 
@@ -220,7 +220,7 @@ class QueueItem(Struct, frozen=True):
         return _read(entry, (partition, sort_key, item_id))
 
     @classmethod
-    def letter_of(cls, entry: Entry) -> QueueItem:
+    def from_dead_letter(cls, entry: Entry) -> QueueItem:
         """Read the entry of a dead letter.
 
         Raises:
@@ -229,38 +229,38 @@ class QueueItem(Struct, frozen=True):
         letter = entry.key.rpartition("/")[2]
         return _read(entry, None, letter)
 
-    def to_letter(self) -> bytes:
+    def to_dead_letter(self) -> bytes:
         """Encode it as a dead letter."""
         return self.to_bytes(self.partition, self.sort_key, self.id)
 
-    def to_bytes(self, *place: str) -> bytes:
+    def to_bytes(self, *position: str) -> bytes:
         """Encode it as an item; a dead letter with its old position."""
-        head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *place)
+        head = ItemHeader(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *position)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
-    def at(self, entry: Entry) -> QueueItem:
+    def with_entry(self, entry: Entry) -> QueueItem:
         """Return the same item, at the key and in the version of an entry that holds it."""
         return replace(self, key=entry.key, version=entry.version)
 
-    def taken(self, claim: str) -> QueueItem:
+    def with_claim(self, claim: str) -> QueueItem:
         """Return it with one more attempt, and a claim."""
         return replace(self, attempts=self.attempts + 1, claim=claim)
 
-    def given_back(self, why: str) -> QueueItem:
+    def with_reason(self, why: str) -> QueueItem:
         """Return it with the reason of its release, or of the dead letter."""
         return replace(self, why=why[:MAX_WHY_CHARS], claim="")
 
-    def not_taken(self) -> QueueItem:
+    def without_last_attempt(self) -> QueueItem:
         """Return it as if the last attempt had not happened."""
         return replace(self, attempts=max(0, self.attempts - 1))
 
-    def revived(self) -> QueueItem:
+    def with_attempts_reset(self) -> QueueItem:
         """Return it with all its attempts left."""
         return replace(self, attempts=0, why="", nonce="", claim="")
 
 
 def put_ops(
-    names: Names, partition: str, sort_key: str, item_id: str, value: bytes, *, nonce: str = ""
+    names: QueueKeys, partition: str, sort_key: str, item_id: str, value: bytes, *, nonce: str = ""
 ) -> tuple[Create, list[Op]]:
     """Return the write that creates an item, and all writes of its put: index, item, and its value if that is large."""
     data_id = new_id() if len(value) > INLINE_BYTES else ""
@@ -270,29 +270,29 @@ def put_ops(
     return create, [index_op(names, partition, sort_key), create, *data]
 
 
-def index_op(names: Names, partition: str, sort_key: str) -> Put:
+def index_op(names: QueueKeys, partition: str, sort_key: str) -> Put:
     """Return the write that goes with every write of a new item: it keeps the sort key in the index, or adds it."""
     return Put(f"{names.sort_keys(partition)}/{sort_key}", b"")
 
 
-def letter_op(names: Names, item: QueueItem, letter: str) -> Create:
+def dead_letter_op(names: QueueKeys, item: QueueItem, letter: str) -> Create:
     """Return the write that makes a dead letter of an item."""
-    return Create(names.letter(letter), item.to_letter())
+    return Create(names.letter(letter), item.to_dead_letter())
 
 
-def shown(entry: Entry) -> QueueItem:
+def read_for_display(entry: Entry) -> QueueItem:
     """Read an item or a dead letter for people; if it is neither, return its first bytes and the reason."""
     parts = entry.key.split("/")
     is_item = parts[-5:-4] == ["partitions"] and parts[-3] == "items"
     try:
-        return QueueItem.from_entry(entry) if is_item else QueueItem.letter_of(entry)
+        return QueueItem.from_entry(entry) if is_item else QueueItem.from_dead_letter(entry)
     except BadRecord as error:
         why, value = str(error)[:MAX_WHY_CHARS], entry.value[:MAX_VALUE_BYTES]
-        found = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).at(entry)
+        found = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).with_entry(entry)
         return replace(found, partition=parts[-4], sort_key=parts[-2]) if is_item else replace(found, letter=parts[-1])
 
 
-def check_place(partition: str, sort_key: str, item_id: str) -> None:
+def check_item_name(partition: str, sort_key: str, item_id: str) -> None:
     """Raise ``InvalidKey`` if a part of it cannot be one segment of a key."""
     for part, kind in ((partition, "partition"), (sort_key, "sort key"), (item_id, "item")):
         check_member(part, kind)
@@ -319,24 +319,24 @@ def check_inline(value: bytes, what: str) -> bytes:
     return value
 
 
-def place_of(key: str, prefix: str) -> tuple[str, str] | None:
+def split_item_key(key: str, prefix: str) -> tuple[str, str] | None:
     """Return sort key and id of a key below a prefix of items; None for another key."""
     sort_key, _, item_id = key[len(prefix) + 1 :].partition("/")
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
 
-def name_of(entry: Entry) -> str:
+def last_segment(entry: Entry) -> str:
     """Return the last segment of an entry's key."""
     return entry.key[entry.key.rindex("/") + 1 :]
 
 
-def holder_in(entry: Entry) -> str:
+def stored_holder(entry: Entry) -> str:
     """Return the holder of the last claim of a stored item; empty if there is none, or if it is no item."""
     found = _CLAIM.find(entry.value.partition(b"\n")[0])
     return found.claim.partition(".")[0] if found is not None else ""
 
 
-def new_holder() -> str:
+def new_holder_id() -> str:
     """Return a name for a holder, or for a take."""
     return uuid.uuid4().hex[:16]
 
@@ -346,18 +346,18 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def other_letter(item_id: str) -> str:
+def alternative_letter(item_id: str) -> str:
     """Return a name for a dead letter whose item has the id of another letter."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
-def _read(entry: Entry, place: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
+def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
     """Read an item, or a dead letter, which says itself where the item was."""
     line, _, value = entry.value.partition(b"\n")
     try:
         body = _HEAD.decode(line)
-        head = convert(body, ItemHead)
-        partition, sort_key, item_id = place or _checked(head)
+        head = convert(body, ItemHeader)
+        partition, sort_key, item_id = position or _checked(head)
     except ValueError as error:  # BadRecord and InvalidKey are such
         raise _no_item(entry, error) from None
     more = {name: body[name] for name in body.keys() - _FIELDS}
@@ -379,10 +379,10 @@ def _read(entry: Entry, place: tuple[str, str, str] | None, letter: str = "") ->
     )
 
 
-def _checked(head: ItemHead) -> tuple[str, str, str]:
-    place = head.partition, head.sort_key, head.id
-    check_place(*place)
-    return place
+def _checked(head: ItemHeader) -> tuple[str, str, str]:
+    position = head.partition, head.sort_key, head.id
+    check_item_name(*position)
+    return position
 
 
 def _no_item(entry: Entry, error: Exception) -> BadRecord:

@@ -30,7 +30,7 @@ from latchwork._base.interrupts import call_outside
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.queue.items import Names, holder_in, name_of
+from latchwork.primitives.queue.items import QueueKeys, last_segment, stored_holder
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
@@ -47,7 +47,7 @@ _FEW_LISTS = 2
 #: Number of claimed items at the head from which a hint is kept.
 MANY = 48
 #: Maximum number of shares: a page must have some items of each.
-MOST_SHARES = 8
+MAX_SHARDS = 8
 #: Seconds, and looks, for which the first item of another share stays the same before we take from that share.
 LEFT_S, LEFT_LOOKS = 0.05, 3
 #: Maximum number of items of other shares taken per read, if there is none of ours.
@@ -57,12 +57,12 @@ FEW = 2
 KEPT_S, KEPT_READS = 0.25, 3.0
 #: Seconds for which an empty partition is not read again while items of other partitions are known.
 EMPTY_S = 0.02
-#: Maximum number of sort keys that a glance reads.
+#: Maximum number of sort keys that a read_head reads.
 _GLANCED = 4
 
 
-class Lists(Step[list[list[Entry]]]):
-    """Several lists at once: ``await Lists(store, [(prefix, limit, start_after), ...])``."""
+class ParallelLists(Step[list[list[Entry]]]):
+    """Several lists at once: ``await ParallelLists(store, [(prefix, limit, start_after), ...])``."""
 
     __slots__ = ("_store", "_wanted")
 
@@ -90,7 +90,7 @@ class Lists(Step[list[list[Entry]]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class HeadSnapshot:
     """The head of a partition, as the connected server has it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Glance:
     is_whole: bool
 
 
-async def glance(info: QueueInfo, partition: str) -> Glance:
+async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
     """Read the first free items of a partition as the connected server has them, in few cheap requests.
 
     It may be older than a write that was confirmed through another server. A claim checks its item, so an item that
@@ -113,18 +113,18 @@ async def glance(info: QueueInfo, partition: str) -> Glance:
     holders: Sequence[str] | None = None
     for sort_key in sort_keys[:_GLANCED]:
         items = await ask(store.list, f"{names.items(partition)}/{sort_key}", limit=SPARE, stale_ok=True)
-        if holders is None and any(map(holder_in, items)):
+        if holders is None and any(map(stored_holder, items)):
             holders = await ask(store.children, names.holders(partition), stale_ok=True)
-        free = [entry for entry in items if holder_in(entry) not in (holders or ())]
+        free = [entry for entry in items if stored_holder(entry) not in (holders or ())]
         if free or len(items) == SPARE:
-            return Glance(free, is_whole=False)
+            return HeadSnapshot(free, is_whole=False)
         if not items:  # leave it to a look, which removes it from the index
-            return Glance([], is_whole=sort_key == sort_keys[-1])
-    return Glance([], is_whole=len(sort_keys) <= _GLANCED)
+            return HeadSnapshot([], is_whole=sort_key == sort_keys[-1])
+    return HeadSnapshot([], is_whole=len(sort_keys) <= _GLANCED)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ItemRange:
     """A part of a sort key's items that is to be read.
 
     Attributes:
@@ -141,7 +141,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class StartHint:
     """The position of the first free item of a partition.
 
     Attributes:
@@ -149,11 +149,11 @@ class Hint:
         until: when to look from the head again, by the store's clock.
     """
 
-    start: Stretch
+    start: ItemRange
     until: float
 
 
-class Pages:
+class PartitionReader:
     """Reads one partition once. Single-threaded.
 
     Args:
@@ -174,7 +174,7 @@ class Pages:
         *,
         tidies: bool = False,
         keeps_last: bool = False,
-        start: Stretch | None = None,
+        start: ItemRange | None = None,
         mine: str = "",
     ) -> None:
         self.partition = partition
@@ -191,23 +191,23 @@ class Pages:
         self._last_read: str | None = None if start is None else start.mark.key
         self._has_more = True
         self._skipped = 0
-        self._first: Stretch | None = None
+        self._first: ItemRange | None = None
         self._together = 1
 
-    async def next(self) -> list[Entry] | None:
+    async def next_page(self) -> list[Entry] | None:
         """Return the free items of the next page, in order, perhaps none; None after the last page."""
         if not self._todo and self._has_more:
             await self._read_index()
         if not self._todo:
             return None
         round_, self._todo = self._todo[: self._together], self._todo[self._together :]
-        found = await Lists(self._store, [self._part(stretch) for stretch in round_])
+        found = await ParallelLists(self._store, [self._part(stretch) for stretch in round_])
         free: list[Entry] = []
         for n, (stretch, items) in enumerate(zip(round_, found, strict=True)):
             free += await self._free_of(stretch, items)
             if len(items) == stretch.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * stretch.limit)
-                rest = Stretch(stretch.mark, stretch.sort_key, longer, name_of(items[-1]))
+                rest = ItemRange(stretch.mark, stretch.sort_key, longer, last_segment(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
             if not items and stretch.after is None:
@@ -215,9 +215,9 @@ class Pages:
         self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
         return free
 
-    def hint(self, until: float) -> Hint | None:
+    def hint(self, until: float) -> StartHint | None:
         """Return where the first free item was, valid until then, if many before it were claimed."""
-        return Hint(self._first, until) if self._first is not None and self._skipped >= MANY else None
+        return StartHint(self._first, until) if self._first is not None and self._skipped >= MANY else None
 
     @property
     def is_empty(self) -> bool:
@@ -225,13 +225,13 @@ class Pages:
         return self._last_read is None
 
     @property
-    def first(self) -> Stretch | None:
+    def first(self) -> ItemRange | None:
         """The stretch that begins with the first free item; None when there was none."""
         return self._first
 
-    async def _free_of(self, stretch: Stretch, items: Sequence[Entry]) -> list[Entry]:
+    async def _free_of(self, stretch: ItemRange, items: Sequence[Entry]) -> list[Entry]:
         """Return the free items of a stretch. Holders are read after items: one that is missing then is gone."""
-        holders = [holder_in(entry) for entry in items]
+        holders = [stored_holder(entry) for entry in items]
         if self._holders is None and not {"", self._mine}.issuperset(holders):
             self._holders = set(await ask(self._store.children, self._holders_prefix))
         taken = self._holders if self._holders is not None else {self._mine} - {""}
@@ -240,7 +240,7 @@ class Pages:
         for entry, holder in zip(items, holders, strict=True):
             if holder in taken:
                 self._skipped += self._first is None
-                after = name_of(entry)
+                after = last_segment(entry)
                 continue
             if self._first is None:
                 self._first = replace(stretch, after=after)
@@ -251,20 +251,20 @@ class Pages:
         marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._last_read)
         self._has_more = len(marks) == SORT_KEYS_READ
         self._last_read = marks[-1].key if marks else self._last_read
-        self._todo = [Stretch(mark, name_of(mark), self._limit) for mark in marks]
+        self._todo = [ItemRange(mark, last_segment(mark), self._limit) for mark in marks]
 
-    def _part(self, stretch: Stretch) -> tuple[str, int, str | None]:
+    def _part(self, stretch: ItemRange) -> tuple[str, int, str | None]:
         below = f"{self._items}/{stretch.sort_key}"
         return below, stretch.limit, None if stretch.after is None else f"{below}/{stretch.after}"
 
-    async def _tidy(self, stretch: Stretch) -> None:
+    async def _tidy(self, stretch: ItemRange) -> None:
         is_last = not self._has_more and stretch.mark.key == self._last_read
         if self._tidies and not (self._keeps_last and is_last):
             await _remove_from_index(self._store, stretch.mark)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TakerShard:
     """The part of a partition that one of several takers prefers.
 
     Attributes:
@@ -278,26 +278,26 @@ class Share:
     is_patient: bool = False
 
     @property
-    def is_known(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether the takers know each other."""
         return self.of > 0
 
     @property
     def count(self) -> int:
         """How many shares there are."""
-        return max(1, min(self.of, MOST_SHARES))
+        return max(1, min(self.of, MAX_SHARDS))
 
-    def of_entry(self, entry: Entry) -> int:
+    def shard_of(self, entry: Entry) -> int:
         """Return the number of an item's share."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
 
 #: Of takers that do not know each other.
-NO_SHARE = Share()
+NO_SHARD = TakerShard()
 
 
 @dataclass(slots=True)
-class Kept:
+class TakerCache:
     """The memory of one taker about a partition. One thread at a time.
 
     Attributes:
@@ -312,16 +312,16 @@ class Kept:
     heads: dict[int, tuple[str, float, int]] = field(default_factory=dict)
     is_empty_until: float = 0.0
 
-    def split(self, free: Iterable[Entry], share: Share, now: float) -> tuple[list[Entry], list[Entry]]:
+    def split_by_shard(self, free: Iterable[Entry], shard: TakerShard, now: float) -> tuple[list[Entry], list[Entry]]:
         """Return the items of our share or left for long enough, and the others; both in order."""
-        if share.of <= 1:
+        if shard.of <= 1:
             return list(free), []
         mine: list[Entry] = []
         others: list[Entry] = []
         heads: dict[int, tuple[str, float, int]] = {}
-        own = share.rank % share.count
+        own = shard.rank % shard.count
         for entry in free:
-            number = share.of_entry(entry)
+            number = shard.shard_of(entry)
             if number not in heads:
                 key, since, looks = self.heads.get(number, ("", now, 0))
                 heads[number] = (key, since, looks + 1) if key == entry.key else (entry.key, now, 0)
@@ -331,7 +331,7 @@ class Kept:
         self.heads = heads
         return mine, others
 
-    def fresh(self, now: float) -> list[Entry]:
+    def get_fresh(self, now: float) -> list[Entry]:
         """Return the items that may be taken without reading them again."""
         return self.entries if now < self.until else []
 
@@ -344,7 +344,7 @@ def check_partitions(partitions: Sequence[str]) -> None:
         check_member(partition, "partition")
 
 
-async def tidy(store: Store, names: Names, partition: str) -> bool:
+async def tidy(store: Store, names: QueueKeys, partition: str) -> bool:
     """Remove the sort keys without items from the index of a partition; return whether none is left.
 
     Also removes the notes for holders that are gone. IDs of holders are never reused.
@@ -355,7 +355,9 @@ async def tidy(store: Store, names: Names, partition: str) -> bool:
     after: str | None = None
     is_empty = True
     while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=after):
-        heads = await Lists(store, [(f"{names.items(partition)}/{name_of(mark)}", 1, None) for mark in marks])
+        heads = await ParallelLists(
+            store, [(f"{names.items(partition)}/{last_segment(mark)}", 1, None) for mark in marks]
+        )
         for mark, head in zip(marks, heads, strict=True):
             is_out = not head and await _remove_from_index(store, mark)
             is_empty = is_empty and is_out

@@ -43,14 +43,14 @@ class Capacity(Struct, frozen=True):
         Raises:
             BadRecord: it is not a capacity.
         """
-        return _ROOM.decode_entry(entry)
+        return _CAPACITY.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
         """Encode it."""
         return encode(self)
 
 
-_ROOM: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use another name")
+_CAPACITY: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use another name")
 
 
 class _Full(Exception):
@@ -65,7 +65,7 @@ class OrderedPuts:
         waits: the waits through its object.
         count: counts the items.
         capacity: items at most; None takes the stored capacity, or none.
-        label: shown to others in our ticket while we wait.
+        label: read_for_display to others in our ticket while we wait.
 
     Attributes:
         putters: the tickets of the clients that wait for space.
@@ -116,22 +116,22 @@ class OrderedPuts:
         async def put() -> int:
             return await self._try_put(creations, count, waiter, deadline, checks, ops)
 
-        capacity = await waiter.keep_trying(self.agree, deadline)
+        capacity = await waiter.keep_trying(self.read_capacity, deadline)
         try:
             return await put()
         except _Full:
             assert capacity is not None
-        place = None if deadline.has_passed else await wait_for_turn(self.putters, waiter, deadline)
-        if place is None:
-            raise self._no_room(waiter)
+        position = None if deadline.has_passed else await wait_for_turn(self.putters, waiter, deadline)
+        if position is None:
+            raise self._full_error(waiter)
         try:
             partitions = self._names.partitions
-            while await waiter.watch_until(partitions, _HasRoom(partitions, capacity), deadline):
+            while await waiter.watch_until(partitions, _SpaceWatcher(partitions, capacity), deadline):
                 with contextlib.suppress(_Full):
                     return await put()
-            raise self._no_room(waiter)
+            raise self._full_error(waiter)
         finally:
-            await self.putters.leave(place)
+            await self.putters.leave(position)
 
     async def _try_put(  # noqa: PLR0917 - one caller
         self,
@@ -143,7 +143,7 @@ class OrderedPuts:
         ops: Sequence[Op],
     ) -> int:
         async def writes(before: int, _after: int) -> list[Op]:
-            return list(dict.fromkeys([*creations(before + 1), *await self._use_room(count), *ops]))
+            return list(dict.fromkeys([*creations(before + 1), *await self._reserve_space(count), *ops]))
 
         backoff = Backoff()
         while True:
@@ -159,7 +159,7 @@ class OrderedPuts:
                 if isinstance(error, Conflict) and self._is_foreign(error):
                     raise
                 if deadline.has_passed:
-                    self._refuse_crowded(error)
+                    self._raise_if_outrun(error)
                     raise
                 if not await waiter.pause(deadline.left_s(backoff.next_s())):
                     self._waits.refuse_ended(waiter, error)
@@ -168,23 +168,23 @@ class OrderedPuts:
                 assert last is not None
                 return last - count + 1
 
-    async def _use_room(self, count: int) -> list[Op]:
+    async def _reserve_space(self, count: int) -> list[Op]:
         """Return the writes that reduce the remaining capacity; count the items if it is used up."""
         if self._capacity is None:
             return []
-        entry = await ask(self._store.get, self._names.room)
+        entry = await ask(self._store.get, self._names.capacity_key)
         free = 0 if entry is None else Capacity.from_entry(entry).free
         if free < count:
             free = self._capacity - await self._count()
         if free < count:
             raise _Full
-        return [Put(self._names.room, Capacity(self._capacity, free - count).to_bytes())]
+        return [Put(self._names.capacity_key, Capacity(self._capacity, free - count).to_bytes())]
 
-    async def agree(self) -> int | None:
+    async def read_capacity(self) -> int | None:
         """Return the capacity, as stored by the first use."""
         if self._is_agreed:
             return self._capacity
-        entry = await get_or_create(self._store, self._names.room, Capacity(self._capacity).to_bytes())
+        entry = await get_or_create(self._store, self._names.capacity_key, Capacity(self._capacity).to_bytes())
         stored = Capacity.from_entry(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(
@@ -197,16 +197,16 @@ class OrderedPuts:
         """Return whether a put was refused for another reason than the puts of others."""
         return bool(error.failed) and all(getattr(one, "key", None) != self._names.tail for one in error.failed)
 
-    def _refuse_crowded(self, error: LatchworkError) -> None:
+    def _raise_if_outrun(self, error: LatchworkError) -> None:
         if isinstance(error, Conflict):
             raise WaitTimeout(f"others kept putting items into {self._what}, nothing was put; wait longer") from error
 
-    def _no_room(self, waiter: Waiter) -> WaitTimeout:
+    def _full_error(self, waiter: Waiter) -> WaitTimeout:
         self._waits.refuse_ended(waiter)
         return WaitTimeout(f"{self._what} is full, it holds {self._capacity} items; wait longer, or take some")
 
 
-class _HasRoom:
+class _SpaceWatcher:
     """Follows the partitions, and returns whether they have fewer items than the capacity. Single-threaded."""
 
     def __init__(self, partitions: str, capacity: int) -> None:

@@ -51,12 +51,12 @@ class Queue(Closable):
 
     Args:
         store: the store, or a namespace of it. The caller closes it.
-        name: the key below which everything is stored.
+        name: the key below which accept_all is stored.
         capacity: items at most, claimed ones included. The first use decides; None takes the stored capacity, or no
             limit.
         max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it.
         session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: shown to others in the tickets of this taker.
+        label: read_for_display to others in the tickets of this taker.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Queue(Closable):
             check_payload(value, self._info.what)
         ids: list[str] = []
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            is_bounded = await waiter.keep_trying(self._puts.agree, deadline) is not None
+            is_bounded = await waiter.keep_trying(self._puts.read_capacity, deadline) is not None
             for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
                 creations = partial(self._creations, priority, batch)
                 first = await self._puts.put(creations, len(batch), waiter=waiter, deadline=deadline)
@@ -147,13 +147,13 @@ class Queue(Closable):
             ops += put_ops(self._info.names, _PARTITION, sort_key, item_id, value)[1]
         return ops
 
-    # Taking
+    # ItemTaker
 
     @driven
     async def take(self, timeout_s: float | None = None) -> QueueClaim:
         """Take the first item that is free; wait for one.
 
-        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
+        Takers that come at the same time may get neighboring items in any order. TakerQueues takers are served in the
         order in which they came, but a taker that comes together with an item may be faster. The first read is from the
         server that the store is connected to: an item that was put or released through another server just before
         may be overlooked in favor of one after it.
@@ -212,7 +212,7 @@ class Queue(Closable):
         return await steps_of(self._work.dead_letters)(limit)
 
     @driven
-    async def revive(
+    async def requeue(
         self,
         item_id: str,
         *,
@@ -234,12 +234,12 @@ class Queue(Closable):
         """
         async with self._waits.start(timeout_s) as (waiter, deadline):
             letter = await waiter.keep_trying(lambda: self._work._letter(item_id), deadline)  # noqa: SLF001
-            dead = QueueItem.letter_of(letter)
+            dead = QueueItem.from_dead_letter(letter)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority
 
             def creations(first: int) -> list[Op]:
                 sort_key, item_id = _sort_key(priority, first), _item_id(priority, first)
-                item = replace(dead.revived(), id=item_id, partition=_PARTITION, sort_key=sort_key)
+                item = replace(dead.with_attempts_reset(), id=item_id, partition=_PARTITION, sort_key=sort_key)
                 key = self._info.names.item(_PARTITION, sort_key, item_id)
                 return [
                     index_op(self._info.names, _PARTITION, sort_key),

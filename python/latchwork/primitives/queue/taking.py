@@ -1,4 +1,4 @@
-"""Taking items from a work queue: the first ones that no client has claimed, many in one transaction.
+"""ItemTaker items from a work queue: the first ones that no client has claimed, many in one transaction.
 
 A claim is written into its item in the transaction that counts the attempt, on condition that the item is as it was
 read, that our holder exists, and that the holder of an earlier claim of the item does not.
@@ -18,18 +18,24 @@ from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
-from latchwork.primitives.queue.items import Holder, QueueItem, letter_op, other_letter, shown
+from latchwork.primitives.queue.items import (
+    ClaimHolder,
+    QueueItem,
+    alternative_letter,
+    dead_letter_op,
+    read_for_display,
+)
 from latchwork.primitives.queue.pages import (
     EMPTY_S,
     FEW,
     KEPT_READS,
     KEPT_S,
-    NO_SHARE,
-    Hint,
-    Kept,
-    Pages,
-    Share,
-    glance,
+    NO_SHARD,
+    PartitionReader,
+    StartHint,
+    TakerCache,
+    TakerShard,
+    read_head,
 )
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, call_user_function, steps_of
@@ -54,22 +60,22 @@ T = TypeVar("T")
 R = TypeVar("R", Entry, QueueItem)
 
 
-def nothing_more(_item: QueueItem) -> Parts:
+def no_extras(_item: QueueItem) -> Parts:
     """Return no checks and no writes."""
     return (), ()
 
 
-def everything(_item: QueueItem) -> bool:
+def accept_all(_item: QueueItem) -> bool:
     """Accept any item."""
     return True
 
 
-def no_share(_partition: str) -> Share:
+def no_shard(_partition: str) -> TakerShard:
     """Return the share of takers that do not know each other."""
-    return NO_SHARE
+    return NO_SHARD
 
 
-class Wish(Struct, frozen=True):
+class TakeRequest(Struct, frozen=True):
     """The arguments of a take.
 
     Attributes:
@@ -85,15 +91,15 @@ class Wish(Struct, frozen=True):
 
     partitions: Sequence[str]
     limit: int = 1
-    accept: Accept = everything
-    extra: Extra = nothing_more
-    extra_dead: Extra = nothing_more
+    accept: Accept = accept_all
+    extra: Extra = no_extras
+    extra_dead: Extra = no_extras
     on_refused: Callable[[QueueItem], object] | None = None
     on_dead: Callable[[QueueItem], object] | None = None
-    share: Callable[[str], Share] = no_share
+    shard: Callable[[str], TakerShard] = no_shard
 
 
-class TakeTry(Struct, frozen=True, eq=False):
+class TakeAttempt(Struct, frozen=True, eq=False):
     """One item that is to be taken: where it was read, as it was read, that it is free, and what the caller adds."""
 
     source: Any
@@ -109,9 +115,9 @@ class TakeTry(Struct, frozen=True, eq=False):
         return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
-def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
+def first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
     """Return the first of these that fit into one transaction, at least one and at most ``most``."""
-    batch: list[TakeTry] = []
+    batch: list[TakeAttempt] = []
     keys: set[str] = set()
     checks: set[Check] = set()
     writes = size = 0
@@ -128,7 +134,9 @@ def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
     return batch
 
 
-def blamed(batch: Sequence[TakeTry], failed: Sequence[object]) -> tuple[list[TakeTry], list[TakeTry]]:
+def split_refused(
+    batch: Sequence[TakeAttempt], failed: Sequence[object]
+) -> tuple[list[TakeAttempt], list[TakeAttempt]]:
     """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
     keys = {getattr(each, "key", None) for each in failed}
     lost = [each for each in batch if not keys.isdisjoint(getattr(check, "key", None) for check in each.free)]
@@ -136,17 +144,17 @@ def blamed(batch: Sequence[TakeTry], failed: Sequence[object]) -> tuple[list[Tak
     return lost, refused
 
 
-def _is_refused(each: TakeTry, failed: Sequence[object], keys: set[str | None]) -> bool:
+def _is_refused(each: TakeAttempt, failed: Sequence[object], keys: set[str | None]) -> bool:
     return any(check in failed for check in each.checks) or any(op.key in keys for op in each.ops)
 
 
-def _from_anywhere(free: list[R]) -> list[R]:
+def _rotate_randomly(free: list[R]) -> list[R]:
     """Return the same from a random one on, those before it at the end."""
     at = random.randrange(len(free)) if free else 0
     return free[at:] + free[:at]
 
 
-class Taking:
+class ItemTaker:
     """The heads of the partitions of one queue. Thread-safe.
 
     Args:
@@ -161,28 +169,28 @@ class Taking:
         self._what = info.what
         self._about = encode(about)
         self._in_doubt = ClaimsInDoubt(info.store, info.what)
-        self._holders: dict[str, Holder] = {}
-        self._hints: dict[str, Hint] = {}
-        self._kept: dict[str, Kept] = {}
+        self._holders: dict[str, ClaimHolder] = {}
+        self._hints: dict[str, StartHint] = {}
+        self._kept: dict[str, TakerCache] = {}
 
-    async def try_take(self, wish: Wish, session: Session) -> list[QueueClaim]:
+    async def try_take(self, wish: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first free items."""
         return await self._collect(partial(self._take_from_partitions, wish, session))
 
-    async def take_items(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
+    async def take_items(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take these items as they were read."""
         claims = await self._collect(partial(self._take_of, list(items), wish, session))
         if len(claims) > 1:
-            places = {item.key: at for at, item in enumerate(items)}
-            claims.sort(key=lambda claim: places.get(claim.item.key, len(places)))
+            positions = {item.key: at for at, item in enumerate(items)}
+            claims.sort(key=lambda claim: positions.get(claim.item.key, len(positions)))
         return claims
 
-    async def take_known(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
+    async def take_known(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first of these items that is still as it was read; if none is, look."""
         return await self._collect(partial(self._take_known, items, wish, session))
 
     async def _take_known(
-        self, items: Sequence[QueueItem], wish: Wish, session: Session, claims: list[QueueClaim]
+        self, items: Sequence[QueueItem], wish: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
         (partition,) = wish.partitions
         await self._settle_in_doubt(wish, session, claims)
@@ -190,27 +198,29 @@ class Taking:
             await self._take_of(list(items), wish, session, claims)
         await self._take_from_partition(partition, wish, session, claims)
 
-    async def take_first(self, wish: Wish, session: Session, *, is_sure: bool) -> list[QueueClaim]:
+    async def take_first(self, wish: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
         """Take the first free item of one partition, by what the connected server has.
 
         With ``is_sure`` no item is returned only if there is none on any server; without it the caller waits then.
         """
-        return await self._collect(partial(self._take_at_a_glance, wish, session, is_sure))
+        return await self._collect(partial(self._take_from_head, wish, session, is_sure))
 
-    async def _take_at_a_glance(self, wish: Wish, session: Session, is_sure: bool, claims: list[QueueClaim]) -> None:
+    async def _take_from_head(
+        self, wish: TakeRequest, session: Session, is_sure: bool, claims: list[QueueClaim]
+    ) -> None:
         (partition,) = wish.partitions
         await self._settle_in_doubt(wish, session, claims)
         if claims:
             return
-        seen = await glance(self._info, partition)
+        seen = await read_head(self._info, partition)
         if seen.free:
             await self._take_of(list(seen.free), wish, session, claims)
         if not claims and (is_sure or seen.free or not seen.is_whole):
             await self._take_from_partition(partition, wish, session, claims)
 
-    async def _take_from_partitions(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
+    async def _take_from_partitions(self, wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
         await self._settle_in_doubt(wish, session, claims)
-        for partition in self._worth_a_look(wish):
+        for partition in self._partitions_to_read(wish):
             await self._take_from_partition(partition, wish, session, claims)
 
     async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
@@ -223,73 +233,73 @@ class Taking:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
         except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
-            self.give_up(claims)
+            self.mark_unused(claims)
             raise
         return claims
 
-    def give_up(self, claims: Iterable[QueueClaim]) -> None:
+    def mark_unused(self, claims: Iterable[QueueClaim]) -> None:
         """Leave claims that no caller gets to the next take; otherwise they are released in the background."""
-        self._in_doubt.note(
+        self._in_doubt.add(
             ClaimInDoubt(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims
         )
 
-    def _worth_a_look(self, wish: Wish) -> list[str]:
+    def _partitions_to_read(self, wish: TakeRequest) -> list[str]:
         """Return the partitions to read, without partitions just found empty if items of others are known."""
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
-        if not any(each.fresh(now) for each in kept.values()):
+        if not any(each.get_fresh(now) for each in kept.values()):
             return list(wish.partitions)
         return [each for each in wish.partitions if each not in kept or now >= kept[each].is_empty_until]
 
     async def _take_from_partition(
-        self, partition: str, wish: Wish, session: Session, claims: list[QueueClaim]
+        self, partition: str, wish: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
         """Take items that were read before; else from where the first free one was recently; else from the head."""
         if len(claims) >= wish.limit:
             return
-        had, now, share = len(claims), self._store.clock.now(), wish.share(partition)
-        if share.is_known:
-            kept = self._kept.setdefault(partition, Kept())
-            kept.entries = await self._take_of(kept.fresh(now), wish, session, claims)
+        had, now, shard = len(claims), self._store.clock.now(), wish.shard(partition)
+        if shard.is_sharded:
+            kept = self._kept.setdefault(partition, TakerCache())
+            kept.entries = await self._take_of(kept.get_fresh(now), wish, session, claims)
             if len(claims) > had:
                 return
         holder, hint = self._holder(partition, session), self._hints.pop(partition, None)
         mine = holder.id if holder.exists else ""
-        wanted = (wish.limit - len(claims)) * share.count + (READ_AHEAD if share.is_known else 0)
+        wanted = (wish.limit - len(claims)) * shard.count + (READ_AHEAD if shard.is_sharded else 0)
         if hint is not None and now < hint.until:
-            pages = Pages(self._info, partition, wanted, tidies=True, start=hint.start, mine=mine)
-            await self._take_from(pages, wish, session, claims, share)
-            if len(claims) >= wish.limit or (share.is_known and len(claims) > had):
-                self._hints[partition] = Hint(pages.first or hint.start, hint.until)
+            pages = PartitionReader(self._info, partition, wanted, tidies=True, start=hint.start, mine=mine)
+            await self._take_from(pages, wish, session, claims, shard)
+            if len(claims) >= wish.limit or (shard.is_sharded and len(claims) > had):
+                self._hints[partition] = StartHint(pages.first or hint.start, hint.until)
                 return
         in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
-        pages = Pages(self._info, partition, wanted, tidies=True, keeps_last=in_order, mine=mine)
-        await self._take_from(pages, wish, session, claims, share)
+        pages = PartitionReader(self._info, partition, wanted, tidies=True, keeps_last=in_order, mine=mine)
+        await self._take_from(pages, wish, session, claims, shard)
         found = None if in_order else pages.hint(now + HINT_S)
         if found is not None:
             self._hints[partition] = found
-        if share.is_known and pages.is_empty:
+        if shard.is_sharded and pages.is_empty:
             self._kept[partition].is_empty_until = now + EMPTY_S
 
     async def _take_from(
-        self, pages: Pages, wish: Wish, session: Session, claims: list[QueueClaim], share: Share
+        self, pages: PartitionReader, wish: TakeRequest, session: Session, claims: list[QueueClaim], shard: TakerShard
     ) -> None:
         had = len(claims)
         while len(claims) < wish.limit:
             begun = self._store.clock.now()
-            free = await pages.next()
+            free = await pages.next_page()
             if free is None:
                 return
-            if not share.is_known:
+            if not shard.is_sharded:
                 await self._take_of(free, wish, session, claims)
                 continue
             kept, now = self._kept[pages.partition], self._store.clock.now()
-            mine, others = kept.split(free, share, now)
+            mine, others = kept.split_by_shard(free, shard, now)
             kept.until = now + max(KEPT_S, KEPT_READS * (now - begun))
             kept.entries = await self._take_of(mine, wish, session, claims)
-            if len(claims) == had and not share.is_patient:
-                await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
+            if len(claims) == had and not shard.is_patient:
+                await self._take_of(_rotate_randomly(others)[:FEW], wish, session, claims)
             if len(claims) > had:
                 return
 
@@ -302,19 +312,19 @@ class Taking:
         holder = self._holder(partition, session)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
 
-    def _holder(self, partition: str, session: Session) -> Holder:
+    def _holder(self, partition: str, session: Session) -> ClaimHolder:
         """Return the holder of our claims in a partition; a new one if the session is another, or it was deleted."""
         holder = self._holders.get(partition)
         if holder is None or holder.session is not session or holder.is_gone:
-            holder = self._holders[partition] = Holder(self._names, partition, session)
+            holder = self._holders[partition] = ClaimHolder(self._names, partition, session)
         return holder
 
-    async def _take_of(self, free: list[R], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[R]:
+    async def _take_of(self, free: list[R], wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> list[R]:
         """Take from a page, or of items that were read before; return the rest of them.
 
         When others were faster, it continues at a random item of the page, so that takers spread out.
         """
-        tries: list[TakeTry] = []
+        tries: list[TakeAttempt] = []
         while len(claims) < wish.limit:
             left = wish.limit - len(claims)
             while free and len(tries) < min(left, MOST_TOGETHER):
@@ -322,54 +332,54 @@ class Taking:
                 tries += [] if more is None else [more]
             if not tries:
                 return []
-            batch = batch_of(tries, left)
+            batch = first_batch(tries, left)
             try:
                 claims += await self._claim(batch, session)
                 tries = [each for each in tries if each not in batch]
             except Conflict as error:
-                lost, refused = blamed(batch, error.failed)
+                lost, refused = split_refused(batch, error.failed)
                 if not (lost or refused or self._has_lost_holder(batch, session, error)):
                     raise
                 await self._report_refused(refused, wish)
                 tries = [each for each in tries if each not in lost and each not in refused]
                 if lost:
                     left_over: list[R] = [each.source for each in tries]
-                    free, tries = _from_anywhere(left_over + free), []
+                    free, tries = _rotate_randomly(left_over + free), []
         return [*[each.source for each in tries], *free]
 
-    async def _report_refused(self, refused: Iterable[TakeTry], wish: Wish) -> None:
+    async def _report_refused(self, refused: Iterable[TakeAttempt], wish: TakeRequest) -> None:
         for each in refused:
             if wish.on_refused is not None:
                 await call_user_function(wish.on_refused, each.item)
 
-    async def _try_of(self, source: Entry | QueueItem, wish: Wish) -> TakeTry | None:
+    async def _try_of(self, source: Entry | QueueItem, wish: TakeRequest) -> TakeAttempt | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
             item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
-            item = shown(cast("Entry", source))
-            await self._bury_for(wish, item, item.why, nothing_more)
+            item = read_for_display(cast("Entry", source))
+            await self._dead_letter_for(wish, item, item.why, no_extras)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self._bury_for(wish, item, why, wish.extra_dead)
+            await self._dead_letter_for(wish, item, why, wish.extra_dead)
             return None
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
-        return TakeTry(source, item, self._names.free_checks(item), tuple(checks), tuple(ops))
+        return TakeAttempt(source, item, self._names.free_checks(item), tuple(checks), tuple(ops))
 
-    async def _bury_for(self, wish: Wish, item: QueueItem, why: str, extra: Extra) -> None:
-        if await self.bury(item, why, extra) and wish.on_dead is not None:
+    async def _dead_letter_for(self, wish: TakeRequest, item: QueueItem, why: str, extra: Extra) -> None:
+        if await self.move_to_dead_letters(item, why, extra) and wish.on_dead is not None:
             await call_user_function(wish.on_dead, item)
 
-    async def bury(self, item: QueueItem, why: str, extra: Extra) -> bool:
+    async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:
         """Dead-letter an item that no client has claimed: its takers died, or its record is broken."""
-        dead_item = item.given_back(why)
+        dead_item = item.with_reason(why)
         checks, ops = extra(dead_item)
         letter = item.id
         while True:
-            dead = letter_op(self._names, dead_item, letter)
+            dead = dead_letter_op(self._names, dead_item, letter)
             held = [*self._names.free_checks(item), *checks]
             try:
                 await ask(self._store.commit, held, [Delete(item.key), dead, *ops])
@@ -377,16 +387,16 @@ class Taking:
                 if not any(getattr(each, "key", None) == dead.key for each in error.failed):
                     _log.info("%s: item %s is no dead letter yet: %s", self._what, item.path, error)
                     return False
-                letter = other_letter(item.id)
+                letter = alternative_letter(item.id)
             else:
                 _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, why)
                 return True
 
-    async def _claim(self, batch: Sequence[TakeTry], session: Session) -> list[QueueClaim]:
+    async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
         holders = {each.item.partition: self._holder(each.item.partition, session) for each in batch}
         claims = {partition: holder.new_claim() for partition, holder in holders.items()}
-        taken = [each.item.taken(claims[each.item.partition]) for each in batch]
+        taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
         ops: list[Op] = [Put(item.key, item.to_bytes()) for item in taken]
         ops += [Put(each.key, self._about, session) for each in holders.values() if not each.exists]
@@ -397,7 +407,7 @@ class Taking:
             written = (await ask(self._store.commit, list(checks), ops)).entries
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
-                self._in_doubt.note(
+                self._in_doubt.add(
                     ClaimInDoubt(item.key, item.claim, holders[item.partition], each.item)
                     for each, item in zip(batch, taken, strict=True)
                 )
@@ -406,12 +416,12 @@ class Taking:
             holder.exists = True
         return await self._claimed(
             [
-                QueueClaim(self._info, item.at(entry), item.value, entry.token, holder=holders[item.partition])
+                QueueClaim(self._info, item.with_entry(entry), item.value, entry.token, holder=holders[item.partition])
                 for item, entry in zip(taken, written, strict=False)  # the items come first
             ]
         )
 
-    def _has_lost_holder(self, batch: Sequence[TakeTry], session: Session, error: Conflict) -> bool:
+    def _has_lost_holder(self, batch: Sequence[TakeAttempt], session: Session, error: Conflict) -> bool:
         """Note that a holder of ours is gone, if a take was refused for that: the next one writes another."""
         failed = {getattr(each, "key", None) for each in error.failed}
         lost = [each for each in {self._holder(each.item.partition, session) for each in batch} if each.key in failed]
@@ -426,7 +436,7 @@ class Taking:
         try:
             return await self._with_large_values(claims)
         except BaseException:
-            self.give_up(claims)
+            self.mark_unused(claims)
             raise
 
     async def _with_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
@@ -437,20 +447,20 @@ class Taking:
             if data is not None:
                 claim.value = data.value
             if data_id and data is None:
-                await steps_of(claim.bury)("its value is gone, somebody deleted it")
+                await steps_of(claim.move_to_dead_letters)("its value is gone, somebody deleted it")
             else:
                 found.append(claim)
         return found
 
-    async def _settle_in_doubt(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
+    async def _settle_in_doubt(self, wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
         """Take the claims in doubt that turn out to exist, and whose items are wanted now."""
         wanted = {self._names.items(partition) for partition in wish.partitions}
-        for doubtful in self._in_doubt.of(session):
+        for doubtful in self._in_doubt.list_for_session(session):
             if len(claims) >= wish.limit:
                 return
             if doubtful.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
                 continue
-            entry = await self._in_doubt.settle(doubtful)
+            entry = await self._in_doubt.resolve(doubtful)
             if entry is None:
                 continue
             item = QueueItem.from_entry(entry)
@@ -460,6 +470,6 @@ class Taking:
                 is_wanted = wish.accept(item)
             finally:
                 if not is_wanted:
-                    self.give_up([claim])
+                    self.mark_unused([claim])
             if is_wanted:
                 claims += await self._claimed([claim])

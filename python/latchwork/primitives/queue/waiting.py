@@ -20,8 +20,8 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
-from latchwork.primitives.queue.items import Names, QueueItem, holder_in, place_of
-from latchwork.primitives.queue.pages import Pages
+from latchwork.primitives.queue.items import QueueItem, QueueKeys, split_item_key, stored_holder
+from latchwork.primitives.queue.pages import PartitionReader
 from latchwork.primitives.queue.taking import Accept
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import Waiter
@@ -37,27 +37,27 @@ _KNOWN = 16
 
 
 #: Waits for a partition: which one, with which waiter, how long, and for which items.
-Wait = Callable[[str, Waiter, Deadline, Accept], Steps["IsFree | None"]]
+Wait = Callable[[str, Waiter, Deadline, Accept], Steps["FreeItemWatcher | None"]]
 
 
 @dataclass(slots=True, eq=False)
-class LineHead:
+class FirstWaiter:
     """The head of a line, while a waiter of this object is there. One thread at a time.
 
     Attributes:
         place: its ticket.
         waiter: the waiter, with the watch of the partition.
-        seen: what that watch has shown.
+        seen: what that watch has read_for_display.
         is_watching: whether the watch was opened.
     """
 
-    place: QueuePosition
+    position: QueuePosition
     waiter: Waiter
-    seen: IsFree
+    seen: FreeItemWatcher
     is_watching: bool = False
 
 
-class Waiting:
+class TakerQueues:
     """The queues of waiting takers, one for each partition. Thread-safe."""
 
     def __init__(self, info: QueueInfo, label: str) -> None:
@@ -66,11 +66,11 @@ class Waiting:
         self._label = label
         self._lines: dict[str, TicketQueue] = {}
         self._lock = mutex()
-        self._heads: dict[str, LineHead] = {}
-        self._seen: dict[str, IsFree] = {}
+        self._heads: dict[str, FirstWaiter] = {}
+        self._seen: dict[str, FreeItemWatcher] = {}
         self._is_closed = False
 
-    def line(self, partition: str) -> TicketQueue:
+    def tickets_of(self, partition: str) -> TicketQueue:
         """Return the tickets of the takers that wait for a partition."""
         what = f"takers of {self._info.what}"
         if not self._info.is_numbered:
@@ -78,24 +78,26 @@ class Waiting:
         tickets = TicketQueue(self._store, self._info.names.takers(partition), what, self._label)
         return self._lines.setdefault(partition, tickets)
 
-    async def wait(self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept) -> IsFree | None:
+    async def wait_until_free(
+        self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept
+    ) -> FreeItemWatcher | None:
         """Wait until an accepted item is free; None after a timeout or a cancellation."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), deadline):
             return self._watcher(partition, accept)
         if deadline.has_passed:
             return None
-        place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks)
-        if place is None:
+        position = await wait_for_turn(self.tickets_of(partition), waiter, deadline, blocks=_is_blocking)
+        if position is None:
             return None
         found = False
-        head = LineHead(place, waiter, self._watcher(partition, accept))
+        head = FirstWaiter(position, waiter, self._watcher(partition, accept))
         try:
-            found = await self._sees_one(partition, head, deadline)
+            found = await self._wait_for_item(partition, head, deadline)
         finally:
             if found:
-                self.line(partition).leave_in_background(place)
+                self.tickets_of(partition).leave_in_background(position)
             else:
-                await self.line(partition).leave(place)
+                await self.tickets_of(partition).leave(position)
         return head.seen if found else None
 
     async def take_in_turn(
@@ -115,34 +117,34 @@ class Waiting:
             accept: whether an item is wanted.
             take: called at the head of the line with the free items, if these are known.
         """
-        place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks)
-        if place is None:
+        position = await wait_for_turn(self.tickets_of(partition), waiter, deadline, blocks=_is_blocking)
+        if position is None:
             return []
         claims: list[QueueClaim] = []
-        head = LineHead(place, waiter, self._watcher(partition, accept))
+        head = FirstWaiter(position, waiter, self._watcher(partition, accept))
         try:
-            while not claims and await self._sees_one(partition, head, deadline):
+            while not claims and await self._wait_for_item(partition, head, deadline):
                 known = head.seen.free_items(_KNOWN)
                 claims = await waiter.keep_trying(partial(take, known), deadline)
         finally:
             if claims:  # an interrupt could come in a wait, and the claims are the caller's
-                self.line(partition).leave_in_background(place)
+                self.tickets_of(partition).leave_in_background(position)
             else:
-                await self.line(partition).leave(place)
+                await self.tickets_of(partition).leave(position)
         return claims
 
     # Staying
 
-    def kept(self, partition: str) -> Waiter | None:
+    def kept_waiter(self, partition: str) -> Waiter | None:
         """Return the waiter that has kept its position in a partition; None if there is none."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
-    def _kept_head(self, partition: str) -> LineHead | None:
+    def _kept_head(self, partition: str) -> FirstWaiter | None:
         with self._lock:
             return self._heads.pop(partition, None)
 
-    def taken(self, claims: Iterable[QueueClaim]) -> None:
+    def record_claims(self, claims: Iterable[QueueClaim]) -> None:
         """Note our claims, so that a waiter of ours that keeps its position does not report their items as free."""
         for claim in claims:
             item = claim.item
@@ -150,14 +152,14 @@ class Waiting:
             if seen is not None:
                 seen.ours[item.sort_key, item.id] = item.version
 
-    async def stay(
+    async def wait_and_stay(
         self,
         partition: str,
         waiter: Waiter,
         deadline: Deadline,
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
-    ) -> IsFree | None:
+    ) -> FreeItemWatcher | None:
         """Wait without a read before. Keep the position after a timeout, but not after a cancellation.
 
         Args:
@@ -171,20 +173,22 @@ class Waiting:
         try:
             head = self._kept_head(partition)
             if head is None:
-                place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks, on_ahead=on_ahead)
-                if place is None:
+                position = await wait_for_turn(
+                    self.tickets_of(partition), waiter, deadline, blocks=_is_blocking, on_ahead=on_ahead
+                )
+                if position is None:
                     return None
-                head = LineHead(place, waiter, self._watcher(partition, accept))
+                head = FirstWaiter(position, waiter, self._watcher(partition, accept))
                 self._seen[partition] = head.seen
-            found = await self._sees_one(partition, head, deadline)
+            found = await self._wait_for_item(partition, head, deadline)
             is_kept = self._keep(partition, head)
         finally:
             if head is not None and not is_kept:
                 self._seen.pop(partition, None)
-                await self.line(partition).leave(head.place)
+                await self.tickets_of(partition).leave(head.position)
         return head.seen if found else None
 
-    def _keep(self, partition: str, head: LineHead) -> bool:
+    def _keep(self, partition: str, head: FirstWaiter) -> bool:
         with self._lock:
             if self._is_closed or head.waiter.is_cancelled or head.seen.lets_pass:
                 return False
@@ -197,7 +201,7 @@ class Waiting:
         head = self._kept_head(partition)
         if head is not None:
             self._seen.pop(partition, None)
-            self.line(partition).leave_in_background(head.place)
+            self.tickets_of(partition).leave_in_background(head.position)
             head.waiter.close()
 
     def close(self) -> None:
@@ -210,10 +214,10 @@ class Waiting:
 
     # At the head
 
-    def _watcher(self, partition: str, accept: Accept) -> IsFree:
-        return IsFree(self._info.names, partition, accept)
+    def _watcher(self, partition: str, accept: Accept) -> FreeItemWatcher:
+        return FreeItemWatcher(self._info.names, partition, accept)
 
-    async def _sees_one(self, partition: str, head: LineHead, deadline: Deadline) -> bool:
+    async def _wait_for_item(self, partition: str, head: FirstWaiter, deadline: Deadline) -> bool:
         """Wait until the watch shows a free item that is accepted; False after a timeout or a cancellation."""
         waiter, seen = head.waiter, head.seen
         while True:
@@ -222,28 +226,28 @@ class Waiting:
             else:
                 head.is_watching = True
                 prefix = self._info.names.partition(partition)
-                is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.matters)
+                is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.may_free_item)
             if not is_done or seen.is_found:
                 return is_done
-            await waiter.keep_trying(lambda: self._let_pass(head.place), deadline)
+            await waiter.keep_trying(lambda: self._write_let_pass(head.position), deadline)
             seen.lets_pass = True
 
     async def _is_free(self, partition: str, accept: Accept) -> bool:
         """Return whether the first pages have an item: then there is nothing to wait for."""
-        pages = Pages(self._info, partition, 1)
+        pages = PartitionReader(self._info, partition, 1)
         for _ in range(_PAGES):
-            free = await pages.next()
+            free = await pages.next_page()
             if free is None or any(_is_wanted(entry, accept) for entry in free):
                 return free is not None
         return False
 
-    async def _let_pass(self, place: QueuePosition) -> None:
-        body = {**read_object(place.ticket.value), _PASSES: True}
-        await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
+    async def _write_let_pass(self, position: QueuePosition) -> None:
+        body = {**read_object(position.ticket.value), _PASSES: True}
+        await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WatchedItem:
     """An item as a watch has reported it last; without an ``item`` if it is a broken record."""
 
     version: Hashable
@@ -252,7 +256,7 @@ class Seen:
     is_wanted: bool
 
 
-class IsFree:
+class FreeItemWatcher:
     """Follows a partition, and returns whether an accepted item is free. Single-threaded.
 
     An item is free unless the holder of its claim exists.
@@ -264,11 +268,11 @@ class IsFree:
             holder, and it looks free.
     """
 
-    def __init__(self, names: Names, partition: str, accept: Accept) -> None:
+    def __init__(self, names: QueueKeys, partition: str, accept: Accept) -> None:
         self._items = names.items(partition)
         self._holders = names.holders(partition)
         self._accept = accept
-        self._known: dict[tuple[str, str], Seen] = {}
+        self._known: dict[tuple[str, str], WatchedItem] = {}
         self._claimed: dict[str, set[tuple[str, str]]] = {}
         self._there: set[str] = set()
         self._good: set[tuple[str, str]] = set()
@@ -288,7 +292,7 @@ class IsFree:
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
-    def matters(self, changes: Iterable[Change]) -> bool:
+    def may_free_item(self, changes: Iterable[Change]) -> bool:
         """Return whether an item may have become free by changes. Called by another thread.
 
         It does by its own change, unless a holder that is there has claimed it, and by the end of its holder.
@@ -300,7 +304,7 @@ class IsFree:
                     return True
                 there.add(each.key[len(holders) :])
         entries = (each.entry for each in changes if each.key.startswith(items) and each.entry is not None)
-        found = map(holder_in, entries)
+        found = map(stored_holder, entries)
         return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
     def free_items(self, most: int) -> list[QueueItem]:
@@ -308,49 +312,49 @@ class IsFree:
 
         Each item is returned once, and again only when it has changed.
         """
-        places, self._good = sorted(self._good), set()
-        if len(places) > most:
+        positions, self._good = sorted(self._good), set()
+        if len(positions) > most:
             return []
-        items = [self._known[place].item for place in places]
+        items = [self._known[position].item for position in positions]
         return [] if None in items else items  # type: ignore[return-value]
 
     def _note_holder(self, holder: str, *, is_there: bool) -> None:
         (self._there.add if is_there else self._there.discard)(holder)
-        for place in self._claimed.get(holder, ()):
-            self._sort(place)
+        for position in self._claimed.get(holder, ()):
+            self._sort(position)
 
     def _note_item(self, change: Change) -> None:
-        place = place_of(change.key, self._items)
-        if place is None:
+        position = split_item_key(change.key, self._items)
+        if position is None:
             return
-        before = self._known.pop(place, None)
+        before = self._known.pop(position, None)
         if before is not None and before.holder:
-            self._claimed[before.holder].discard(place)
+            self._claimed[before.holder].discard(position)
             if not self._claimed[before.holder]:
                 del self._claimed[before.holder]
         if change.entry is None:
-            self.ours.pop(place, None)
+            self.ours.pop(position, None)
         else:
-            seen = self._known[place] = self._read(change.entry)
+            seen = self._known[position] = self._read(change.entry)
             if seen.holder:
-                self._claimed.setdefault(seen.holder, set()).add(place)
-        self._sort(place)
+                self._claimed.setdefault(seen.holder, set()).add(position)
+        self._sort(position)
 
-    def _sort(self, place: tuple[str, str]) -> None:
+    def _sort(self, position: tuple[str, str]) -> None:
         """Note whether an item is free, and whether it is accepted."""
-        self._good.discard(place)
-        self._bad.discard(place)
-        seen = self._known.get(place)
-        if seen is not None and seen.holder not in self._there and self.ours.get(place, self) != seen.version:
-            (self._good if seen.is_wanted else self._bad).add(place)
+        self._good.discard(position)
+        self._bad.discard(position)
+        seen = self._known.get(position)
+        if seen is not None and seen.holder not in self._there and self.ours.get(position, self) != seen.version:
+            (self._good if seen.is_wanted else self._bad).add(position)
 
-    def _read(self, entry: Entry) -> Seen:
+    def _read(self, entry: Entry) -> WatchedItem:
         """Read an item. A broken record is wanted: the next look makes a dead letter of it."""
         try:
             item = QueueItem.from_entry(entry)
         except BadRecord:
-            return Seen(entry.version, None, "", is_wanted=True)
-        return Seen(entry.version, item, item.holder, is_wanted=self._accept(item))
+            return WatchedItem(entry.version, None, "", is_wanted=True)
+        return WatchedItem(entry.version, item, item.holder, is_wanted=self._accept(item))
 
 
 def _is_wanted(entry: Entry, accept: Accept) -> bool:
@@ -361,5 +365,5 @@ def _is_wanted(entry: Entry, accept: Accept) -> bool:
         return True
 
 
-def _blocks(ticket: Ticket) -> bool:
+def _is_blocking(ticket: Ticket) -> bool:
     return ticket.body.get(_PASSES) is not True

@@ -18,23 +18,23 @@ from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import (
-    Names,
     QueueItem,
+    QueueKeys,
     check_inline,
+    check_item_name,
     check_payload,
-    check_place,
-    holder_in,
     index_op,
-    name_of,
+    last_segment,
     new_id,
-    place_of,
     put_ops,
-    shown,
+    read_for_display,
+    split_item_key,
+    stored_holder,
 )
-from latchwork.primitives.queue.pages import LONGEST_PAGE, Lists, Share, check_partitions, tidy
+from latchwork.primitives.queue.pages import LONGEST_PAGE, ParallelLists, TakerShard, check_partitions, tidy
 from latchwork.primitives.queue.puts import OrderedPuts
-from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
-from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
+from latchwork.primitives.queue.taking import Accept, Extra, ItemTaker, TakeRequest, accept_all, no_extras, no_shard
+from latchwork.primitives.queue.waiting import FreeItemWatcher, TakerQueues, Wait
 from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.store.session import Session
@@ -57,14 +57,14 @@ class WorkQueue(Closable):
 
     Args:
         store: the store, or a namespace of it. The caller closes it.
-        name: the key below which everything is stored.
+        name: the key below which accept_all is stored.
         capacity: maximum number of items, claimed ones included. Every client that puts must pass the same one. With a
             capacity each put waits for the puts before it, ``put_ops`` and ``create_claimed`` are refused, and items
             stay in their partitions. None: no limit.
         max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it for its
             takes.
         session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: shown to others in the tickets of this taker.
+        label: read_for_display to others in the tickets of this taker.
     """
 
     _is_numbered = False
@@ -88,7 +88,7 @@ class WorkQueue(Closable):
         identity = Identity()
         check_text(label, f"the label of {self._what}")
         self._store = store
-        self._names = Names(name)
+        self._names = QueueKeys(name)
         self._waits = WaiterRegistry(store, self._what, session)
         self._info = QueueInfo(
             store,
@@ -99,8 +99,8 @@ class WorkQueue(Closable):
             is_bounded=capacity is not None,
             is_numbered=self._is_numbered,
         )
-        self._waiting = Waiting(self._info, label)
-        self._taking = Taking(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
+        self._waiting = TakerQueues(self._info, label)
+        self._taking = ItemTaker(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
         self._puts: OrderedPuts | None = None
         if capacity is not None:
             self._puts = OrderedPuts(self._info, self._waits, partial(self._count, None), capacity, label)
@@ -128,7 +128,7 @@ class WorkQueue(Closable):
         self._refuse_bounded()
         creates = []
         for item_id, value in items.items():
-            check_place(partition, sort_key, item_id)
+            check_item_name(partition, sort_key, item_id)
             item = QueueItem(item_id, size=len(check_inline(value, self._what)), value=value)
             creates.append(Create(self._names.item(partition, sort_key, item_id), item.to_bytes()))
         return [index_op(self._names, partition, sort_key), *creates] if creates else []
@@ -150,7 +150,7 @@ class WorkQueue(Closable):
             ValueError: the queue is bounded.
         """
         self._refuse_bounded()
-        check_place(partition, sort_key, item_id)
+        check_item_name(partition, sort_key, item_id)
         return self._taking.create_claimed(partition, sort_key, item_id, check_inline(value, self._what), session)
 
     def _refuse_bounded(self) -> None:
@@ -189,27 +189,27 @@ class WorkQueue(Closable):
             SessionLost: the session ended while waiting for space.
             Closed, ForkedProcess: the queue cannot be used here.
         """
-        check_place(partition, sort_key, item_id)
+        check_item_name(partition, sort_key, item_id)
         check_payload(value, self._what)
         self._waits.check()
-        place = (partition, sort_key, item_id)
-        key = self._names.item(*place)
+        position = (partition, sort_key, item_id)
+        key = self._names.item(*position)
         try:
             if self._puts is not None:
-                _, writes = put_ops(self._names, *place, value)
+                _, writes = put_ops(self._names, *position, value)
                 await self._put_in_order(self._puts, writes, checks, ops, timeout_s)
             else:
-                await self._put_at_once(place, value, checks, ops)
+                await self._put_at_once(position, value, checks, ops)
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):
-                raise KeyExists(f"{self._what} has an item {'/'.join(place)} already; nothing was put") from error
+                raise KeyExists(f"{self._what} has an item {'/'.join(position)} already; nothing was put") from error
             raise
 
     async def _put_at_once(
-        self, place: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
+        self, position: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
     ) -> None:
         nonce = new_id()
-        create, writes = put_ops(self._names, *place, value, nonce=nonce)
+        create, writes = put_ops(self._names, *position, value, nonce=nonce)
         try:
             await ask(self._store.commit, checks, list(dict.fromkeys([*writes, *ops])))
         except OutcomeUnknown:
@@ -230,12 +230,12 @@ class WorkQueue(Closable):
 
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
         """Return the key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
-        check_place(partition, sort_key, item_id)
+        check_item_name(partition, sort_key, item_id)
         return self._names.item(partition, sort_key, item_id)
 
     # Removing
 
-    def removal(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
+    def removal_ops(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
         """Return ``remove`` as checks and writes for a transaction of yours. Does no I/O."""
         checks: list[Check] = [item.check] if if_taken else self._names.free_checks(item)
         ops: list[Op] = [Delete(self._names.data(item.data_id))] if item.data_id else []
@@ -262,7 +262,7 @@ class WorkQueue(Closable):
             OutcomeUnknown: removed or not.
         """
         self._waits.check()
-        held, writes = self.removal(item, if_taken=if_taken)
+        held, writes = self.removal_ops(item, if_taken=if_taken)
         try:
             await ask(self._store.commit, [*held, *checks], [*writes, *ops])
         except Conflict as error:
@@ -272,7 +272,9 @@ class WorkQueue(Closable):
         return True
 
     @driven
-    async def bury(self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> bool:
+    async def move_to_dead_letters(
+        self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()
+    ) -> bool:
         """Dead-letter an item that was read before and is not claimed, optionally with writes of yours.
 
         Args:
@@ -288,15 +290,15 @@ class WorkQueue(Closable):
             OutcomeUnknown: it is a dead letter or not.
         """
         self._waits.check()
-        return await self._taking.bury(item, check_text(why, "the reason"), lambda _: (checks, ops))
+        return await self._taking.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
 
-    # Taking
+    # ItemTaker
 
     @driven
     async def take(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> QueueClaim:
         """Take the first item of a partition that is free; wait for one.
 
-        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
+        Takers that come at the same time may get neighboring items in any order. TakerQueues takers are served in the
         order in which they came, but a taker that comes together with an item may be faster. The first read is from the
         server that the store is connected to: an item that was put or released through another server just before
         may be overlooked in favor of one after it.
@@ -317,7 +319,7 @@ class WorkQueue(Closable):
             LatchworkError: this is a callback.
         """
         check_member(partition, "partition")
-        wish = Wish((partition,), accept=accept or everything)
+        wish = TakeRequest((partition,), accept=accept or accept_all)
         async with self._waits.start(timeout_s) as (waiter, deadline):
             session, is_try = waiter.session, timeout_s == 0
             claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), deadline)
@@ -332,7 +334,7 @@ class WorkQueue(Closable):
             if not claims:
                 self._waits.refuse_ended(waiter)
                 raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
-        self._waiting.taken(claims)
+        self._waiting.record_claims(claims)
         return claims[0]
 
     @driven
@@ -346,7 +348,7 @@ class WorkQueue(Closable):
         extra_dead: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
         on_dead: Callable[[QueueItem], object] | None = None,
-        share: Callable[[str], Share] | None = None,
+        shard: Callable[[str], TakerShard] | None = None,
     ) -> list[QueueClaim]:
         """Take the first free items, many in one transaction, without waiting.
 
@@ -378,15 +380,15 @@ class WorkQueue(Closable):
         check_partitions(partitions)
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        wish = Wish(
+        wish = TakeRequest(
             tuple(dict.fromkeys(partitions)),
             limit,
-            accept or everything,
-            extra or nothing_more,
-            extra_dead or nothing_more,
+            accept or accept_all,
+            extra or no_extras,
+            extra_dead or no_extras,
             on_refused,
             on_dead,
-            share or no_share,
+            shard or no_shard,
         )
         return await self._take(partial(self._taking.try_take, wish))
 
@@ -421,7 +423,7 @@ class WorkQueue(Closable):
                     f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         fresh = [item for item in items if item.attempts < self._info.max_attempts]
-        wish = Wish((), max(1, len(fresh)), accept or everything, extra or nothing_more, on_refused=on_refused)
+        wish = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
         return await self._take(partial(self._taking.take_items, fresh, wish))
 
     async def _take(self, take: Callable[[Session], Steps[list[QueueClaim]]]) -> list[QueueClaim]:
@@ -431,16 +433,16 @@ class WorkQueue(Closable):
         except LatchworkError as error:
             self._waits.refuse_closed(session, error)
             raise
-        self._waiting.taken(claims)
+        self._waiting.record_claims(claims)
         return claims
 
-    # Waiting without taking
+    # TakerQueues without taking
 
     @driven
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
         """Wait until an item of a partition is free. It is not taken: call ``try_take`` then, and perhaps wait again.
 
-        Waiting takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
+        TakerQueues takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
         it starts, and nothing more.
 
         Args:
@@ -456,7 +458,7 @@ class WorkQueue(Closable):
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
-        return await self._wait(partition, timeout_s, accept, self._waiting.wait) is not None
+        return await self._wait(partition, timeout_s, accept, self._waiting.wait_until_free) is not None
 
     @driven
     async def wait_items(
@@ -489,8 +491,10 @@ class WorkQueue(Closable):
         """
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        wait = partial(self._waiting.stay, on_ahead=on_ahead) if stays else self._waiting.wait
-        seen = await self._wait(partition, timeout_s, accept, wait, self._waiting.kept(partition) if stays else None)
+        wait = partial(self._waiting.wait_and_stay, on_ahead=on_ahead) if stays else self._waiting.wait_until_free
+        seen = await self._wait(
+            partition, timeout_s, accept, wait, self._waiting.kept_waiter(partition) if stays else None
+        )
         return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
@@ -499,11 +503,11 @@ class WorkQueue(Closable):
 
     async def _wait(
         self, partition: str, timeout_s: float | None, accept: Accept | None, wait: Wait, kept: Waiter | None = None
-    ) -> IsFree | None:
+    ) -> FreeItemWatcher | None:
         check_member(partition, "partition")
         async with self._waits.start(timeout_s, kept) as (waiter, deadline):
             try:
-                seen = await wait(partition, waiter, deadline, accept or everything)
+                seen = await wait(partition, waiter, deadline, accept or accept_all)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise
@@ -521,19 +525,19 @@ class WorkQueue(Closable):
     @driven
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
         """Return an item, claimed or not, without a large value; None when there is none of this name."""
-        check_place(partition, sort_key, item_id)
+        check_item_name(partition, sort_key, item_id)
         self._waits.check()
         return await self._find(self._names.item(partition, sort_key, item_id))
 
     async def _find(self, key: str) -> QueueItem | None:
         entry = await ask(self._store.get, key)
-        return None if entry is None else shown(entry)
+        return None if entry is None else read_for_display(entry)
 
     @driven
     async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
         """Return the items of these keys, see ``WorkQueue.key``, without large values; None where there is none."""
         self._waits.check()
-        return [None if entry is None else shown(entry) for entry in await ask(self._store.get_many, keys)]
+        return [None if entry is None else read_for_display(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
     async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
@@ -547,7 +551,9 @@ class WorkQueue(Closable):
                 if len(found) >= limit:
                     return found
                 prefix = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
-                found += [shown(entry) for entry in await ask(self._store.list, prefix, limit=limit - len(found))]
+                found += [
+                    read_for_display(entry) for entry in await ask(self._store.list, prefix, limit=limit - len(found))
+                ]
         return found
 
     @driven
@@ -573,13 +579,13 @@ class WorkQueue(Closable):
         found: dict[str, Ticket] = {}
         for each in await self._partitions(partition):
             prefix = self._names.items(each)
-            holders = {name_of(entry): entry for entry in await ask(self._store.list, self._names.holders(each))}
+            holders = {last_segment(entry): entry for entry in await ask(self._store.list, self._names.holders(each))}
             after: str | None = None
             while holders and len(found) < limit:
                 page = await ask(self._store.list, prefix, recursive=True, limit=LONGEST_PAGE, start_after=after)
                 for entry in page:
-                    holder = holders.get(holder_in(entry))
-                    if holder is not None and place_of(entry.key, prefix) is not None and len(found) < limit:
+                    holder = holders.get(stored_holder(entry))
+                    if holder is not None and split_item_key(entry.key, prefix) is not None and len(found) < limit:
                         found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.from_entry(holder)
                 if len(page) < LONGEST_PAGE:
                     break
@@ -604,7 +610,7 @@ class WorkQueue(Closable):
     async def takers(self, partition: str) -> list[Ticket]:
         """Return the waiting takers of a partition, in order."""
         check_member(partition, "partition")
-        return await self._waiting.line(partition).tickets()
+        return await self._waiting.tickets_of(partition).tickets()
 
     @driven
     async def putters(self) -> list[Ticket]:
@@ -634,7 +640,11 @@ class WorkQueue(Closable):
         if partition is not None:
             return [check_member(partition, "partition")]
         names = await ask(self._store.children, self._names.partitions)
-        marks = await Lists(self._store, [(self._names.sort_keys(name), 1, None) for name in names]) if names else []
+        marks = (
+            await ParallelLists(self._store, [(self._names.sort_keys(name), 1, None) for name in names])
+            if names
+            else []
+        )
         return [name for name, found in zip(names, marks, strict=True) if found]  # others have holders only
 
     # Dead letters
@@ -643,10 +653,10 @@ class WorkQueue(Closable):
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Return dead-lettered items with their reasons, sorted by ``letter``, without large values."""
         self._waits.check()
-        return [shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
+        return [read_for_display(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
     @driven
-    async def revive(
+    async def requeue(
         self,
         letter: str,
         *,
@@ -672,11 +682,11 @@ class WorkQueue(Closable):
             WaitTimeout: as for ``put``.
         """
         entry = await self._letter(letter)
-        dead = QueueItem.letter_of(entry)
+        dead = QueueItem.from_dead_letter(entry)
         where = dead.partition if partition is None else check_member(partition, "partition")
         key = self._names.item(where, dead.sort_key, dead.id)
         writes: list[Op] = [
-            Create(key, dead.revived().to_bytes()),
+            Create(key, dead.with_attempts_reset().to_bytes()),
             index_op(self._names, where, dead.sort_key),
             Delete(entry.key),
         ]
@@ -692,7 +702,7 @@ class WorkQueue(Closable):
                     f"{self._what} has an item {where}/{dead.sort_key}/{dead.id}; nothing was changed"
                 ) from error
             raise
-        return await self._find(key) or dead.revived()
+        return await self._find(key) or dead.with_attempts_reset()
 
     @driven
     async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
@@ -702,7 +712,7 @@ class WorkQueue(Closable):
             Conflict: there is no such letter, or one of your checks or writes did not hold.
         """
         entry = await self._letter(letter)
-        data_id = shown(entry).data_id
+        data_id = read_for_display(entry).data_id
         data = [Delete(self._names.data(data_id))] if data_id else []
         await ask(self._store.commit, [At(entry), *checks], [Delete(entry.key), *data, *ops])
 

@@ -32,32 +32,32 @@ from latchwork._base.validation import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.forks import ForkGuard
-from latchwork.tasks.children.notes import MARK, Note, end_left, end_marked
-from latchwork.tasks.children.order import Shim, Stream, Streams, is_readable, moment_text, order_of
+from latchwork.tasks.children.lock_files import MARK, LockFile, kill_marked, kill_orphans
+from latchwork.tasks.children.order import Stream, Streams, SupervisorHandle, build_order, format_deadline, is_readable
 
 #: Why a child has ended: by itself, at its deadline, on request, with its parent, or its supervisor was killed.
-Why = Literal["exited", "deadline", "told", "parent", "unsupervised"]
+Why = Literal["exited", "deadline", "requested", "parent", "unsupervised"]
 #: Seconds that a supervisor may take to end its command. After that, the parent kills the supervisor.
 _SHIM_S = 10.0
 _WHERE = {"user": "change to its user", "folder": "go to its folder", "program": "start its program"}
 
 
 class CannotStart(LatchworkError, OSError):
-    """A command could not be started. No process of it is left."""
+    """A command could not be started. None of its processes is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How a child, and all that it had started, has ended.
+    """How a child process and everything that it started has ended.
 
     Attributes:
-        why: ``exited`` by itself; ``deadline``: killed at its deadline; ``told``: stopped on request; ``parent``: its
-            parent was gone; ``unsupervised``: its supervisor was killed, and its exit status is not known.
-        code: its exit code; None when a signal ended it.
-        signal: the signal; None when it exited.
-        user_s, system_s: processor time of the command and of its descendants that were waited for, in seconds.
-        max_rss_kib: the largest resident memory of one of these processes, in KiB.
-        left: number of processes that it left behind, and that were ended.
+        why: ``exited`` by itself; ``deadline``: killed at its deadline; ``requested``: stopped on request; ``parent``:
+            its parent was gone; ``unsupervised``: its supervisor was killed, so its exit status is unknown.
+        code: Exit code; None if a signal ended it.
+        signal: Number of the signal that ended it; None if it exited.
+        user_s, system_s: Processor time of the command and of the descendants that it waited for, in seconds.
+        max_rss_kib: The largest resident memory of one of these processes, in KiB.
+        left: Number of processes that it left behind and that were killed.
     """
 
     why: Why
@@ -70,7 +70,7 @@ class ChildEnd:
 
     @property
     def is_success(self) -> bool:
-        """Whether it exited by itself, with code 0."""
+        """Whether the command exited by itself with code 0."""
         return self.why == "exited" and self.code == 0
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class ChildEnd:
         reasons = {
             "exited": f"ended with {how}",
             "deadline": "was ended by force: its time was over",
-            "told": f"was told to end, and did with {how}",
+            "requested": f"was told to end, and did with {how}",
             "parent": "was ended by force: its parent was gone",
             "unsupervised": "was ended from outside together with its supervisor",
         }
@@ -86,23 +86,22 @@ class ChildEnd:
 
 
 class Child:
-    """A supervised command, running once this returns. Safe to share between threads.
+    """A command that runs under a supervisor process, started by the constructor. Thread-safe.
 
     Args:
-        argv: the program and its arguments; no shell.
-        env: the complete environment, to which one marker variable is added; None takes the parent's.
-        folder: the working directory; None takes the parent's.
-        stdin, stdout, stderr: a path (output is appended), a descriptor, ``PIPE``, ``DEVNULL``; ``stderr`` may be
-            ``STDOUT``. None takes the parent's.
-        until: the time on the boot clock (``Clock.now()``) at which it is killed; ``allow`` changes it.
-        grace_s: seconds between SIGTERM and ``until``; 0 sends no SIGTERM.
-        user: run it as this user, with that user's groups; the parent needs the permission.
-        keep: descriptors that it inherits under the same numbers.
-        label: the name of its supervisor in a list of processes.
-
+        argv: The program and its arguments. No shell is used.
+        env: The complete environment, to which one marker variable is added; None uses the parent's.
+        folder: The working directory; None uses the parent's.
+        stdin, stdout, stderr: A path (output is appended), a descriptor, ``PIPE`` or ``DEVNULL``; ``stderr`` may be
+            ``STDOUT``. None uses the parent's.
+        until: The time on the boot clock (``Clock.now()``) at which it is killed; ``set_deadline`` changes it.
+        grace_s: Seconds between SIGTERM and ``until``; 0 sends no SIGTERM.
+        user: Name of the user to run as, with that user's groups. The parent needs the permission.
+        keep: Descriptors that the command inherits under the same numbers.
+        label: Name of the supervisor in process lists.
     Attributes:
-        pid: its process ID, and that of its process group.
-        stdin, stdout, stderr: the parent's ends of pipes; None for other streams. ``close`` closes them.
+        pid: Process ID of the command, and ID of its process group.
+        stdin, stdout, stderr: The parent's ends of pipes; None for other streams. ``close`` closes them.
     """
 
     def __init__(
@@ -126,33 +125,33 @@ class Child:
         self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
         self._mark = os.urandom(16).hex()
         marked = {**(os.environ if env is None else env), MARK: self._mark}
-        order = order_of(given, marked, folder, until, grace_s, user, keep)
-        self._home = ForkGuard(self._what, made="started")
+        order = build_order(given, marked, folder, until, grace_s, user, keep)
+        self._fork_guard = ForkGuard(self._what, made="started")
         self._mutex = mutex()
         self._end: ChildEnd | None = None
-        self._heard = b""
+        self._received = b""
         self._is_closed = False
-        self._note: Note | None = None
-        self._shim = Shim()
+        self._lock_file: LockFile | None = None
+        self._supervisor = SupervisorHandle()
         self._start(order, Streams(stdin, stdout, stderr), keep, label)
 
     def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
         try:
-            end_left()
-            self._note = Note(self._mark)
-            self._shim.start(order, streams.theirs, keep, label, self._note)
-            streams.close_theirs()
-            self.stdin, self.stdout, self.stderr = streams.ours
-            self.pid = self._hear_start()
+            kill_orphans()
+            self._lock_file = LockFile(self._mark)
+            self._supervisor.start(order, streams.child_fds, keep, label, self._lock_file)
+            streams.close_child_fds()
+            self.stdin, self.stdout, self.stderr = streams.parent_files
+            self.pid = self._read_start_report()
         except BaseException:  # the caller has no object to close
-            self._give_up(streams)
+            self._clean_up_failed_start(streams)
             raise
 
-    def _give_up(self, streams: Streams) -> None:
-        """Clean up after an error or an interrupt: leave neither a process nor a descriptor."""
-        streams.close_theirs()
+    def _clean_up_failed_start(self, streams: Streams) -> None:
+        """Close all descriptors and end all processes after a start that failed or was interrupted."""
+        streams.close_child_fds()
         streams.close()
-        self._settle()
+        self._close_descriptors()
 
     def __repr__(self) -> str:
         return f"<Child {self.pid} {self._what} {self._end or 'running'}>"
@@ -164,36 +163,38 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select``. It is readable once the child has ended; ``poll`` then returns how."""
-        return self._shim.reports
+        """Return a descriptor for ``select`` that becomes readable when the child has ended. ``poll`` then returns
+        how.
+        """
+        return self._supervisor.reports
 
-    def allow(self, until: float) -> None:
-        """Set the time on the boot clock at which the child is killed, earlier or later than before."""
-        self._say(f"until {moment_text(until)}")
+    def set_deadline(self, until: float) -> None:
+        """Set the time on the boot clock at which the child is killed. It may be earlier or later than before."""
+        self._send_order(f"until {format_deadline(until)}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Send SIGTERM to its process group, and kill it after ``grace_s`` seconds. Does not wait."""
+        """Send SIGTERM to the process group of the command, and kill it after ``grace_s`` seconds. Does not wait."""
         if not is_number(grace_s, 0.0):
             raise ValueError(f"grace_s must be a number of seconds from 0, not {grace_s!r}")
-        self._say(f"stop {grace_s!r}")
+        self._send_order(f"stop {grace_s!r}")
 
     def kill(self) -> None:
-        """Kill it and everything that it started. Does not wait."""
-        self._say("kill")
+        """Kill the command and everything that it started. Does not wait."""
+        self._send_order("kill")
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to its process group."""
-        self._say(f"signal {int(number)}")
+        """Send a signal to the process group of the command."""
+        self._send_order(f"signal {int(number)}")
 
     def poll(self) -> ChildEnd | None:
-        """Return how it has ended; None while it is running."""
+        """Return how the child has ended, or None while it is running. Does not wait."""
         return self._wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> ChildEnd:
-        """Wait until it, and all that it had started, has ended.
+        """Wait until the command and everything that it started has ended, and return how it ended.
 
         Raises:
-            WaitTimeout: it is still running.
+            WaitTimeout: It is still running.
         """
         end = self._wait(timeout_s)
         if end is None:
@@ -201,73 +202,77 @@ class Child:
         return end
 
     def close(self) -> None:
-        """Kill it if it is running, wait until it has ended, and close the pipes. Idempotent."""
-        if self._home.is_foreign:
+        """Kill the command if it is running, wait until it has ended, and close the pipes. Idempotent."""
+        if self._fork_guard.is_foreign:
             return
         self.kill()
         if self._wait(_SHIM_S) is None:
-            self._shim.kill()
+            self._supervisor.kill()
             self._wait(None)
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        self._settle()
+        self._close_descriptors()
 
-    def _say(self, line: str) -> None:
-        self._home.check()
+    def _send_order(self, line: str) -> None:
+        self._fork_guard.check()
         with self._mutex:
             if not self._is_closed and self._end is None:
                 with suppress(BrokenPipeError, BlockingIOError):  # it has ended; or its supervisor is frozen
-                    os.write(self._shim.orders, line.encode() + b"\n")
+                    os.write(self._supervisor.orders, line.encode() + b"\n")
 
     def _wait(self, timeout_s: float | None) -> ChildEnd | None:
-        self._home.check()
+        self._fork_guard.check()
         until = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         while self._end is None:
             left_s = None if until is None else max(0.0, until - SYSTEM_CLOCK.now())
-            if not is_readable(self._shim.reports, left_s):
+            if not is_readable(self._supervisor.reports, left_s):
                 return None
-            self._hear()
+            self._read_reports()
         return self._end
 
-    def _hear(self) -> None:
-        """Read reports of the supervisor. The end of the pipe without a report means that the supervisor was killed."""
+    def _read_reports(self) -> None:
+        """Read what the supervisor has reported, and set the end of the child if it is known.
+
+        If the pipe ends without a report, the supervisor was killed.
+        """
         with self._mutex:
             if self._end is not None:
                 return
-            part = os.read(self._shim.reports, 4096) if is_readable(self._shim.reports, 0.0) else None
+            part = os.read(self._supervisor.reports, 4096) if is_readable(self._supervisor.reports, 0.0) else None
             if part is None:
                 return
-            self._heard += part
-            if part and not self._heard.endswith(b"\n"):
+            self._received += part
+            if part and not self._received.endswith(b"\n"):
                 return
-            words = self._heard.split(b"\n")[-2].split() if b"\n" in self._heard else []
+            words = self._received.split(b"\n")[-2].split() if b"\n" in self._received else []
             if words[:1] == [b"ended"]:
-                self._end = _end_of(words[1:])
+                self._end = _parse_end(words[1:])
             elif not part:
-                self._end = self._without_shim()
+                self._end = self._end_without_supervisor()
 
-    def _without_shim(self) -> ChildEnd:
-        """End the rest of the process group after the supervisor was killed. The kernel has killed the command itself.
+    def _end_without_supervisor(self) -> ChildEnd:
+        """Kill all processes of the command after its supervisor was killed, and return how the child ended.
 
-        Processes that forked away from the command are found by their mark.
+        The kernel has killed the command itself. Processes that forked away from it are found by a variable of their
+        environment.
         """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        left = end_marked(self._mark)
-        if self._note is not None:
-            self._note.remove()
+        left = kill_marked(self._mark)
+        if self._lock_file is not None:
+            self._lock_file.remove()
         return ChildEnd("unsupervised", signal=signal.SIGKILL, left=left)
 
-    def _hear_start(self) -> int:
+    def _read_start_report(self) -> int:
         heard = b""
         while not heard.endswith(b"\n"):
-            part = os.read(self._shim.reports, 4096)
+            part = os.read(self._supervisor.reports, 4096)
             if not part:
                 raise CannotStart(f"{self._what} could not be started: its supervisor ended")
             heard += part
-        first, _, self._heard = heard.partition(b"\n")
+        first, _, self._received = heard.partition(b"\n")
         words = first.decode("utf-8", "surrogateescape").split()
         if words[0] == "started":
             return int(words[1])
@@ -276,18 +281,18 @@ class Child:
         name = errors.errorcode.get(number, "")
         raise CannotStart(number, f"{self._what} could not {_WHERE.get(where, where)}: {why} {name}".rstrip())
 
-    def _settle(self) -> None:
-        """Close the descriptors, once."""
+    def _close_descriptors(self) -> None:
+        """Close the pipes to the supervisor, wait for it, and remove its lock file."""
         with self._mutex:
             self._is_closed = True
-            self._shim.close_pipes()
-        self._shim.wait()
-        if self._note is not None and not self._shim.pid:  # else it is the supervisor's to remove
-            self._note.remove()
+            self._supervisor.close_pipes()
+        self._supervisor.wait()
+        if self._lock_file is not None and not self._supervisor.pid:  # else it is the supervisor's to remove
+            self._lock_file.remove()
 
 
-def _end_of(words: list[bytes]) -> ChildEnd:
-    """Parse the end that a supervisor reports."""
+def _parse_end(words: list[bytes]) -> ChildEnd:
+    """Parse the report of a supervisor on how its command has ended."""
     why, status, user_s, system_s, rss, left = (each.decode() for each in words)
     code = os.waitstatus_to_exitcode(int(status))
     return ChildEnd(
@@ -309,16 +314,17 @@ def _signal_name(number: int) -> str:
 
 
 class DeadlineExtender:
-    """Keeps children running only while an ownership is certain to last. Safe to share between threads.
+    """Extends the deadlines of child processes as long as an ownership, such as a session, is certain to last.
+    Thread-safe.
 
-    One thread extends the deadlines of all its children. If this process is frozen or killed, deadlines are not
-    extended, and the children end at the last one.
+    One thread extends the deadlines of all its children. If this process is frozen or killed, the deadlines are no
+    longer extended, and the supervisors kill the children at the last one.
 
     Args:
-        remaining_s: returns the seconds for which the ownership is certain to last, e.g. ``session.remaining_s``. Does
-            no I/O.
-        margin_s: children end this many seconds before the ownership: the time that it may take to end one.
-        every_s: seconds between extensions.
+        remaining_s: Returns the seconds for which the ownership is certain to last, for example
+            ``session.remaining_s``. Does no I/O.
+        margin_s: Seconds before the end of the ownership at which the children end. It must cover the time to end one.
+        every_s: Seconds between extensions.
     """
 
     def __init__(self, remaining_s: Callable[[], float], *, margin_s: float = 0.5, every_s: float = 0.5) -> None:
@@ -341,29 +347,29 @@ class DeadlineExtender:
 
     @property
     def until(self) -> float:
-        """The time on the boot clock until which a child may run now."""
+        """The time on the boot clock until which children may currently run."""
         return SYSTEM_CLOCK.now() + self._remaining_s() - self._margin_s
 
     def add(self, child: Child, deadline: float = math.inf) -> None:
-        """Extend the deadline of a child from now on, but never beyond ``deadline``."""
+        """Start to extend the deadline of a child, but never beyond ``deadline``."""
         with self._mutex:
             if self._closed.is_set():
                 raise Closed("this deadline extender was closed; make another one")
             self._held[child] = deadline
             if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="latchwork-leash", daemon=True)
+                self._thread = threading.Thread(target=self._keep, name="latchwork-deadlines", daemon=True)
                 self._thread.start()
-        child.allow(min(self.until, deadline))
+        child.set_deadline(min(self.until, deadline))
 
     def remove(self, child: Child, *, deadline: float = math.inf) -> None:
-        """Stop extending a child, and set its deadline, independent of the ownership."""
+        """Stop extending the deadline of a child, and set its deadline independently of the ownership."""
         with self._mutex:
             there = self._held.pop(child, None)
         if there is not None:
-            child.allow(deadline)
+            child.set_deadline(deadline)
 
     def close(self) -> None:
-        """Stop extending. Children that were not removed end at their current deadline. Idempotent."""
+        """Stop extending deadlines. Children that were not removed are killed at their current deadline. Idempotent."""
         self._closed.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -377,4 +383,4 @@ class DeadlineExtender:
             for child, deadline in held:
                 with self._mutex:  # one that was removed meanwhile has another deadline
                     if child in self._held:
-                        child.allow(min(until, deadline))
+                        child.set_deadline(min(until, deadline))

@@ -13,9 +13,9 @@ from typing import IO
 
 from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
-from latchwork.tasks.children.notes import MARK, Note
+from latchwork.tasks.children.lock_files import MARK, LockFile
 
-SHIM = Path(__file__).with_name("shim.py")
+SUPERVISOR_PROGRAM = Path(__file__).with_name("shim.py")
 #: The variables of this process that a supervisor gets: variables for the interpreter, and the mark of the command
 #: that this process belongs to. Commands can read the environment of their supervisor, so it gets no others.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)
@@ -26,7 +26,7 @@ DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 Stream = int | str | Path | None
 
 
-def order_of(  # noqa: PLR0917 - the parts of one record, in its order
+def build_order(  # noqa: PLR0917 - the parts of one record, in its order
     argv: Sequence[bytes],
     env: Mapping[str, str] | None,
     folder: str | Path | None,
@@ -35,10 +35,13 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     user: str | None,
     keep: Sequence[int],
 ) -> list[bytes]:
-    """Build the parts of an order, without the descriptors of the streams and the note.
+    """Build the message that describes a command to its supervisor, as a list of fields.
+
+    The fields for the descriptors of the streams and for the lock file are empty; ``SupervisorHandle.start`` fills
+    them.
 
     Raises:
-        ValueError: an argument is invalid.
+        ValueError: An argument is invalid.
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program: give argv with at least one part")
@@ -48,10 +51,10 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     pairs = [os.fsencode(f"{name}={value}") for name, value in variables.items()]
     parts = [
         str(os.getpid()).encode(),
-        moment_text(until).encode(),
+        format_deadline(until).encode(),
         repr(float(grace_s)).encode(),
-        _folder_of(folder),
-        _ids_of(user).encode(),
+        _absolute_folder(folder),
+        _user_ids_text(user).encode(),
         b"",
         b"",
         f"{len(argv)} {len(pairs)}".encode(),
@@ -67,11 +70,11 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     return parts
 
 
-def moment_text(until: float) -> str:
+def format_deadline(until: float) -> str:
     """Format a time for the supervisor.
 
     Raises:
-        ValueError: it is not a number.
+        ValueError: It is not a number.
     """
     given: object = until
     if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
@@ -79,15 +82,15 @@ def moment_text(until: float) -> str:
     return repr(max(0.0, float(until)))
 
 
-class Shim:
-    """A handle on the supervisor process, before and after its start.
+class SupervisorHandle:
+    """A handle on the supervisor process of one command, before and after its start.
 
-    The supervisor and its command end once ``orders`` is closed.
+    The supervisor and its command end when ``orders`` is closed.
 
     Attributes:
-        process: the process; None before the start.
-        orders: descriptor to write orders to; -1 if closed.
-        reports: descriptor to read reports from; -1 if closed.
+        process: The process; None before the start.
+        orders: Descriptor to write orders to; -1 if closed.
+        reports: Descriptor to read reports from; -1 if closed.
     """
 
     def __init__(self) -> None:
@@ -96,25 +99,27 @@ class Shim:
 
     @property
     def pid(self) -> int:
-        """The process ID; 0 before the start."""
+        """The process ID of the supervisor; 0 before the start."""
         return 0 if self.process is None else self.process.pid
 
     def kill(self) -> None:
-        """Kill the supervisor; the kernel then kills its command."""
+        """Kill the supervisor. The kernel then kills its command."""
         if self.process is not None:
             self.process.kill()
 
-    def start(self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, note: Note) -> None:
-        """Start the supervisor, and send it its order, with the note of its command."""
+    def start(
+        self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, lock_file: LockFile
+    ) -> None:
+        """Start the supervisor process, and send it the description of its command and the lock file."""
         order[5] = " ".join(map(str, streams)).encode()
-        order[6] = note.order
-        passed = [*streams, *keep, *([note.fd] if note.path is not None else [])]
+        order[6] = lock_file.order
+        passed = [*streams, *keep, *([lock_file.fd] if lock_file.path is not None else [])]
         body = b"\0".join(order)
         theirs_in, self.orders = os.pipe()
         self.reports, theirs_out = os.pipe()
         try:
             self.process = subprocess.Popen(  # noqa: S603 - runs the command of the caller
-                [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
+                [sys.executable, "-I", "-S", str(SUPERVISOR_PROGRAM), label or "latchwork"],
                 stdin=theirs_in,
                 stdout=theirs_out,
                 env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -127,10 +132,10 @@ class Shim:
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-            note.close()
+            lock_file.close()
 
     def close_pipes(self) -> None:
-        """Close the pipes, once. Call it from one thread at a time."""
+        """Close the pipes to the supervisor. Idempotent. Call it from one thread at a time."""
         orders, self.orders = self.orders, -1  # first: a descriptor closed twice may be reused by then
         if orders >= 0:
             os.close(orders)
@@ -139,7 +144,7 @@ class Shim:
             os.close(reports)
 
     def wait(self) -> None:
-        """Wait until the supervisor has ended."""
+        """Wait until the supervisor process has ended."""
         if self.process is not None:
             self.process.wait()
 
@@ -153,21 +158,23 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until there is data to read. Return False after ``timeout_s``."""
+    """Wait until there is data to read from a descriptor. Return False after ``timeout_s``."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
 
 
-def _folder_of(folder: str | Path | None) -> bytes:
-    """Return the folder as an absolute path: the supervisor runs in ``/``, so that it keeps no folder in use."""
+def _absolute_folder(folder: str | Path | None) -> bytes:
+    """Return a folder as an absolute path. The supervisor itself runs in ``/``, so that it keeps no other folder in
+    use.
+    """
     try:
         return os.fsencode(Path(folder or "").absolute())
     except FileNotFoundError:  # the parent's own folder was removed
         return b""
 
 
-def _ids_of(user: str | None) -> str:
+def _user_ids_text(user: str | None) -> str:
     """Return the user ID, the group ID and all supplementary groups of a user, as text."""
     if user is None:
         return ""
@@ -181,46 +188,46 @@ def _ids_of(user: str | None) -> str:
 
 
 class Streams:
-    """The streams of one child: descriptors for it, and the parent's ends of pipes."""
+    """The standard streams of one child: the descriptors that it inherits, and the parent's ends of pipes."""
 
     def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
-        self.theirs: list[int] = []
-        self.ours: list[IO[bytes] | None] = [None, None, None]
+        self.child_fds: list[int] = []
+        self.parent_files: list[IO[bytes] | None] = [None, None, None]
         try:
             for number, stream in enumerate((stdin, stdout, stderr)):
-                self.theirs.append(self._opened(number, stream))
+                self.child_fds.append(self._open_stream(number, stream))
         except BaseException:
             self.close()
-            self.close_theirs()
+            self.close_child_fds()
             raise
 
-    def _opened(self, number: int, stream: Stream) -> int:
+    def _open_stream(self, number: int, stream: Stream) -> int:
         if stream is None:
             return _dup_or_null(number)
         if isinstance(stream, (str, Path)):
             flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
             return os.open(stream, flags | os.O_CLOEXEC, 0o600)
         if stream == STDOUT and number == 2:
-            return os.dup(self.theirs[1])
+            return os.dup(self.child_fds[1])
         if stream == DEVNULL:
             return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if stream == PIPE:
             reading, writing = os.pipe()
-            theirs, mine = (reading, writing) if number == 0 else (writing, reading)
-            self.ours[number] = os.fdopen(mine, "wb" if number == 0 else "rb", buffering=0)
-            return theirs
+            child_fds, mine = (reading, writing) if number == 0 else (writing, reading)
+            self.parent_files[number] = os.fdopen(mine, "wb" if number == 0 else "rb", buffering=0)
+            return child_fds
         if type(stream) is not int or stream < 0:
             raise ValueError(f"a stream must be a path, a descriptor, PIPE or DEVNULL, not {stream!r}")
         return os.dup(stream)
 
-    def close_theirs(self) -> None:
-        """Close our copies of the descriptors that the child has inherited."""
-        while self.theirs:
-            os.close(self.theirs.pop())
+    def close_child_fds(self) -> None:
+        """Close this process's copies of the descriptors that the child has inherited."""
+        while self.child_fds:
+            os.close(self.child_fds.pop())
 
     def close(self) -> None:
-        """Close the parent's ends."""
-        for stream in self.ours:
+        """Close the parent's ends of pipes."""
+        for stream in self.parent_files:
             if stream is not None:
                 stream.close()
 

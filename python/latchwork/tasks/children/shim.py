@@ -36,13 +36,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TFD_NONBLOCK, TFD_ABSTIME = 0o4000, 1
 
 
-def now() -> float:
-    """Seconds on the boot clock."""
+def boot_time() -> float:
+    """Return the seconds on the boot clock, which also runs while the machine is suspended."""
     return time.clock_gettime(BOOT)
 
 
 class System:
-    """Functions of libc that the standard library does not offer; without libc, calls have no effect."""
+    """Functions of libc that the standard library does not offer. Without libc, calls have no effect."""
 
     def __init__(self) -> None:
         self.libc = None
@@ -58,14 +58,16 @@ class System:
         return self.libc is not None and bool(self.libc.prctl(option, value, 0, 0, 0) == 0)
 
     def boot_timer(self) -> int | None:
-        """Return a timer descriptor on the boot clock, for ``set_timer``; None if the system has none."""
+        """Create a timer descriptor on the boot clock, for ``set_timer``. Return None if the system has no such
+        timers.
+        """
         if self.libc is None or not hasattr(self.libc, "timerfd_create"):
             return None
         timer = self.libc.timerfd_create(BOOT, TFD_NONBLOCK)
         return timer if timer >= 0 else None
 
     def set_timer(self, timer: int, moment: float) -> None:
-        """Make the descriptor readable at a time on the boot clock; infinity disarms it."""
+        """Make a timer descriptor readable at a time on the boot clock; infinity disarms it."""
         whole = 0 if moment == float("inf") else int(moment)
         values = (0, 0, whole, int((moment - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
         spec = (self.ctypes.c_long * 4)(*values)
@@ -74,14 +76,14 @@ class System:
 
 
 class Order:
-    """The order from the parent: a command and its settings."""
+    """The message from the parent that describes the command to run."""
 
     def __init__(self, parts: list[bytes]) -> None:
         fixed, counts, rest = parts[:7], [int(n) for n in parts[7].split()], parts[8:]
         self.parent, self.until, self.grace_s = int(fixed[0]), float(fixed[1]), float(fixed[2])
         self.folder, self.user = fixed[3], fixed[4]
         self.streams = [int(fd) for fd in fixed[5].split()]
-        lock, _, self.note = fixed[6].partition(b" ")
+        lock, _, self.lock_file = fixed[6].partition(b" ")
         if lock:  # the lock shows that this supervisor is running: the command must not inherit it
             os.set_inheritable(int(lock), False)
         self.argv, rest = rest[: counts[0]], rest[counts[0] :]
@@ -90,8 +92,8 @@ class Order:
         self.kept = [int(fd) for fd in rest]
 
 
-class Shim:
-    """The supervisor of one command."""
+class Supervisor:
+    """Starts one command, and makes sure that it ends in time, together with all processes that it started."""
 
     def __init__(self, order: Order, system: System) -> None:
         self.order = order
@@ -120,47 +122,51 @@ class Shim:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         while self.status is None:
-            moment = self.look_at_clock()
+            moment = self.enforce_deadlines()
             if self.status is None:
                 ready = dict(poll.poll(self.pause_ms(timer, moment)))
-                self.serve(ready, wake, parent)
+                self.handle_ready(ready, wake, parent)
             self.reap(wait=False)
         self.end_all()
-        self.tell(f"ended {self.why} {self.status} {self.usage[0]:.6f} {self.usage[1]:.6f} {self.usage[2]} {self.left}")
+        self.report(
+            f"ended {self.why} {self.status} {self.usage[0]:.6f} {self.usage[1]:.6f} {self.usage[2]} {self.left}"
+        )
 
-    def look_at_clock(self) -> float:
-        """Kill the command, or send SIGTERM, if that is due. Return the next time to check."""
-        if self.kill_at is not None and now() >= self.kill_at:
-            self.kill("told")
-        elif now() >= self.until:
+    def enforce_deadlines(self) -> float:
+        """Send SIGTERM to the command or kill it, if that is due. Return the next time to check, on the boot clock."""
+        if self.kill_at is not None and boot_time() >= self.kill_at:
+            self.kill("requested")
+        elif boot_time() >= self.until:
             self.kill("deadline")
-        elif self.order.grace_s and not self.warned and now() >= self.until - self.order.grace_s:
+        elif self.order.grace_s and not self.warned and boot_time() >= self.until - self.order.grace_s:
             self.warned = True
             self.signal(signal.SIGTERM)
         moments = [self.until if self.warned or not self.order.grace_s else self.until - self.order.grace_s]
         return min([*moments, *([self.kill_at] if self.kill_at is not None else [])])
 
     def pause_ms(self, timer: int | None, moment: float) -> int | None:
-        """Return the timeout for ``poll`` in milliseconds; None waits for an event, e.g. of the timer descriptor."""
+        """Return the timeout for ``poll`` in milliseconds; None waits for an event, for example of the timer
+        descriptor.
+        """
         if timer is None:
             if moment == float("inf"):
                 return None
-            return int(max(0.0, min(LOOK_S, moment - now())) * 1000) + 1
+            return int(max(0.0, min(LOOK_S, moment - boot_time())) * 1000) + 1
         self.system.set_timer(timer, moment)
         return None
 
-    def serve(self, ready: dict[int, int], wake: int, parent: int | None) -> None:
-        """Handle the descriptors that are ready."""
+    def handle_ready(self, ready: dict[int, int], wake: int, parent: int | None) -> None:
+        """Handle the descriptors that ``poll`` reported as ready."""
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 64)
         if 0 in ready:
-            self.hear()
+            self.read_orders()
         if parent is not None and parent in ready:
             self.kill("parent")
 
-    def hear(self) -> None:
-        """Obey the lines received; the end of the pipe means that the parent is gone."""
+    def read_orders(self) -> None:
+        """Read and execute the lines that the parent has sent. The end of the pipe means that the parent is gone."""
         data = os.read(0, 65536)
         if not data:
             self.kill("parent")
@@ -168,29 +174,29 @@ class Shim:
         self.buffer += data
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
-            self.obey(*line.split())
+            self.execute_order(*line.split())
 
-    def obey(self, verb: bytes = b"", value: bytes = b"") -> None:
-        """Obey one line."""
+    def execute_order(self, verb: bytes = b"", value: bytes = b"") -> None:
+        """Execute one line that the parent has sent, such as ``until 17.5`` or ``kill``."""
         if verb == b"until":
             self.until = float(value)
         elif verb == b"stop":
-            self.why = "told"
+            self.why = "requested"
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)
-            moment = now() + float(value)
+            moment = boot_time() + float(value)
             self.kill_at = moment if self.kill_at is None else min(self.kill_at, moment)
         elif verb == b"signal":
             self.signal(int(value))
         elif verb == b"kill":
-            self.kill("told")
+            self.kill("requested")
 
     def start(self) -> bool:
-        """Start the command in a new process group. Return False, and report it, if that fails."""
+        """Start the command in a new process group. If that fails, report it to the parent and return False."""
         reading, writing = os.pipe()
         self.child = os.fork()
         if self.child == 0:
-            self.become(writing)
+            self.run_command(writing)
         os.close(writing)
         for fd in {*self.order.streams, *self.order.kept} - {0, 1, 2}:
             os.close(fd)
@@ -202,13 +208,13 @@ class Shim:
         os.close(reading)
         if failure:
             os.waitpid(self.child, 0)
-            self.tell("failed " + os.fsdecode(failure))
+            self.report("failed " + os.fsdecode(failure))
             return False
-        self.tell(f"started {self.child}", is_last=False)
+        self.report(f"started {self.child}", is_last=False)
         return True
 
-    def become(self, failure: int) -> NoReturn:
-        """Replace this forked child by the command. Never returns."""
+    def run_command(self, failure: int) -> NoReturn:
+        """Replace this forked child process by the command. Never returns."""
         where = "start"
         try:
             os.setpgid(0, 0)
@@ -216,7 +222,7 @@ class Shim:
             if os.getppid() != self.parent_of_child:
                 os._exit(127)
             where = "open"
-            self.place_streams()
+            self.set_up_streams()
             where = "user"
             self.change_user()
             where = "folder"
@@ -233,8 +239,8 @@ class Shim:
             os.write(failure, f"0 {where}".encode())
         os._exit(127)
 
-    def place_streams(self) -> None:
-        """Move the streams to descriptors 0 to 2, and keep only the inherited descriptors open."""
+    def set_up_streams(self) -> None:
+        """Move the streams to descriptors 0 to 2, and close all others that the command must not inherit."""
         spare = [os.dup(fd) for fd in self.order.streams]
         for number, fd in enumerate(spare):
             os.dup2(fd, number, inheritable=True)
@@ -245,7 +251,7 @@ class Shim:
             os.close(fd)
 
     def change_user(self) -> None:
-        """Switch to the user of the order, and drop all our groups."""
+        """Switch to the user that the order names, and drop all groups of the current user."""
         if not self.order.user:
             return
         uid, gid, *groups = [int(number) for number in self.order.user.split()]
@@ -261,12 +267,12 @@ class Shim:
         self.reap(wait=True)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command's group: its ID is not reused until the command is reaped."""
+        """Send a signal to the command's process group. The group's ID is not reused until the command is reaped."""
         if self.status is None:
             send(os.killpg, self.child, number)
 
     def reap(self, *, wait: bool) -> None:
-        """Record the end of the command, and reap other processes that were reparented to us."""
+        """Record the end of the command if it has ended, and reap other processes that were reparented to this one."""
         flags = os.WEXITED | os.WNOWAIT
         if self.status is None and os.waitid(os.P_PID, self.child, flags | (0 if wait else os.WNOHANG)) is not None:
             self.left = len(self.descendants())
@@ -278,7 +284,7 @@ class Shim:
                 os.waitpid(dead.si_pid, 0)
 
     def end_all(self) -> None:
-        """Kill processes that forked away from the command. Return once none is left."""
+        """Kill all processes that forked away from the command. Return once none is left."""
         while True:
             known: set[int] = set()
             while not (here := self.descendants(signal.SIGSTOP)) <= known:  # a stopped process cannot fork
@@ -291,7 +297,7 @@ class Shim:
             time.sleep(REAP_S)
 
     def has_children(self) -> bool:
-        """Return whether any child is left, zombies included."""
+        """Return whether this process has any child left, including zombies."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -299,7 +305,7 @@ class Shim:
         return True
 
     def descendants(self, number: int = 0) -> set[int]:
-        """Return the running processes below this one, if the system lists them. Send ``number`` to each one found."""
+        """Return the IDs of the running processes below this one, and send signal ``number`` to each; 0 sends none."""
         found, look_at = set(), [os.getpid()]
         while self.is_reaper and look_at:
             for pid in children_of(look_at.pop()):
@@ -312,7 +318,7 @@ class Shim:
     # The parent
 
     def wake_pipe(self) -> int:
-        """Return a descriptor that becomes readable when a child has ended."""
+        """Create a pipe that becomes readable when a child has ended, and return its reading end."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
@@ -323,7 +329,7 @@ class Shim:
         return reading
 
     def watch_parent(self) -> int | None:
-        """Return a descriptor that becomes readable when the parent ends; None without pidfd.
+        """Open a descriptor that becomes readable when the parent ends. Return None if the system has no pidfd.
 
         It is needed because a child of the parent may hold the other end of the pipe open.
         """
@@ -334,25 +340,27 @@ class Shim:
             os._exit(0)
         return opened
 
-    def tell(self, line: str, *, is_last: bool = True) -> None:
-        """Report to the parent, if it is there. Before the last report, remove the note, as nothing is left."""
+    def report(self, line: str, *, is_last: bool = True) -> None:
+        """Send a line to the parent, if it is there. Before the last line, delete the lock file, because nothing is
+        left.
+        """
         with contextlib.suppress(OSError):
-            if is_last and self.order.note:
-                os.unlink(self.order.note)  # noqa: PTH108 - without pathlib, which takes long to import
+            if is_last and self.order.lock_file:
+                os.unlink(self.order.lock_file)  # noqa: PTH108 - without pathlib, which takes long to import
         with contextlib.suppress(OSError):
             os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def send(kill: Callable[[int, int], object], pid: int, number: int) -> None:
-    """Send a signal to a process or a group, if it exists."""
+    """Send a signal to a process or a process group, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         kill(pid, number)
 
 
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """Replace this process by a program, searched in ``PATH`` like a shell does.
+    """Replace this process by a program, which is searched for in ``PATH`` as a shell does.
 
-    Imports nothing: this may run as another user, who cannot read the modules.
+    Imports nothing, because this may run as another user who cannot read the modules.
     """
     if b"/" in argv[0]:
         os.execve(argv[0], argv, env)  # noqa: S606 - runs the command of the parent
@@ -368,7 +376,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process."""
+    """Return the IDs of the child processes of all threads of a process."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes long to import
@@ -396,10 +404,10 @@ def read_exactly(count: int) -> bytes:
 
 
 def main() -> None:
-    """Read the order, and carry it out."""
+    """Read the description of the command from the parent, and supervise the command."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     order = Order(read_exactly(int(read_exactly(10))).split(b"\0"))
-    Shim(order, System()).run()
+    Supervisor(order, System()).run()
 
 
 if __name__ == "__main__":

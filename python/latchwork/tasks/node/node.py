@@ -46,22 +46,25 @@ _ENDED = "close()"
 
 
 class WorkerSession(Protocol):
-    """The work of a node during one session. Construction does no I/O. Thread-safe."""
+    """The work of a node during one store session, implemented by each system. Thread-safe.
+
+    Construction does no I/O.
+    """
 
     @property
     def session(self) -> Session:
         """The session that the claims are bound to. ``end`` closes it."""
 
     @property
-    def feeder(self) -> WorkerLoop:
-        """The worker loop that claims the tasks."""
+    def worker_loop(self) -> WorkerLoop:
+        """The loop that claims and runs the tasks."""
 
     @property
     def slots(self) -> Slots:
         """The slots that run the tasks."""
 
     def begin(self) -> None:
-        """Join, and begin to take tasks.
+        """Join the group of nodes and begin to take tasks.
 
         Raises:
             LatchworkError: It cannot join now. The node calls ``end`` next.
@@ -71,16 +74,17 @@ class WorkerSession(Protocol):
         """Take no more tasks, and wait for the running ones. Return False if some still run after the timeout."""
 
     def end(self, timeout_s: float) -> list[str]:
-        """Ask all tasks to stop, release their claims, leave, and close the session. Ends a ``begin`` under way.
+        """Ask all tasks to stop, release their claims, leave the group, and close the session. Also ends a running
+        ``begin``.
 
-        Idempotent. Several threads may call it at once: the shortest timeout counts.
+        Idempotent. Several threads may call it at once; the shortest timeout counts.
 
         Returns:
-            The paths of tasks that still run.
+            The paths of the tasks that still run.
         """
 
-    def trouble(self) -> str | None:
-        """Return why it can take no tasks now, None if it can."""
+    def unavailable_reason(self) -> str | None:
+        """Return why no tasks can be taken now, or None if they can."""
 
 
 S = TypeVar("S", bound=WorkerSession)
@@ -91,10 +95,10 @@ class NodeHealth:
     """Whether a node can do its work.
 
     Attributes:
-        ok: It has joined, its session is renewed, and it can take tasks.
-        reasons: Why it is not ok. Empty if it is.
-        session_remaining_s: Seconds for which its session is certain.
-        is_draining: ``drain`` was called: it takes no more tasks.
+        ok: Whether it has joined, renews its session and can take tasks.
+        reasons: Why it cannot do its work; empty if it can.
+        session_remaining_s: Seconds for which its session is certain to last.
+        is_draining: Whether ``drain`` was called, so that it takes no more tasks.
     """
 
     ok: bool
@@ -105,18 +109,18 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """The tasks of a node now, and its counters over all its sessions.
+    """The current tasks of a node, and its counters over all its sessions.
 
     Attributes:
-        node_id: The ID of the node.
-        slots: How many tasks it runs at a time.
-        running: How many tasks it has now.
-        stuck: IDs of tasks that were asked to stop and still run. Sorted.
-        taken: Tasks taken.
-        done: Tasks whose outcome is stored.
-        released: Tasks returned to the queue.
-        buried: Tasks that became dead letters.
-        lost: Tasks whose claim was lost.
+        node_id: ID of the node.
+        slots: Number of tasks that it runs at a time.
+        running: Number of tasks that it has now.
+        stuck: IDs of tasks that were asked to stop and still run, sorted.
+        taken: Number of tasks taken.
+        done: Number of tasks whose outcome was stored.
+        released: Number of tasks returned to the queue.
+        dead_lettered: Number of tasks that became dead letters.
+        lost: Number of tasks whose claim was lost.
     """
 
     node_id: str
@@ -126,19 +130,19 @@ class WorkerStats:
     taken: int
     done: int
     released: int
-    buried: int
+    dead_lettered: int
     lost: int
 
 
 class Node(ABC, Generic[S]):
-    """The base class of nodes that run tasks. Construction does no I/O. Thread-safe.
+    """The base class of processes that run tasks. Construction does no I/O. Thread-safe.
 
     Args:
-        store: The store. It stays the caller's.
-        node_id: The ID of the node.
-        what: The node in messages and logs: ``worker 'n1'``.
-        slots: How many tasks it runs at a time.
-        session_ttl_s: The TTL of its sessions.
+        store: The store. The caller closes it.
+        node_id: ID of the node.
+        what: Description of the node for messages and logs: ``worker 'n1'``.
+        slots: Number of tasks that it runs at a time.
+        session_ttl_s: TTL of its sessions in seconds.
         drain_s: Seconds that ``run_forever`` gives tasks to end by themselves.
         close_s: Seconds that ``close`` waits for tasks by default.
     """
@@ -183,29 +187,29 @@ class Node(ABC, Generic[S]):
         self.close()
 
     @abstractmethod
-    def _worker_session(self, session: Session) -> S:
-        """Return the work of one session. Does no I/O."""
+    def _create_worker_session(self, session: Session) -> S:
+        """Create the object that does the work of one session. Does no I/O."""
 
     def start(self) -> None:
         """Join and begin to take tasks, in the background. Idempotent.
 
         Raises:
-            Closed: It was closed or drained.
+            Closed: The node was closed or drained.
             ForkedProcess: A parent of this process made it.
         """
         self._home.check()
         with self._changed:
-            self._refuse_ended()
+            self._check_not_ended()
             if self._thread is None:
-                thread = threading.Thread(target=self._live, name=f"latchwork-node-{self._id}", daemon=True)
+                thread = threading.Thread(target=self._run_sessions, name=f"latchwork-node-{self._id}", daemon=True)
                 thread.start()
                 self._thread = thread
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until it takes tasks.
+        """Wait until the node takes tasks.
 
         Args:
-            timeout_s: Seconds to wait. None waits forever.
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             NodeIdInUse, MemberEvicted, PermissionDenied: It has ended, and will never take tasks.
             WaitTimeout: It does not take tasks yet. The message has the reason.
@@ -218,7 +222,7 @@ class Node(ABC, Generic[S]):
             while True:
                 if self._error is not None:
                     raise self._error
-                self._refuse_ended()
+                self._check_not_ended()
                 if self._is_ready:
                     return
                 left_s = None if until is None else until - clock.now()
@@ -227,10 +231,10 @@ class Node(ABC, Generic[S]):
                 clock.wait_condition(self._changed, left_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no more tasks, and wait for the running ones. After a lost session it does not join again.
+        """Take no more tasks, and wait for the running ones. After a lost session the node does not join again.
 
         Args:
-            timeout_s: Seconds to wait. None waits forever.
+            timeout_s: Seconds to wait; None waits forever.
         Returns:
             False if tasks still run. Call ``close`` in either case.
         """
@@ -242,14 +246,15 @@ class Node(ABC, Generic[S]):
         return work is None or work.drain(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """Ask all tasks to stop, release the claims of tasks that do not, and leave. Idempotent.
+        """Ask all tasks to stop, release the claims of those that do not, and leave. Idempotent.
 
         A second call with a shorter timeout shortens the first one. In a forked child it does nothing.
 
         Args:
-            timeout_s: Seconds to wait for tasks. None is the timeout of the call before, else the default of the node.
+            timeout_s: Seconds to wait for tasks; None uses the timeout of an earlier call, or else the default of the
+                node.
         Returns:
-            The paths of tasks that still run. Other nodes can take them when the session has ended.
+            The paths of the tasks that still run. Other nodes can take them when the session has ended.
         """
         if self._home.is_foreign:
             return []
@@ -267,17 +272,17 @@ class Node(ABC, Generic[S]):
         return left
 
     def run_forever(self, *, drain_s: float | None = None) -> list[str]:
-        """Run until SIGTERM, SIGINT or ``close``. A signal drains first, a second one closes at once.
+        """Run until SIGTERM, SIGINT or ``close``. The first signal drains the node, the second one closes it at once.
 
-        The third signal has the effect that it had before the call. In a thread that is not the main one only
-        ``close`` ends it.
+        The third signal has the effect that it had before the call. Outside the main thread, only ``close`` ends this
+        call.
 
         Args:
-            drain_s: Seconds that tasks have to end by themselves. None is the default of the node.
+            drain_s: Seconds that tasks have to end by themselves; None uses the default of the node.
         Returns:
-            The paths of tasks that still run, as ``close`` does.
+            The paths of the tasks that still run, as for ``close``.
         Raises:
-            NodeIdInUse, MemberEvicted, PermissionDenied: It cannot run.
+            NodeIdInUse, MemberEvicted, PermissionDenied: The node cannot run.
         """
         with end_signals(self._end_requests):
             try:
@@ -299,7 +304,7 @@ class Node(ABC, Generic[S]):
                 return
 
     def health(self) -> NodeHealth:
-        """Return whether it can do its work. Does no I/O."""
+        """Return whether the node can do its work, and why not. Does no I/O."""
         self._home.check()
         with self._changed:
             work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._not_ready()
@@ -313,25 +318,25 @@ class Node(ABC, Generic[S]):
             found = (
                 "its session has ended" if left_s <= 0.0 else None,
                 "every slot has a task that was asked to stop and still runs" if is_stuck else None,
-                work.trouble(),
+                work.unavailable_reason(),
             )
             reasons = [each for each in found if each is not None]
         return NodeHealth(not reasons, tuple(reasons), left_s, self._is_draining)
 
     def stats(self) -> WorkerStats:
-        """Return its tasks and counters. Does no I/O."""
+        """Return the current tasks and the counters of the node. Does no I/O."""
         self._home.check()
         with self._changed:
             work, counts = self._work, Counter(self._counts)
         running: Sequence[str] = ()
         stuck: Sequence[str] = ()
         if work is not None:
-            counts.update(work.feeder.stats())
-            running, stuck = work.feeder.running(), work.slots.stuck
-        totals = (counts[name] for name in ("taken", "done", "released", "buried", "lost"))
+            counts.update(work.worker_loop.stats())
+            running, stuck = work.worker_loop.running(), work.slots.stuck
+        totals = (counts[name] for name in ("taken", "done", "released", "dead_lettered", "lost"))
         return WorkerStats(self._id, self._slots, len(running), tuple(stuck), *totals)
 
-    def _refuse_ended(self) -> None:
+    def _check_not_ended(self) -> None:
         if self._is_closed:
             raise Closed(f"{self._what} was closed; make another one")
         if self._is_draining:
@@ -346,13 +351,13 @@ class Node(ABC, Generic[S]):
 
     # The thread
 
-    def _live(self) -> None:
+    def _run_sessions(self) -> None:
         backoff = Backoff()
         while not self._is_ending():
             try:
                 self._run_session(backoff)
             except Exception as error:
-                if not self._is_ending() and self._is_final(error):
+                if not self._is_ending() and self._record_error(error):
                     self._end_requests.put(_ENDED)
                     return
             with self._changed:
@@ -362,8 +367,8 @@ class Node(ABC, Generic[S]):
     def _is_ending(self) -> bool:
         return self._is_closed or self._is_draining
 
-    def _is_final(self, error: Exception) -> bool:
-        """Note and log an error, and return whether it ends the node."""
+    def _record_error(self, error: Exception) -> bool:
+        """Record and log an error of a session. Return whether it ends the node, because a retry would not help."""
         why = reason(error)
         with self._changed:
             is_new, self._trouble = why != self._trouble, why
@@ -379,10 +384,10 @@ class Node(ABC, Generic[S]):
         return self._error is not None
 
     def _run_session(self, backoff: Backoff) -> None:
-        """Open a session, and work until it ends, or the node does."""
+        """Open a session and work in it, until the session or the node ends."""
         session = self._store.open_session(self._ttl_s)
         try:
-            work = self._worker_session(session)
+            work = self._create_worker_session(session)
         except BaseException:
             session.close()
             raise
@@ -404,7 +409,7 @@ class Node(ABC, Generic[S]):
                 self._changed.notify_all()
             work.end(self._close_s if self._is_closed else _LOST_S)
             with self._changed:
-                self._counts.update(work.feeder.stats())
+                self._counts.update(work.worker_loop.stats())
                 self._work = None
 
     def _wait_for_end(self, session: Session) -> None:
@@ -424,6 +429,6 @@ class Node(ABC, Generic[S]):
 
 
 def default_node_id(fallback: str = "node") -> str:
-    """Return the host's name with six random characters."""
+    """Return an ID for a node: the name of the host and six random characters."""
     host = "".join(each for each in socket.gethostname() if each.isalnum() or each in "-_")[:60] or fallback
     return f"{host}-{os.urandom(3).hex()}"

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 from latchwork._base.text import short
 from latchwork.errors import BackendNotInstalled
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
-from latchwork.tasks.functions import Registered
-from latchwork.tasks.payloads.fit import Misfit, fit, same
-from latchwork.tasks.payloads.values import pack_plain, packed, unpack
+from latchwork.tasks.functions import RegisteredFunction
+from latchwork.tasks.payloads.validation import TypeMismatch, are_equal, validate_value
+from latchwork.tasks.payloads.values import pack_and_inspect, pack_plain, unpack
 
 #: Default maximum size of a payload in bytes.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
@@ -29,10 +29,10 @@ _MOST_TAG = 16
 
 
 class Codec(Protocol):
-    """Encodes values to bytes, and decodes them. Safe to share between threads.
+    """Encodes values to bytes, and decodes them. Thread-safe.
 
     Attributes:
-        tag: the prefix of its payloads, before a colon: up to 16 letters.
+        tag: The prefix of its payloads before a colon: up to 16 letters.
     """
 
     tag: bytes
@@ -41,25 +41,29 @@ class Codec(Protocol):
         """Encode a value.
 
         Args:
-            value: the value.
-            what: its name in errors: ``argument 'day' of shop:report``.
-            type_: the annotation that the reader will have.
+            value: The value.
+            what: Description of the value in errors: ``argument 'day' of shop:report``.
+            type_: The annotation that the decoding side will use.
         Raises:
-            NotSerializable: decoding would not give an equal value of the same type.
+            NotSerializable: Decoding would not give an equal value of the same type.
         """
         ...
 
     def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
         """Decode a value from untrusted bytes.
 
+        Args:
+            data: The bytes.
+            type_: The annotation that the value must match.
+            what: Description of the value in errors.
         Raises:
-            BadPayload: they cannot be used, or the value does not fit the type.
+            BadPayload: The bytes cannot be decoded, or the value does not match the annotation.
         """
         ...
 
 
 class PlainCodec:
-    """Encodes plain values, dataclasses, msgspec Structs, named tuples and enums, by msgpack. Runs no stored code.
+    """Encodes plain values, dataclasses, msgspec Structs, named tuples and enums as msgpack. Runs no stored code.
 
     A decoded value is equal and of the same type. Encoding refuses any other value. An object of a class needs an
     annotation that names the class, on both sides. No class is looked up by a stored name, except exceptions that are
@@ -69,34 +73,42 @@ class PlainCodec:
     tag = b"plain"
 
     def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
-        """See ``Codec``. Needs the extra ``tasks``."""
-        data, holds_objects = packed(value, what)
+        """Encode a value as msgpack. Needs the extra ``tasks``.
+
+        Raises:
+            NotSerializable: Decoding would not give an equal value of the same type.
+        """
+        data, holds_objects = pack_and_inspect(value, what)
         try:
-            back = fit(unpack(data, what) if holds_objects else value, type_)
-        except (Misfit, BadPayload) as error:
+            back = validate_value(unpack(data, what) if holds_objects else value, type_)
+        except (TypeMismatch, BadPayload) as error:
             raise NotSerializable(f"{what}: {error}") from None
-        if holds_objects and not same(value, back):
+        if holds_objects and not are_equal(value, back):
             raise NotSerializable(f"{what} is {short(value)}, and would come back as {short(back)}")
         return data
 
     def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
-        """See ``Codec``."""
+        """Decode a value from untrusted msgpack, and check it against an annotation.
+
+        Raises:
+            BadPayload: The bytes cannot be decoded, or the value does not match the annotation.
+        """
         try:
-            return fit(unpack(data, what), type_)
-        except Misfit as error:
+            return validate_value(unpack(data, what), type_)
+        except TypeMismatch as error:
             raise BadPayload(f"{what}: {error}") from None
         except RecursionError:
             raise BadPayload(f"{what} is nested too deep") from None
 
 
 class PickleCodec:
-    """Encodes every value that cloudpickle supports, functions and classes by value. Needs the extra ``pickle``.
+    """Encodes every value that cloudpickle supports, including functions and classes. Needs the extra ``pickle``.
 
-    Anyone who can write to the store can run code where such payloads are read, so a reader refuses them without
+    Any client that can write to the store can run code where such payloads are decoded, so decoding needs
     ``allow_pickle=True``. Annotations are checked as for ``PlainCodec``.
 
     Args:
-        allow_pickle: whether this object may decode.
+        allow_pickle: Whether this object may decode.
     """
 
     tag = b"pickle"
@@ -105,46 +117,50 @@ class PickleCodec:
         self._may_decode = allow_pickle
 
     def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
-        """See ``Codec``."""
+        """Pickle a value that matches its annotation.
+
+        Raises:
+            NotSerializable: The value cannot be pickled, or does not match the annotation.
+        """
         try:
-            fit(value, type_)
+            validate_value(value, type_)
             return bytes(_cloudpickle().dumps(value))
-        except Misfit as error:
+        except TypeMismatch as error:
             raise NotSerializable(f"{what}: {error}") from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
             raise NotSerializable(f"{what} cannot be pickled: {error}") from error
 
     def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
-        """See ``Codec``.
+        """Unpickle a value, and check it against an annotation.
 
         Raises:
-            PickleRefused: pickles are not allowed here.
-            BadPayload: it is not a pickle that can be read here.
+            PickleRefused: Pickles are not allowed here.
+            BadPayload: The bytes cannot be unpickled here, or the value does not match the annotation.
         """
         if not self._may_decode:
             raise PickleRefused(f"{what} is pickled, and pickles are not trusted here; see allow_pickle=True")
         try:
-            return fit(pickle.Unpickler(io.BytesIO(data)).load(), type_)  # noqa: S301 - the program said so
-        except Misfit as error:
+            return validate_value(pickle.Unpickler(io.BytesIO(data)).load(), type_)  # noqa: S301 - the program said so
+        except TypeMismatch as error:
             raise BadPayload(f"{what}: {error}") from None
         except Exception as error:
             raise BadPayload(f"{what} cannot be unpickled: {type(error).__name__}: {short(str(error))}") from error
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call."""
+    """The positional and keyword arguments of a call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 class Payloads:
-    """Encodes by one codec, and decodes all allowed ones, for a submitter or a node. Safe to share between threads.
+    """Encodes with one codec and decodes payloads of all allowed codecs, for a submitter or a node. Thread-safe.
 
     Args:
-        codec: the codec to encode with.
-        allow_pickle: whether to decode pickled payloads: anyone who can write to the store can then run code here.
-        max_payload_bytes: longer payloads are refused before they are decoded.
+        codec: The codec to encode with; None uses ``PlainCodec``.
+        allow_pickle: Whether to decode pickled payloads. Any client that can write to the store can then run code here.
+        max_payload_bytes: The largest payload that is encoded or decoded.
     """
 
     def __init__(
@@ -162,58 +178,60 @@ class Payloads:
         """Encode a value as a payload.
 
         Args:
-            value: the value.
-            what: its name in errors.
-            type_: its annotation.
-            like: a payload whose codec is used instead of ours: that of the call that is answered.
+            value: The value.
+            what: Description of the value in errors.
+            type_: Its annotation.
+            like: A payload whose codec is used instead of the default one, for example that of the call whose result
+                this is.
         Raises:
-            NotSerializable: see ``Codec.encode``.
-            PayloadTooLarge: it is too long.
+            NotSerializable: Decoding would not give an equal value of the same type.
+            PayloadTooLarge: The payload would be too large.
         """
-        codec = self._reader(like, what) if like else self.codec
-        return self._sealed(codec, codec.encode(value, what, type_), what)
+        codec = self._codec_for(like, what) if like else self.codec
+        return self._add_tag(codec, codec.encode(value, what, type_), what)
 
     def decode(self, payload: bytes, type_: Any, what: str) -> Any:
         """Decode a value from an untrusted payload.
 
         Raises:
-            BadPayload: it is not a payload, does not fit the type, or is too long.
-            PickleRefused: it is pickled.
+            BadPayload: It is not a payload, does not match the annotation, or is too large.
+            PickleRefused: It is pickled, and pickles are not allowed.
         """
-        return self._reader(payload, what).decode(payload.partition(b":")[2], type_, what)
+        return self._codec_for(payload, what).decode(payload.partition(b":")[2], type_, what)
 
-    def encode_call(self, of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    def encode_call(self, of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Encode the arguments of a call of a registered function.
 
         Raises:
-            TypeError: the function does not accept the arguments.
-            NotSerializable: an argument cannot be stored; the message names it.
-            PayloadTooLarge: they are too long.
+            TypeError: The function does not accept the arguments.
+            NotSerializable: An argument cannot be stored. The message names it.
+            PayloadTooLarge: The arguments are too large.
         """
-        of.bind(args, kwargs)
-        stored = [self.codec.encode(value, what, hint) for value, what, hint in _named(of, args, kwargs)]
+        of.check_arguments(args, kwargs)
+        stored = [self.codec.encode(value, what, hint) for value, what, hint in _describe_arguments(of, args, kwargs)]
         frame = pack_plain([stored[: len(args)], dict(zip(kwargs, stored[len(args) :], strict=True))], "a call")
-        return self._sealed(self.codec, frame, f"the arguments of {of.name!r}")
+        return self._add_tag(self.codec, frame, f"the arguments of {of.name!r}")
 
-    def decode_call(self, of: Registered, payload: bytes) -> Arguments:
+    def decode_call(self, of: RegisteredFunction, payload: bytes) -> Arguments:
         """Decode the arguments of a call, and check each against its annotation.
 
         Raises:
-            BadPayload: they cannot be used, or do not fit the function registered here; the message names the argument.
+            BadPayload: They cannot be decoded, or do not match the function registered here. The message names the
+                argument.
         """
         what = f"the arguments of {of.name!r}"
-        codec = self._reader(payload, what)
+        codec = self._codec_for(payload, what)
         if codec.tag == PickleCodec.tag and not self.allow_pickle:
             codec.decode(b"", Any, what)
-        args, kwargs = _framed(unpack(payload.partition(b":")[2], what), what)
+        args, kwargs = _check_frame(unpack(payload.partition(b":")[2], what), what)
         try:
-            of.bind(args, kwargs)
+            of.check_arguments(args, kwargs)
         except TypeError as error:
             raise BadPayload(f"{error}; another version of it was called") from None
-        made = [codec.decode(data, hint, name) for data, name, hint in _named(of, args, kwargs)]
+        made = [codec.decode(data, hint, name) for data, name, hint in _describe_arguments(of, args, kwargs)]
         return Arguments(tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True)))
 
-    def _reader(self, payload: bytes, what: str) -> Codec:
+    def _codec_for(self, payload: bytes, what: str) -> Codec:
         if len(payload) > self.max_payload_bytes:
             raise BadPayload(f"{what} has {len(payload):,} bytes, and at most {self.max_payload_bytes:,} are read here")
         tag, colon, _ = payload[: _MOST_TAG + 1].partition(b":")
@@ -223,7 +241,7 @@ class Payloads:
             raise BadPayload(f"{what} is of no codec that is known here ({known}): {short(payload)}")
         return codec
 
-    def _sealed(self, codec: Codec, data: bytes, what: str) -> bytes:
+    def _add_tag(self, codec: Codec, data: bytes, what: str) -> bytes:
         if len(data) + _MOST_TAG > self.max_payload_bytes:
             raise PayloadTooLarge(
                 f"{what} takes {len(data):,} bytes, and at most {self.max_payload_bytes:,} are stored; "
@@ -235,7 +253,7 @@ class Payloads:
 _BYTES, _TEXT = frozenset({bytes}), frozenset({str})
 
 
-def _framed(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
+def _check_frame(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
     match found:
         case [list(args), dict(kwargs)]:
             if {*map(type, args), *map(type, kwargs.values())} <= _BYTES and set(map(type, kwargs)) <= _TEXT:
@@ -243,29 +261,31 @@ def _framed(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]
     raise BadPayload(f"{what} are no arguments that can be used")
 
 
-def _named(of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:
-    """Return each argument with its name in errors and its annotation."""
-    if not kwargs and of.positional is not None:
+def _describe_arguments(
+    of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[Any, str, Any]]:
+    """Return for each argument its value, its description in errors, and its annotation."""
+    if not kwargs and of.positional_parameters is not None:
         hints = of.hints
         return [
             (value, f"argument {name!r} of {of.name!r}", hints.get(name, Any))
-            for value, name in zip(args, of.positional[0], strict=False)
+            for value, name in zip(args, of.positional_parameters[0], strict=False)
         ]
-    names = _positions(of.signature, len(args))
+    names = parameter_names(of.signature, len(args))
     given = [*zip(args, names, strict=True), *((value, name) for name, value in kwargs.items())]
     hint_of = _hint_by_name(of)
     return [(value, f"argument {name!r} of {of.name!r}", hint_of(name)) for value, name in given]
 
 
-def _positions(signature: inspect.Signature, count: int) -> list[str]:
-    """Return the parameters of ``count`` positional arguments; the last is repeated if it is variadic."""
+def parameter_names(signature: inspect.Signature, count: int) -> list[str]:
+    """Return the names of the parameters that ``count`` positional arguments fill. A variadic parameter is repeated."""
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [each.name for each in signature.parameters.values() if each.kind in places][:count]
     many = [each.name for each in signature.parameters.values() if each.kind is inspect.Parameter.VAR_POSITIONAL]
     return names + many * (count - len(names))
 
 
-def _hint_by_name(of: Registered) -> Callable[[str], Any]:
+def _hint_by_name(of: RegisteredFunction) -> Callable[[str], Any]:
     rest = [each.name for each in of.signature.parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
     others = of.hints.get(rest[0], Any) if rest else Any
     known = of.signature.parameters

@@ -17,34 +17,35 @@ from latchwork._base.text import message, printable, reason, short
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.values import (
-    RaisedParts,
-    loaded_class,
-    names_of,
+    ExceptionData,
+    exception_data,
+    find_loaded_class,
+    module_and_name,
     pack,
     pack_plain,
-    parts_of,
-    rebuilt,
+    rebuild_exception,
     unpack,
 )
 
 #: Maximum number of characters of a message and of a traceback; the middle of a longer text is left out.
 MOST_TEXT = 8_000
 MOST_TRACEBACK = 32_000
-_VALUE, _RAISED, _INSTEAD = "value", "raised", "instead"
+_VALUE, _RAISED, _DEFERRED = "value", "raised", "deferred"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that a task raised.
+    """An exception that a task raised, in a form that can be stored.
 
     Attributes:
-        module: the module of its class.
-        name: the qualified name of its class.
-        text: its message.
-        traceback: its traceback as text, for people.
-        stored: its arguments and attributes, packed; empty if they cannot be.
-        is_final: whether the call itself is wrong, so that a retry cannot help.
-        is_refusal: whether the call was not for this node: the function is unknown there, or the task refused.
+        module: The module of its class.
+        name: The qualified name of its class.
+        text: Its message.
+        traceback: Its traceback as text, for people.
+        stored: Its arguments and attributes, packed; empty if they cannot be packed.
+        is_final: Whether the call itself is wrong, so that a retry cannot help.
+        is_refusal: Whether the node could not run the call: it does not know the function, or the task refused to run
+            there.
     """
 
     module: str
@@ -57,92 +58,96 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
-        """Build the failure for an exception. Raises nothing, whatever the class of the exception does."""
+        """Build the failure for an exception. Never raises, whatever the class of the exception does."""
         return cls(
-            *names_of(type(error)),
-            _cut(message(error), MOST_TEXT),
-            _cut(_traceback_of(error), MOST_TRACEBACK),
-            _stored(error),
+            *module_and_name(type(error)),
+            _shorten(message(error), MOST_TEXT),
+            _shorten(_traceback_of(error), MOST_TRACEBACK),
+            _pack_exception(error),
             is_final,
             is_refusal,
         )
 
     @property
     def type_name(self) -> str:
-        """The class as ``module:qualname``."""
+        """The class of the exception as ``module:qualname``."""
         return f"{self.module}:{self.name}"
 
     @property
     def loaded_class(self) -> type[Exception] | None:
-        """Return the class, if it is loaded here."""
-        return loaded_class(self.module, self.name)
+        """The class of the exception, if it is loaded in this process; else None."""
+        return find_loaded_class(self.module, self.name)
 
     @property
     def summary(self) -> str:
-        """Return one printable line."""
+        """The class name and the message, as one printable line."""
         text = " ".join(self.text.split())
         return printable(f"{self.name}: {text}" if text else self.name)
 
     def exception(self) -> BaseException:
         """Build the exception to raise. Its ``__cause__`` is the traceback of the task."""
         error = self._made()
-        BaseException.__setattr__(error, "__cause__", RemoteTraceback(_lines(self.traceback)))  # not one of its class
+        BaseException.__setattr__(
+            error, "__cause__", RemoteTraceback(_escape_lines(self.traceback))
+        )  # not one of its class
         return error
 
     def _made(self) -> BaseException:
-        made = rebuilt(self._parts()) if self.stored and self.loaded_class is not None else None
+        made = rebuild_exception(self._parts()) if self.stored and self.loaded_class is not None else None
         return made or RemoteError(self.summary, self.type_name, self.text)
 
-    def _parts(self) -> RaisedParts:
+    def _parts(self) -> ExceptionData:
         try:
             found = unpack(self.stored, "an exception")
         except BadPayload:
             found = None
         match found:
             case [tuple(args), dict(state)] if all(type(name) is str for name in state):
-                return RaisedParts(self.module, self.name, args, state)
-        return RaisedParts("", "", (), {})
+                return ExceptionData(self.module, self.name, args, state)
+        return ExceptionData("", "", (), {})
 
 
-class Instead(ABC):
-    """Returned by a task whose value is computed later: work that its system has to do first."""
+class DeferredResult(ABC):
+    """The base class of values that a task returns when its result is computed later, such as a child plan."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """Encode it for its system."""
+        """Encode the value for the system that computes the result."""
 
 
 class Outcome(Struct, frozen=True):
-    """The outcome of a run.
+    """How the run of a task ended: with a value or an exception.
 
     Attributes:
-        payload: the value, as a payload; empty if it failed.
-        failure: the exception; None if it returned.
-        instead: the ``Instead`` that was returned, encoded; only for systems that support it.
-        why_cut: why the node ended the run, which then runs again; empty if it did not. It is not stored.
+        payload: The value, as a payload; empty if the run failed.
+        failure: The exception; None if the run returned.
+        deferred: The encoded ``DeferredResult`` that was returned, if the system allows it; else empty.
+        stop_reason: Why the node stopped the run, which is then repeated; empty if it did not. Not stored.
     """
 
     payload: bytes = b""
     failure: Failure | None = None
-    instead: bytes = b""
-    why_cut: str = ""
+    deferred: bytes = b""
+    stop_reason: str = ""
 
     @classmethod
-    def failed(
-        cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False, why_cut: str = ""
+    def from_exception(
+        cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False, stop_reason: str = ""
     ) -> Outcome:
-        """Build the outcome of a run that raised."""
-        return cls(failure=Failure.from_exception(error, is_final=is_final, is_refusal=is_refusal), why_cut=why_cut)
+        """Build the outcome of a run that raised an exception."""
+        return cls(
+            failure=Failure.from_exception(error, is_final=is_final, is_refusal=is_refusal), stop_reason=stop_reason
+        )
 
     @property
     def is_success(self) -> bool:
-        """Whether it returned."""
+        """Whether the run returned without an exception."""
         return self.failure is None
 
     def to_bytes(self) -> bytes:
-        """Encode it for storage."""
-        if self.instead:
-            return pack_plain([_INSTEAD, self.instead], "an outcome")
+        """Encode the outcome for storage."""
+        if self.deferred:
+            return pack_plain([_DEFERRED, self.deferred], "an outcome")
         if self.failure is None:
             return pack_plain([_VALUE, self.payload], "an outcome")
         f = self.failure
@@ -155,13 +160,13 @@ class Outcome(Struct, frozen=True):
         """Decode an outcome from untrusted bytes.
 
         Raises:
-            BadPayload: the bytes are not an outcome.
+            BadPayload: The bytes are not an outcome.
         """
         match unpack(data, "an outcome"):
             case ["value", bytes(payload)]:
                 return cls(payload)
-            case ["instead", bytes(instead)]:
-                return cls(instead=instead)
+            case ["deferred", bytes(deferred)]:
+                return cls(deferred=deferred)
             case ["raised", str(module), str(name), str(text), str(where), bytes(stored), bool(final), bool(refused)]:
                 return cls(failure=Failure(module, name, text, where, stored, final, refused))
         raise BadPayload(f"{short(data)} is no outcome of a task")
@@ -170,21 +175,21 @@ class Outcome(Struct, frozen=True):
         """Return the value, or raise the exception.
 
         Raises:
-            BadPayload: the value cannot be used here, or does not fit the type.
-            PickleRefused: it is pickled.
-            Exception: the task's own, or ``RemoteError``; its ``__cause__`` is a ``RemoteTraceback``.
+            BadPayload: The value cannot be decoded here, or does not match the type.
+            PickleRefused: The value is pickled, and pickles are not allowed.
+            Exception: The task's own exception, or ``RemoteError``; its ``__cause__`` is a ``RemoteTraceback``.
         """
         if self.failure is not None:
             raise self.failure.exception()
-        if self.instead:
+        if self.deferred:
             raise BadPayload(f"{what} comes later")
         return payloads.decode(self.payload, type_, what)
 
 
-def _stored(error: BaseException) -> bytes:
-    """Pack its arguments, and the attributes that are plain values; empty if the arguments are not."""
+def _pack_exception(error: BaseException) -> bytes:
+    """Pack the arguments of an exception and those attributes that are plain values; empty if that is not possible."""
     try:
-        parts = parts_of(error)
+        parts = exception_data(error)
     except BaseException:  # of the properties of its class
         return b""
     state = {name: value for name, value in parts.state.items() if type(name) is str and _packed([value])}
@@ -205,12 +210,12 @@ def _traceback_of(error: BaseException) -> str:
         return f"<its traceback cannot be made: {reason(broken)}>\n"
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     clean = text.encode("utf-8", "backslashreplace").decode()
     half = most // 2
     return clean if len(clean) <= most else f"{clean[:half]}\n... {len(clean) - most:,} characters ...\n{clean[-half:]}"
 
 
-def _lines(text: str) -> str:
-    """Escape untrusted text for a terminal, and keep its lines."""
+def _escape_lines(text: str) -> str:
+    """Escape untrusted text for a terminal, and keep its line breaks."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

@@ -8,15 +8,14 @@ the argument. Nothing here touches the network.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from latchwork._base.text import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
-from latchwork.tasks.functions import Registered
-from latchwork.tasks.payloads.codec import Payloads, PlainCodec
+from latchwork.tasks.functions import RegisteredFunction
+from latchwork.tasks.payloads.codec import Payloads, PlainCodec, parameter_names
 from latchwork.tasks.payloads.values import pack, unpack
 
 #: What an argument, or a part of one, is in a template.
@@ -25,71 +24,69 @@ _WHAT = "a template of arguments"
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Placeholder:
     """A placeholder for a value that is filled in later, by name."""
 
     name: str
 
 
-def laters(value: Any) -> Iterator[Later]:
-    """Yield the placeholders in a value, also inside lists, tuples and dictionaries, in order."""
-    if isinstance(value, Later):
+def find_placeholders(value: Any) -> Iterator[Placeholder]:
+    """Yield the placeholders in a value, including those inside lists, tuples and dictionaries, in order."""
+    if isinstance(value, Placeholder):
         yield value
     elif type(value) in (list, tuple):
         for each in value:
-            yield from laters(each)
+            yield from find_placeholders(each)
     elif type(value) is dict:
         for key, each in value.items():
-            yield from laters(key)
-            yield from laters(each)
+            yield from find_placeholders(key)
+            yield from find_placeholders(each)
 
 
-def encode_template(payloads: Payloads, of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Encode the arguments of a call, which may contain ``Later``.
+def encode_template(
+    payloads: Payloads, of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bytes:
+    """Encode the arguments of a call, which may contain placeholders.
 
     Raises:
-        TypeError: the function does not accept the arguments.
-        NotSerializable: an argument cannot be stored, or holds a ``Later`` in a tuple, a set, or as a key.
+        TypeError: The function does not accept the arguments.
+        NotSerializable: An argument cannot be stored, or has a placeholder in a tuple, a set, or as a key.
     """
-    of.bind(args, kwargs)
+    of.check_arguments(args, kwargs)
 
     def named(value: Any, name: str) -> list[Any]:
-        return _node(payloads, value, f"argument {name!r} of {of.name!r}", of.hints.get(name, Any))
+        return _encode_node(payloads, value, f"argument {name!r} of {of.name!r}", of.hints.get(name, Any))
 
-    positional = [named(value, name) for value, name in zip(args, _names(of, len(args)), strict=True)]
+    positional = [
+        named(value, name) for value, name in zip(args, parameter_names(of.signature, len(args)), strict=True)
+    ]
     return pack([payloads.codec.tag, positional, {name: named(each, name) for name, each in kwargs.items()}], _WHAT)
 
 
-def _names(of: Registered, count: int) -> list[str]:
-    """Return the parameters of ``count`` positional arguments; the last is repeated if it is variadic."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [each.name for each in of.signature.parameters.values() if each.kind in kinds][:count]
-    many = [each.name for each in of.signature.parameters.values() if each.kind is inspect.Parameter.VAR_POSITIONAL]
-    return names + many * (count - len(names))
-
-
-def _node(payloads: Payloads, value: Any, what: str, hint: Any) -> list[Any]:
-    if isinstance(value, Later):
+def _encode_node(payloads: Payloads, value: Any, what: str, hint: Any) -> list[Any]:
+    if isinstance(value, Placeholder):
         return [_LATER, value.name]
-    if next(laters(value), None) is None:
+    if next(find_placeholders(value), None) is None:
         return [_VALUE, payloads.codec.encode(value, what, hint)]
     if type(value) is list:
-        return [_LIST, [_node(payloads, each, f"{what}, [{n}]", Any) for n, each in enumerate(value)]]
+        return [_LIST, [_encode_node(payloads, each, f"{what}, [{n}]", Any) for n, each in enumerate(value)]]
     if type(value) is dict and all(type(key) is str for key in value):
-        return [_DICT, {key: _node(payloads, each, f"{what}, [{key!r}]", Any) for key, each in value.items()}]
+        return [_DICT, {key: _encode_node(payloads, each, f"{what}, [{key!r}]", Any) for key, each in value.items()}]
     raise NotSerializable(f"{what} has a result that comes later in a {type(value).__name__}; put it into a list")
 
 
 def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, bytes], of: str) -> bytes:
-    """Build the payload of the call, in the format of ``encode_call``.
+    """Replace the placeholders of a template by results, and return the payload of the call.
 
     Args:
-        payloads: decodes and encodes.
-        template: untrusted bytes.
-        results: payloads by placeholder name.
-        of: the function, for messages.
+        payloads: Encodes and decodes values.
+        template: The template, as untrusted bytes.
+        results: Payloads of the results, by placeholder name.
+        of: Name of the function, for messages.
+    Returns:
+        A payload as ``Payloads.encode_call`` creates it.
     Raises:
-        BadPayload: the template cannot be used, or a result is of another codec, or missing.
+        BadPayload: The template is invalid, or a result is missing or was encoded by another codec.
     """
     match unpack(template, _WHAT):
         case [bytes(tag), list(args), dict(kwargs)] if tag == payloads.codec.tag:
@@ -106,37 +103,39 @@ def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, byt
             raise BadPayload(f"the result of {name!r} was stored by another codec than the arguments of {of!r}")
         return data
 
-    join = _plain if tag == PlainCodec.tag else _by_codec(payloads)
-    stored = [_filled(each, part, join, of) for each in args]
-    named = {str(name): _filled(each, part, join, of) for name, each in kwargs.items()}
+    join = _join_packed if tag == PlainCodec.tag else _join_with_codec(payloads)
+    stored = [_fill_node(each, part, join, of) for each in args]
+    named = {str(name): _fill_node(each, part, join, of) for name, each in kwargs.items()}
     return tag + b":" + pack([stored, named], f"the arguments of {of!r}")
 
 
 _Join = Callable[["list[bytes] | dict[str, bytes]"], bytes]
 
 
-def _filled(node: Any, part: Callable[[object], bytes], join: _Join, of: str) -> bytes:
+def _fill_node(node: Any, part: Callable[[object], bytes], join: _Join, of: str) -> bytes:
     match node:
         case ["value", bytes(data)]:
             return data
         case ["later", name]:
             return part(name)
         case ["list", list(members)]:
-            return join([_filled(each, part, join, of) for each in members])
+            return join([_fill_node(each, part, join, of) for each in members])
         case ["dict", dict(members)] if all(type(key) is str for key in members):
-            return join({key: _filled(each, part, join, of) for key, each in members.items()})
+            return join({key: _fill_node(each, part, join, of) for key, each in members.items()})
     raise BadPayload(f"{_WHAT} of {of!r} has a part that cannot be used: {short(node)}")
 
 
-def _plain(members: list[bytes] | dict[str, bytes]) -> bytes:
+def _join_packed(members: list[bytes] | dict[str, bytes]) -> bytes:
     """Join packed members to a packed list or dictionary, as ``pack`` would encode it."""
     if isinstance(members, list):
-        return _head(len(members), 0x90, 0xDC) + b"".join(members)
-    return _head(len(members), 0x80, 0xDE) + b"".join(pack(key, _WHAT) + data for key, data in members.items())
+        return _container_header(len(members), 0x90, 0xDC) + b"".join(members)
+    return _container_header(len(members), 0x80, 0xDE) + b"".join(
+        pack(key, _WHAT) + data for key, data in members.items()
+    )
 
 
-def _head(count: int, small: int, large: int) -> bytes:
-    """Return the header of an array or a map of msgpack."""
+def _container_header(count: int, small: int, large: int) -> bytes:
+    """Return the header of a msgpack array or map with ``count`` elements."""
     if count < 16:
         return bytes([small | count])
     return (
@@ -144,7 +143,7 @@ def _head(count: int, small: int, large: int) -> bytes:
     )
 
 
-def _by_codec(payloads: Payloads) -> _Join:
+def _join_with_codec(payloads: Payloads) -> _Join:
     codec = payloads.codec
 
     def join(members: list[bytes] | dict[str, bytes]) -> bytes:

@@ -1,8 +1,9 @@
 """Encoding of values with their exact types: msgpack, with markers for types that msgpack lacks.
 
 Plain values are rebuilt here: numbers, text, bytes, lists, dictionaries, tuples, sets, dates, decimals, UUIDs, and
-exceptions whose class is already loaded. Objects (dataclasses, Structs, named tuples, enums) are decoded as ``Parts``,
-and only ``fit``, which knows the annotation, creates them. So no class is looked up by bytes, and no code is run.
+exceptions whose class is already loaded. Objects (dataclasses, Structs, named tuples, enums) are decoded as
+``DecodedObject``, and only ``validate_value``, which knows the annotation, creates instances of their classes. So no
+class is looked up by stored bytes, and no stored code is run.
 
 An exception is rebuilt without an import and without code of its class. The class must be loaded already, and be an
 ``Exception``. The instance is created by the built-in base class, and gets its attributes: no ``__init__`` of a program
@@ -36,8 +37,11 @@ _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """A decoded object: the ``name`` of its class, and its fields by name. An enum has its value as ``value``."""
+class DecodedObject:
+    """A decoded object before its class is known: the name of the class, and the fields by name.
+
+    An enum member has its value in the field ``value``.
+    """
 
     name: str
     fields: dict[str, Any]
@@ -45,31 +49,38 @@ class Parts:
 
 
 def pack(value: object, what: str) -> bytes:
-    """Encode a value; see ``packed``."""
-    return packed(value, what)[0]
-
-
-def packed(value: object, what: str) -> tuple[bytes, bool]:
-    """Encode a value. Also return whether it holds objects, which are decoded as ``Parts``.
+    """Encode a value as bytes.
 
     Args:
-        value: the value.
-        what: its name in errors: ``argument 'day'``.
+        value: The value.
+        what: Description of the value in errors: ``argument 'day'``.
     Raises:
-        NotSerializable: decoding would not give an equal value of the same type.
+        NotSerializable: Decoding would not give an equal value of the same type.
+    """
+    return pack_and_inspect(value, what)[0]
+
+
+def pack_and_inspect(value: object, what: str) -> tuple[bytes, bool]:
+    """Encode a value as bytes. Also return whether it contains objects, which are decoded as ``DecodedObject``.
+
+    Args:
+        value: The value.
+        what: Description of the value in errors: ``argument 'day'``.
+    Raises:
+        NotSerializable: Decoding would not give an equal value of the same type.
     """
     try:
         kind = type(value)
         if kind in _LEAVES or (kind is int and _LEAST_INT <= value <= _MOST_INT):  # type: ignore[operator]
             return msgpack.encode(value), False
         packer = _Packer(what)
-        return msgpack.encode(packer.ready(value, 0)), packer.holds_objects
+        return msgpack.encode(packer.to_msgpack(value, 0)), packer.holds_objects
     except UnicodeEncodeError:
         raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
 
 
 def pack_plain(value: list[Any], what: str) -> bytes:
-    """Encode lists and string-keyed dictionaries of leaves, as ``pack`` would, without a check of each part."""
+    """Encode lists and string-keyed dictionaries of plain values, like ``pack`` but without checking each element."""
     try:
         return msgpack.encode(value)
     except UnicodeEncodeError:
@@ -77,10 +88,10 @@ def pack_plain(value: list[Any], what: str) -> bytes:
 
 
 def unpack(data: bytes | memoryview, what: str) -> Any:
-    """Decode a value from untrusted bytes, with objects as ``Parts``.
+    """Decode a value from untrusted bytes. Objects in it become ``DecodedObject``.
 
     Raises:
-        BadPayload: the bytes are not a value of this format.
+        BadPayload: The bytes are not a value in this format.
     """
     try:
         return _PLAIN.decode(data)
@@ -102,8 +113,8 @@ class _Packer:
         self._ext = msgpack.Ext
         self._encode: Callable[[object], bytes] = msgpack.encode
 
-    def ready(self, value: Any, depth: int) -> Any:
-        """Convert the value to types that msgpack supports."""
+    def to_msgpack(self, value: Any, depth: int) -> Any:
+        """Convert a value to types that msgpack supports, at any depth."""
         kind = type(value)
         if kind in _LEAVES:
             return value
@@ -112,7 +123,7 @@ class _Packer:
         if depth >= MAX_DEPTH:
             raise NotSerializable(f"{self._what} is nested more than {MAX_DEPTH} deep, or holds itself")
         if kind is list:
-            return [self.ready(each, depth + 1) for each in value]
+            return [self.to_msgpack(each, depth + 1) for each in value]
         if kind is dict:
             return self._dict(value, depth)
         pack_it = _PACKERS.get(kind)
@@ -120,12 +131,12 @@ class _Packer:
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         if all(type(key) is str for key in value):
-            return {key: self.ready(each, depth + 1) for key, each in value.items()}
+            return {key: self.to_msgpack(each, depth + 1) for key, each in value.items()}
         pairs = [part for pair in value.items() for part in pair]
         return self._many(_PAIRS, pairs, depth)
 
     def _many(self, mark: int, values: Iterable[Any], depth: int) -> Any:
-        return self._marked(mark, self._encode([self.ready(each, depth + 1) for each in values]))
+        return self._marked(mark, self._encode([self.to_msgpack(each, depth + 1) for each in values]))
 
     def _marked(self, mark: int, data: bytes) -> Any:
         return self._ext(mark, data)
@@ -149,20 +160,20 @@ class _Packer:
     def _object(self, value: Any, kind: type, depth: int) -> Any:
         self.holds_objects = True
         if isinstance(value, Enum):
-            return self._marked(_ENUM, self._encode([kind.__qualname__, self.ready(value.value, depth + 1)]))
+            return self._marked(_ENUM, self._encode([kind.__qualname__, self.to_msgpack(value.value, depth + 1)]))
         if isinstance(value, BaseException):
             return self._raised(value, depth)
-        fields = fields_of(value)
+        fields = object_fields(value)
         if fields is None:
             self._refuse(value, "give plain values, dataclasses, msgspec Structs or enums; or PickleCodec()")
-        packed = {name: self.ready(each, depth + 1) for name, each in fields.items()}
+        packed = {name: self.to_msgpack(each, depth + 1) for name, each in fields.items()}
         return self._marked(_OBJECT, self._encode([kind.__qualname__, packed]))
 
     def _raised(self, value: BaseException, depth: int) -> Any:
-        parts = parts_of(value)
-        if rebuilt(parts) is None:
+        parts = exception_data(value)
+        if rebuild_exception(parts) is None:
             self._refuse(value, "an exception of such a class cannot be made again")
-        fields = [self.ready(each, depth + 1) for each in (parts.module, parts.name, parts.args, parts.state)]
+        fields = [self.to_msgpack(each, depth + 1) for each in (parts.module, parts.name, parts.args, parts.state)]
         return self._marked(_RAISED, self._encode(fields))
 
     def _refuse(self, value: object, why: str) -> NoReturn:
@@ -186,8 +197,10 @@ _PACKERS: dict[type, Callable[[Any, Any, int], Any]] = {
 }
 
 
-def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dataclass, a Struct or a named tuple; None for other objects, or with additional state."""
+def object_fields(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass, a Struct or a named tuple. None for other objects, and for those with more
+    state.
+    """
     kind = type(value)
     if dataclasses.is_dataclass(kind):
         names = [each.name for each in dataclasses.fields(kind)]
@@ -197,12 +210,12 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         names = list(kind._fields)
     else:
         return None
-    if not all(hasattr(value, name) for name in names) or not _vars(value).keys() <= set(names):
+    if not all(hasattr(value, name) for name in names) or not _instance_attributes(value).keys() <= set(names):
         return None
     return {name: getattr(value, name) for name in names}
 
 
-def _vars(value: object) -> dict[str, Any]:
+def _instance_attributes(value: object) -> dict[str, Any]:
     found = getattr(value, "__dict__", {})
     return found if isinstance(found, dict) else {}
 
@@ -237,7 +250,7 @@ class _Unpacker:
 _Decode = Callable[[memoryview], Any]
 
 
-def _listed(decode: _Decode, data: memoryview, kinds: tuple[type, ...]) -> list[Any]:
+def _decode_fields(decode: _Decode, data: memoryview, kinds: tuple[type, ...]) -> list[Any]:
     found = decode(data)
     if type(found) is not list or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
         raise BadPayload("a part of it has another shape")
@@ -258,7 +271,7 @@ def _pairs(decode: _Decode, data: memoryview) -> dict[Any, Any]:
 
 def _moment(kind: type[datetime | time]) -> Callable[[_Decode, memoryview], Any]:
     def make(decode: _Decode, data: memoryview) -> datetime | time:
-        text, zone, fold = _listed(decode, data, (str, str, int))
+        text, zone, fold = _decode_fields(decode, data, (str, str, int))
         moment = kind.fromisoformat(text).replace(fold=fold)
         if not zone:
             return moment
@@ -279,24 +292,24 @@ def _zones() -> frozenset[str]:
 
 
 def _is_zone_info(zone: Any) -> bool:
-    """Return whether a time zone is a ``ZoneInfo``. If that module is not imported, no zone is."""
+    """Return whether a time zone is a ``ZoneInfo``. If that module is not imported, no time zone is one."""
     loaded = sys.modules.get("zoneinfo")
     return loaded is not None and type(zone) is loaded.ZoneInfo
 
 
-def _object(decode: _Decode, data: memoryview) -> Parts:
-    name, fields = _listed(decode, data, (str, dict))
-    return Parts(name, fields)
+def _object(decode: _Decode, data: memoryview) -> DecodedObject:
+    name, fields = _decode_fields(decode, data, (str, dict))
+    return DecodedObject(name, fields)
 
 
-def _enum(decode: _Decode, data: memoryview) -> Parts:
-    name, value = _listed(decode, data, (str, object))
-    return Parts(name, {"value": value}, is_enum=True)
+def _enum(decode: _Decode, data: memoryview) -> DecodedObject:
+    name, value = _decode_fields(decode, data, (str, object))
+    return DecodedObject(name, {"value": value}, is_enum=True)
 
 
 def _raised(decode: _Decode, data: memoryview) -> BaseException:
-    module, name, args, state = _listed(decode, data, (str, str, tuple, dict))
-    made = rebuilt(RaisedParts(module, name, args, state))
+    module, name, args, state = _decode_fields(decode, data, (str, str, tuple, dict))
+    made = rebuild_exception(ExceptionData(module, name, args, state))
     if made is None:
         raise BadPayload(f"an exception of class {short(f'{module}:{name}')} cannot be made here")
     return made
@@ -320,11 +333,11 @@ _UNPACKERS: dict[int, Callable[[_Decode, memoryview], Any]] = {
     _DATETIME: _moment(datetime),
     _DATE: lambda _, data: date.fromisoformat(str(data, "utf-8")),
     _TIME: _moment(time),
-    _TIMEDELTA: lambda decode, data: timedelta(*_listed(decode, data, (int, int, int))),
+    _TIMEDELTA: lambda decode, data: timedelta(*_decode_fields(decode, data, (int, int, int))),
     _DECIMAL: lambda _, data: Decimal(str(data, "utf-8")),
     _UUID: _uuid,
     _BYTEARRAY: lambda _, data: bytearray(data),
-    _COMPLEX: lambda decode, data: complex(*_listed(decode, data, (float, float))),
+    _COMPLEX: lambda decode, data: complex(*_decode_fields(decode, data, (float, float))),
     _OBJECT: _object,
     _ENUM: _enum,
     _PAIRS: _pairs,
@@ -337,8 +350,8 @@ _QUALNAME_OF = type.__dict__["__qualname__"].__get__
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RaisedParts:
-    """An exception in parts: its class by module and qualified name, its arguments, its attributes."""
+class ExceptionData:
+    """The stored data of an exception: the module and name of its class, its arguments and its attributes."""
 
     module: str
     name: str
@@ -346,19 +359,21 @@ class RaisedParts:
     state: Mapping[str, Any]
 
 
-def parts_of(error: BaseException) -> RaisedParts:
-    """Take an exception apart; notes are attributes."""
-    return RaisedParts(*names_of(type(error)), _args_of(error), dict(vars(error)))
+def exception_data(error: BaseException) -> ExceptionData:
+    """Return the data of an exception that is stored. Its notes are among its attributes."""
+    return ExceptionData(*module_and_name(type(error)), _constructor_args(error), dict(vars(error)))
 
 
-def names_of(kind: type) -> tuple[str, str]:
+def module_and_name(kind: type) -> tuple[str, str]:
     """Return the module and the qualified name of a class, whatever its metaclass does."""
     module = _MODULE_OF(kind)
     return module if type(module) is str else "", _QUALNAME_OF(kind)
 
 
-def _args_of(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments of its built-in class: ``args`` of an ``OSError`` lacks the files."""
+def _constructor_args(error: BaseException) -> tuple[Any, ...]:
+    """Return the arguments from which the built-in class of an exception creates it. ``args`` of ``OSError`` lacks the
+    files.
+    """
     args: object = error.args
     given = args if type(args) is tuple else ()
     if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
@@ -367,9 +382,9 @@ def _args_of(error: BaseException) -> tuple[Any, ...]:
     return given
 
 
-def rebuilt(parts: RaisedParts) -> BaseException | None:
-    """Rebuild an exception; None if that is not possible here."""
-    kind = loaded_class(parts.module, parts.name)
+def rebuild_exception(parts: ExceptionData) -> BaseException | None:
+    """Rebuild an exception from its stored data. Return None if that is not possible in this process."""
+    kind = find_loaded_class(parts.module, parts.name)
     if kind is None:
         return None
     base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
@@ -384,10 +399,10 @@ def rebuilt(parts: RaisedParts) -> BaseException | None:
     return made
 
 
-def loaded_class(module: str, name: str) -> type[Exception] | None:
-    """Return the exception class of that name in a module that is loaded; None if there is none."""
+def find_loaded_class(module: str, name: str) -> type[Exception] | None:
+    """Return the exception class with a name in a module that is already loaded; None if there is none."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     good = isinstance(found, type) and issubclass(found, Exception)
-    return found if good and names_of(found) == (module, name) else None
+    return found if good and module_and_name(found) == (module, name) else None

@@ -1,7 +1,7 @@
-"""The process of a slot: runs one call after the other, in its main thread. Started under a supervisor, with two pipes.
+"""The main program of a slot's process: runs one call after the other in its main thread.
 
-It imports only modules that the node names, never modules that a payload names. Node and process exchange frames.
-Nothing here touches the network.
+It is started under a supervisor, with two pipes over which node and process exchange frames. It imports only modules
+that the node names, never modules that a payload names. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from pathlib import Path
 from typing import Any
 
 from latchwork.tasks.errors import BadPayload, NotSerializable, UnknownFunction
-from latchwork.tasks.functions import Functions, Registered, module_of
+from latchwork.tasks.functions import Functions, RegisteredFunction, importable_module
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.payloads.values import pack, unpack
-from latchwork.tasks.running.calls import StoredCall, perform
+from latchwork.tasks.running.calls import StoredCall, run_call
 from latchwork.tasks.running.context import TaskContext
 from latchwork.types import Absent, At, Exists, Fence, SessionAlive, SimpleCheck
 
 _LENGTH = 8
 #: Maximum number of bytes by which a frame is longer than its payload.
-FRAME_ROOM = 1_000_000
+MAX_FRAME_OVERHEAD = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionPlace:
-    """The location of a function: a module, and the qualified name in it. Sent by the node, never by the store."""
+class FunctionLocation:
+    """Where a function is found: a module, and the qualified name in it. Sent by the node, never read from the
+    store.
+    """
 
     name: str
     module: str
     qualname: str
 
     @classmethod
-    def for_function(cls, registered: Registered) -> FunctionPlace:
-        """Return the location of a function of this process."""
-        return cls(registered.name, module_of(registered.fn), registered.fn.__qualname__)
+    def for_function(cls, registered: RegisteredFunction) -> FunctionLocation:
+        """Return where a registered function of this process is found."""
+        return cls(registered.name, importable_module(registered.fn), registered.fn.__qualname__)
 
 
-def start_of() -> bytes:
-    """Encode the start message for a new process: the module search path, the main module, and the arguments."""
+def encode_start_message() -> bytes:
+    """Encode the first message to a new process: the module search path, the main module, and the command-line
+    arguments.
+    """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     file = getattr(main, "__file__", None)
@@ -56,19 +60,19 @@ def start_of() -> bytes:
     return pack([list(map(str, sys.path)), name, path, list(map(str, sys.argv))], "a start")
 
 
-def call_frame(call: StoredCall, place: FunctionPlace | None, context: TaskContext) -> bytes:
-    """Encode a call for a process."""
+def encode_call_frame(call: StoredCall, place: FunctionLocation | None, context: TaskContext) -> bytes:
+    """Encode a call, the location of its function, and its context for the process that runs it."""
     where = [place.name, place.module, place.qualname] if place is not None else None
     about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
-def read_call(frame: bytes) -> tuple[StoredCall, FunctionPlace | None, TaskContext]:
-    """Decode a call that a node has sent."""
+def decode_call_frame(frame: bytes) -> tuple[StoredCall, FunctionLocation | None, TaskContext]:
+    """Decode a call, the location of its function, and its context as sent by a node."""
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
     context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)
-    return StoredCall(function, payload), None if where is None else FunctionPlace(*where), context
+    return StoredCall(function, payload), None if where is None else FunctionLocation(*where), context
 
 
 _CHECKS: dict[str, type[SimpleCheck]] = {"absent": Absent, "exists": Exists, "session": SessionAlive}
@@ -100,10 +104,10 @@ def _fence(parts: list[Any]) -> Fence:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Write a complete frame.
+    """Write a frame, which is the length of the data followed by the data, to a descriptor.
 
     Raises:
-        BrokenPipeError: the reading end is closed.
+        BrokenPipeError: The reading end is closed.
     """
     rest = memoryview(len(data).to_bytes(_LENGTH, "big") + data)
     while rest:
@@ -111,10 +115,10 @@ def write_frame(fd: int, data: bytes) -> None:
 
 
 def read_frame(read: Callable[[int], bytes], most: int) -> bytes | None:
-    """Read a complete frame; None at the end of the pipe.
+    """Read a frame, and return its data. Return None at the end of the pipe.
 
     Raises:
-        BadPayload: the frame is longer than ``most``.
+        BadPayload: The frame is longer than ``most``.
     """
     head = _exactly(read, _LENGTH)
     if head is None:
@@ -140,26 +144,26 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes | None:
 MAIN = "__latchwork_main__"
 
 
-class Body:
-    """The main loop of one process.
+class TaskProcessMain:
+    """The main loop of a process that runs the calls of one slot.
 
     Args:
-        reading: descriptor to read calls from.
-        writing: descriptor to write outcomes to.
-        payloads: encodes and decodes arguments and results.
+        reading: Descriptor to read calls from.
+        writing: Descriptor to write outcomes to.
+        payloads: Encodes and decodes arguments and results.
     """
 
     def __init__(self, reading: int, writing: int, payloads: Payloads) -> None:
         self._writing = writing
         self._payloads = payloads
-        self._read = partial(read_frame, partial(os.read, reading), payloads.max_payload_bytes + FRAME_ROOM)
+        self._read = partial(read_frame, partial(os.read, reading), payloads.max_payload_bytes + MAX_FRAME_OVERHEAD)
         self._functions = Functions()
         self._main = ("", "")
         self._context: TaskContext | None = None
 
     def run(self) -> None:
         """Run calls until the node closes the pipe."""
-        signal.signal(signal.SIGTERM, self._told_to_stop)
+        signal.signal(signal.SIGTERM, self._on_stop_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         start = self._read()
         if start is None:
@@ -170,17 +174,17 @@ class Body:
             write_frame(self._writing, self._answer(frame).to_bytes())
 
     def _answer(self, frame: bytes) -> Outcome:
-        call, place, self._context = read_call(frame)
+        call, place, self._context = decode_call_frame(frame)
         try:
             if place is not None and place.name not in self._functions:
-                self._functions.add(Registered(place.name, self._find(place)))
-            return perform(call, self._functions, self._payloads, self._context)
+                self._functions.add(RegisteredFunction(place.name, self._find(place)))
+            return run_call(call, self._functions, self._payloads, self._context)
         except BaseException as error:  # of the import of a module
-            return Outcome.failed(error)
+            return Outcome.from_exception(error)
         finally:
             self._context = None
 
-    def _find(self, place: FunctionPlace) -> Any:
+    def _find(self, place: FunctionLocation) -> Any:
         if "<" in place.qualname:
             raise UnknownFunction(f"{place.name!r} is a function inside another: a separate process cannot import it")
         try:
@@ -203,7 +207,7 @@ class Body:
             made.__dict__.update(run(run_name=MAIN))
         return sys.modules[MAIN]
 
-    def _told_to_stop(self, *_: object) -> None:
+    def _on_stop_signal(self, *_: object) -> None:
         context = self._context
         if context is not None:
             threading.Thread(target=context.stop, name="latchwork-task-stop", daemon=True).start()
@@ -212,8 +216,8 @@ class Body:
 
 
 def main() -> None:
-    """Run calls. The command line has the descriptors of the pipes and the rules of payloads."""
+    """Run calls. The command line contains the descriptors of the pipes and the limits for payloads."""
     reading, writing, allow_pickle, most = (int(each) for each in sys.argv[1:5])
     for fd in (reading, writing):
         os.set_inheritable(fd, False)  # processes that a task starts must not keep them open
-    Body(reading, writing, Payloads(allow_pickle=bool(allow_pickle), max_payload_bytes=most)).run()
+    TaskProcessMain(reading, writing, Payloads(allow_pickle=bool(allow_pickle), max_payload_bytes=most)).run()

@@ -1,7 +1,7 @@
-"""Runs one call: decodes its arguments, calls its function, and encodes its result. Raises nothing.
+"""Runs one call: decodes its arguments, calls its function, and encodes its result.
 
-A function, a codec or a class of the user may raise any exception, which becomes the outcome. Nothing here touches the
-network.
+A function, a codec or a class of the user may raise any exception. It becomes the outcome of the call. Nothing here
+touches the network.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from latchwork.tasks.errors import (
     TaskTimeout,
     UnknownFunction,
 )
-from latchwork.tasks.functions import Functions, Registered
+from latchwork.tasks.functions import Functions, RegisteredFunction
 from latchwork.tasks.payloads.codec import Arguments, Payloads
-from latchwork.tasks.payloads.outcome import Instead, Outcome
+from latchwork.tasks.payloads.outcome import DeferredResult, Outcome
 from latchwork.tasks.running.context import TaskContext, running
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
 
 
 def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-    """Run a coroutine on a new event loop in this thread."""
+    """Run a coroutine to its end on a new event loop in this thread. It is cancelled when the task is asked to stop."""
     import asyncio  # each process of a task imports this module, but few need asyncio
 
     async def main() -> Any:
@@ -54,7 +54,7 @@ def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
 
 
 def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | None) -> None:
-    """Cancel a task of a loop from another thread."""
+    """Cancel an asyncio task from another thread. Does nothing if its loop has ended."""
     if task is None:
         return
     with suppress(RuntimeError):  # the loop has ended
@@ -62,61 +62,63 @@ def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | Non
 
 
 class StoredCall(Struct, frozen=True):
-    """A stored call.
+    """A call as it is stored: the name of a function, and its encoded arguments.
 
     Attributes:
-        function: the name of a registered function, or ``PICKLED``.
-        payload: the arguments; for a pickled call a tuple of function, arguments and keyword arguments.
+        function: Name of a registered function, or ``PICKLED``.
+        payload: The arguments; for a pickled call a tuple of function, arguments and keyword arguments.
     """
 
     function: str
     payload: bytes
 
 
-def perform(
+def run_call(
     call: StoredCall, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
 ) -> Outcome:
-    """Run a call in this thread. Errors of any kind become its outcome."""
+    """Run a call in this thread and return its outcome. Errors of any kind become the outcome."""
     try:
-        registered, arguments = resolved(call, functions, payloads)
+        registered, arguments = resolve_call(call, functions, payloads)
     except (UnknownFunction, BadPayload) as error:
         unknown = isinstance(error, UnknownFunction)
-        return Outcome.failed(error, is_final=not unknown, is_refusal=unknown)
+        return Outcome.from_exception(error, is_final=not unknown, is_refusal=unknown)
     except BaseException as error:
-        return Outcome.failed(error)
+        return Outcome.from_exception(error)
     token = running.set(context)
     try:
-        value = _called(registered, arguments, context, run_loop)
+        value = _call_function(registered, arguments, context, run_loop)
     except TaskRefused as error:
-        return Outcome.failed(error, is_refusal=True)
+        return Outcome.from_exception(error, is_refusal=True)
     except BaseException as error:
-        return Outcome.failed(_without_our_frames(error))
+        return Outcome.from_exception(_without_our_frames(error))
     finally:
         running.reset(token)
     return _answer(call, registered, value, payloads)
 
 
-def resolved(call: StoredCall, functions: Functions, payloads: Payloads) -> tuple[Registered, Arguments]:
-    """Return the function and the arguments of a call.
+def resolve_call(call: StoredCall, functions: Functions, payloads: Payloads) -> tuple[RegisteredFunction, Arguments]:
+    """Return the function and the decoded arguments of a call.
 
     Raises:
-        UnknownFunction: the function is not registered here.
-        BadPayload: the arguments cannot be used.
+        UnknownFunction: The function is not registered here.
+        BadPayload: The arguments cannot be decoded.
     """
     if call.function == PICKLED:
         match payloads.decode(call.payload, tuple[Any, ...], "a pickled call"):
             case (fn, tuple(args), dict(kwargs)) if callable(fn):
-                return Registered("<pickled>", fn), Arguments(args, kwargs)
+                return RegisteredFunction("<pickled>", fn), Arguments(args, kwargs)
         raise BadPayload("a pickled call holds something else")
     registered = functions.get(call.function)
     return registered, payloads.decode_call(registered, call.payload)
 
 
-def _called(registered: Registered, arguments: Arguments, context: TaskContext, run_loop: RunAsync) -> Any:
-    args, kwargs = _with_context(registered, arguments, context)
+def _call_function(
+    registered: RegisteredFunction, arguments: Arguments, context: TaskContext, run_loop: RunAsync
+) -> Any:
+    args, kwargs = _add_context(registered, arguments, context)
     if registered.is_async:
-        return _awaited(_coroutine(registered, args, kwargs), context, run_loop)
-    with _EndsForks():
+        return _await_result(_coroutine(registered, args, kwargs), context, run_loop)
+    with _ForkExit():
         value = registered.fn(*args, **kwargs)
     late = deferred_result_kind(value)
     if late is not None:
@@ -124,10 +126,10 @@ def _called(registered: Registered, arguments: Arguments, context: TaskContext, 
     return value
 
 
-class _EndsForks:
-    """Ends a process that the code inside has forked, when it leaves that code: only the parent reports the outcome.
+class _ForkExit:
+    """A context manager that exits a process which the code inside has forked, when that process leaves the code.
 
-    Otherwise a forked child that returns would run the rest of the task, too, and answer through its parent's pipes.
+    Otherwise the forked child would run the rest of the task, too, and report an outcome through its parent's pipes.
     """
 
     __slots__ = ("_process",)
@@ -142,13 +144,13 @@ class _EndsForks:
         os._exit(0 if code is None else code if isinstance(code, int) else 1)
 
 
-async def _coroutine(registered: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with _EndsForks():
+async def _coroutine(registered: RegisteredFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    with _ForkExit():
         return await registered.fn(*args, **kwargs)
 
 
-def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
-    """Return the result of a coroutine. If it was cancelled by a stop, raise the same errors as for other tasks."""
+def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
+    """Return the result of a coroutine. If a stop cancelled it, raise the same errors as for plain functions."""
     try:
         return run_loop(body, context)
     except BaseException as error:
@@ -159,32 +161,32 @@ def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: Run
         raise TaskStopped(f"task {context.task_id} was stopped, and cancelled") from error
 
 
-def _with_context(
-    registered: Registered, arguments: Arguments, context: TaskContext
+def _add_context(
+    registered: RegisteredFunction, arguments: Arguments, context: TaskContext
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the context to the arguments, by name, after positional ones."""
-    if not registered.context_names:  # also for most built-in functions, whose parameters are unknown
+    """Add the task's context to the arguments, for the parameters that are annotated with it."""
+    if not registered.context_parameters:  # also for most built-in functions, whose parameters are unknown
         return arguments
-    names = registered.context_names & registered.all_parameters
+    names = registered.context_parameters & registered.all_parameters
     if not names:
         return arguments
     bound = registered.signature.bind(*arguments.args, **arguments.kwargs).arguments
-    return registered.spread({**bound, **dict.fromkeys(names, context)})
+    return registered.to_call_arguments({**bound, **dict.fromkeys(names, context)})
 
 
-def _answer(call: StoredCall, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
+def _answer(call: StoredCall, registered: RegisteredFunction, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
-    if isinstance(value, Instead):
-        return Outcome(instead=value.to_bytes())
+    if isinstance(value, DeferredResult):
+        return Outcome(deferred=value.to_bytes())
     try:
         hint = registered.hints.get("return", Any)
         return Outcome(payloads.encode(value, what, hint, like=call.payload))
     except BaseException as error:
-        return Outcome.failed(error, is_final=True)
+        return Outcome.from_exception(error, is_final=True)
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Remove our frames from the traceback, so that it begins in the task's function."""
+    """Remove the frames of this module from the traceback of an exception, so that it begins in the task's function."""
     trace = error.__traceback__
     for _ in range(2):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace

@@ -26,19 +26,19 @@ SESSION_ENDS = "the session of its node was about to end"
 
 
 class TaskContext(StopSignal):
-    """The context of a run: for a parameter annotated ``TaskContext``, or by ``current_task()``. Safe to share.
+    """The context of a running task: its identity, its stop signal, and the fence of its claim. Thread-safe.
 
-    Its stop signal (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is cancelled, its ``timeout_s``
-    has passed, its claim is about to end, or its node closes. A run in a separate process is killed then, and has no
-    store.
+    A function gets it by a parameter annotated ``TaskContext``, or from ``current_task()``. Its stop signal
+    (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is cancelled, its ``timeout_s`` has passed, its
+    claim is about to end, or its node closes. A run in a separate process is killed then, and has no store.
 
     Attributes:
-        takes_task_context: marks the class of a parameter that gets the context.
-        task_id: the task, unique within its system.
-        attempt: number of this attempt, from 1.
-        node_id: the node that runs it.
-        context: the object that the node was given for its tasks.
-        deadline: when the run is stopped, on the machine's boot clock; None for never.
+        takes_task_context: Marks this class as the annotation of a parameter that gets the context.
+        task_id: ID of the task, unique within its system.
+        attempt: Number of this attempt, from 1.
+        node_id: ID of the node that runs it.
+        context: The object that the node was given for its tasks.
+        deadline: The time on the machine's boot clock at which the run is stopped; None for no limit.
     """
 
     takes_task_context: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class TaskContext(StopSignal):
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose lines begin with the task's ID."""
+        """A logger whose messages begin with the ID of the task."""
         return _TaskLog(_log, {"task": self.task_id})
 
     @property
@@ -89,7 +89,7 @@ class TaskContext(StopSignal):
         """The store of the node, for keys of the task.
 
         Raises:
-            LatchworkError: the task runs in a separate process: open a connection there.
+            LatchworkError: The task runs in a separate process. Open a connection there.
         """
         if self._store is None:
             raise LatchworkError(f"task {self.task_id} runs in a separate process; connect to the store there")
@@ -108,16 +108,16 @@ class TaskContext(StopSignal):
         return self.deadline is not None and self._clock.now() >= self.deadline
 
     def refuse(self, why: str) -> NoReturn:
-        """Refuse to run here: this is not counted as an attempt, and another node may take the task.
+        """Refuse to run the task on this node. This does not count as an attempt, and another node may take the task.
 
         Raises:
-            TaskRefused: always.
+            TaskRefused: Always.
         """
         raise TaskRefused(why)
 
 
 class _TaskLog(logging.LoggerAdapter[logging.Logger]):
-    """Prefixes each line with the task's ID."""
+    """A logger adapter that prefixes each message with the ID of a task."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return f"task {(self.extra or {}).get('task')}: {msg}", kwargs
@@ -130,7 +130,7 @@ def current_task() -> TaskContext:
     """Return the context of the task that this thread is running.
 
     Raises:
-        LatchworkError: it is running none.
+        LatchworkError: The thread is not running a task.
     """
     found = running.get()
     if found is None:

@@ -1,9 +1,9 @@
-"""Items that a waiting node is notified of: it claims them immediately, or looks at the queue.
+"""Items of which a waiting node is notified. It claims them immediately, or searches the queue.
 
 Only the first waiter of a partition is notified of an item, by a watch of the whole partition. So the item can be
-claimed directly, in one transaction. A look would first read the index, the items and the claims. A look is better for
-items that need care, and if there are more items than the node can take: other nodes are notified soon, and shares keep
-nodes from competing for the same items.
+claimed directly, in one transaction. A search would first read the index, the items and the claims. A search is better
+for items that may have killed their nodes, and if there are more items than the node can take: other nodes are notified
+soon, and shards keep nodes from competing for the same items.
 
 A node with nothing to run keeps its position among the waiters, and is notified of the next item, too. So a task that
 ends fast does not cost the position. While the node is running something, it leaves the next item to other nodes.
@@ -27,7 +27,7 @@ from latchwork.tasks.running.worker_hooks import is_suspect
 _log = logging.getLogger(__name__)
 
 #: If more items than this are free, the node is notified of none of them: a look is better.
-MOST_TOLD = 20
+MAX_NOTIFIED = 20
 #: Seconds until a look, for each waiter ahead of the node: such a waiter may be dead, and not take the items that it is
 #: notified of.
 BEHIND_S = 1.0
@@ -35,59 +35,60 @@ BEHIND_S = 1.0
 STAY_S = 0.02
 
 
-def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -> list[QueueItem]:
-    """Return the items to claim without a look; none if a look is better. Pure.
+def select_direct_claims(notified: Sequence[QueueItem], partitions: Sequence[str], free_slots: int) -> list[QueueItem]:
+    """Return the notified items if they should be claimed without searching the queue, else an empty list. Pure.
 
     Args:
-        told: all free items of the partitions that reported some.
-        lanes: the partitions in which the node looks now, in order.
-        room: maximum number of items to claim.
+        notified: All free items of the partitions that reported some.
+        partitions: The partitions that the node takes from now, in order.
+        free_slots: Maximum number of items to claim.
     Returns:
-        All of the items, in the order in which a look would take them, or none.
+        All of the items, in the order in which a search would take them, or none.
     """
-    if len(told) > room:
+    if len(notified) > free_slots:
         return []
-    for item in told:
-        if item.partition not in lanes or is_suspect(item):
+    for item in notified:
+        if item.partition not in partitions or is_suspect(item):
             return []
-    if len(told) == 1:
-        return list(told)
-    rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}
-    return sorted(told, key=lambda item: (rank[item.partition], item.sort_key, item.id))
+    if len(notified) == 1:
+        return list(notified)
+    rank = {partition: number for number, partition in reversed(list(enumerate(partitions)))}
+    return sorted(notified, key=lambda item: (rank[item.partition], item.sort_key, item.id))
 
 
-def look_within_s(ahead: Iterable[int], look_s: float) -> float:
-    """Return the seconds after which a node that found nothing looks again. Pure.
+def search_delay_s(ahead: Iterable[int], search_s: float) -> float:
+    """Return the seconds after which a node that found nothing searches again. Pure.
 
     Args:
-        ahead: the number of waiters ahead of it, for each of its lines.
-        look_s: the seconds if no waiter is ahead; also the maximum.
+        ahead: The number of waiters ahead of the node, for each partition it waits for.
+        search_s: The seconds if no waiter is ahead; also the maximum.
     """
-    return min([look_s, *(BEHIND_S * each for each in ahead if each)])
+    return min([search_s, *(BEHIND_S * each for each in ahead if each)])
 
 
 class NotifiedClaims:
-    """The waits of a node, one for each partition, and the items that they report. Thread-safe.
+    """Waits for items in each partition of a node, and collects the items of which it is notified. Thread-safe.
 
     Attributes:
-        is_hungry: the node has free capacity and has found nothing, so it waits. Guarded by the mutex of the notifier.
-        news: rung when ``is_hungry`` has changed.
+        is_waiting: Whether the node has free slots and has found nothing, so that it waits. Guarded by the mutex of the
+            notifier.
+        news: Notified when ``is_waiting`` has changed.
 
     Args:
-        backlog: the queue.
-        clock: the clock of the node.
-        bell: the notifier of the node, rung for each notification. Its mutex guards this object, too.
-        stop: set when the node closes.
-        accept: returns whether the node wants an item.
-        runs: returns whether the node is running something; called with the mutex held.
-        node_id: the node, for messages.
+        backlog: The queue.
+        clock: The clock of the node.
+        notifier: The notifier of the node, used for each notification. Its mutex guards this object, too.
+        stop: Set when the node closes.
+        accept: Returns whether the node wants an item.
+        runs: Returns whether the node is running a task; called with the mutex held.
+        node_id: ID of the node, for messages.
     """
 
     def __init__(
         self,
         backlog: WorkQueue,
         clock: Clock,
-        bell: Notifier,
+        notifier: Notifier,
         stop: Signal,
         *,
         accept: Callable[[QueueItem], bool],
@@ -96,137 +97,137 @@ class NotifiedClaims:
     ) -> None:
         self._backlog = backlog
         self._clock = clock
-        self._bell = bell
+        self._notifier = notifier
         self._stop = stop
         self._accept = accept
         self._runs = runs
         self._node_id = node_id
-        self.news = Notifier(bell.mutex)
-        self.is_hungry = False
-        self._told: dict[str, list[QueueItem]] = {}
+        self.news = Notifier(notifier.mutex)
+        self.is_waiting = False
+        self._notified_items: dict[str, list[QueueItem]] = {}
         self._first_in: set[str] = set()
         self._ahead: dict[str, int] = {}
         self._is_poked = False
         self._takes = True
-        self._looks = self._last_found = self._asks_until = 0
+        self._searches = self._last_found = self._asks_until = 0
 
     # With the mutex
 
     @property
-    def has_told(self) -> bool:
-        """Whether there was a notification or a ``poke`` since the last look."""
-        return self._is_poked or bool(self._told)
+    def has_notification(self) -> bool:
+        """Whether there was a notification or a request to search since the last search."""
+        return self._is_poked or bool(self._notified_items)
 
-    def told(self) -> list[QueueItem]:
-        """Return and forget the items notified since the last look; none if a look is needed."""
-        told = [] if self._is_poked else [item for items in self._told.values() for item in items]
-        self._told, self._is_poked = {}, False
-        return told
+    def pop_notified(self) -> list[QueueItem]:
+        """Return the items notified since the last search, and forget them. The list is empty if a search is needed."""
+        notified = [] if self._is_poked else [item for items in self._notified_items.values() for item in items]
+        self._notified_items, self._is_poked = {}, False
+        return notified
 
-    def poke(self) -> None:
-        """Make the next step a look, because of a change that no partition reports."""
+    def request_search(self) -> None:
+        """Make the node search the queue next, because of a change of which it is not notified."""
         self._is_poked = True
-        self._bell.notify_all()
+        self._notifier.notify_all()
 
-    def look_s(self, most_s: float) -> float:
-        """Return the seconds until the next look, at most ``most_s``."""
-        return look_within_s(self._ahead.values(), most_s) if self._ahead else most_s
+    def search_s(self, most_s: float) -> float:
+        """Return the seconds until the next search, at most ``most_s``."""
+        return search_delay_s(self._ahead.values(), most_s) if self._ahead else most_s
 
-    def looked(self, found: int, *, is_hungry: bool) -> None:
-        """Note the end of a look, or of a claim without a look."""
-        self._looks += 1
+    def record_search(self, found: int, *, is_waiting: bool) -> None:
+        """Record that a search, or a claim of notified items, has ended."""
+        self._searches += 1
         self._last_found = found
-        self.is_hungry = is_hungry
-        if is_hungry or self._looks <= self._asks_until:
+        self.is_waiting = is_waiting
+        if is_waiting or self._searches <= self._asks_until:
             self.news.notify_all()
 
-    def end(self) -> None:
-        """Note that the node takes no more items."""
+    def stop(self) -> None:
+        """Record that the node takes no more items."""
         self._takes = False
         self.news.notify_all()
 
     # The threads
 
-    async def wait(self, lane: str) -> None:
-        """Wait for items of one lane while the node is hungry, until it closes."""
+    async def wait_for_items(self, partition: str) -> None:
+        """Wait for items of one partition whenever the node has nothing to do, until the node closes."""
         backoff = Backoff()
         while True:
-            with self._bell.mutex:
-                version, is_hungry = self.news.version, self.is_hungry
+            with self._notifier.mutex:
+                version, is_waiting = self.news.version, self.is_waiting
                 if self._stop.is_set():  # checked with the version: a close after this version again
                     return
-            if not is_hungry:
-                self._leave(lane)
+            if not is_waiting:
+                self._leave(partition)
                 await self.news.changed_since(version, self._clock, None)
                 continue
             try:
-                told = await self._wait_items(lane)
+                notified = await self._wait_items(partition)
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
-                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, lane, error)
+                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, partition, error)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
-            if told is None:
+            if notified is None:
                 continue
-            looks = self._note(lane, told)
+            looks = self._note(partition, notified)
             if self._is_running():
-                self._leave(lane)
-            if await self._has_looked(looks):
+                self._leave(partition)
+            if await self._wait_for_search(looks):
                 backoff = Backoff()
             else:  # the free items are not for this node, or another node was faster
-                self._leave(lane)
+                self._leave(partition)
                 await Pause(self._clock, self._stop, backoff.next_s())
 
-    async def _wait_items(self, lane: str) -> list[QueueItem] | None:
+    async def _wait_items(self, partition: str) -> list[QueueItem] | None:
         """Return new items of a partition; None if there are none yet, or the position was left to other waiters."""
-        is_first, runs = lane in self._first_in, self._is_running()
-        self._first_in.discard(lane)
+        is_first, runs = partition in self._first_in, self._is_running()
+        self._first_in.discard(partition)
         stay_s = STAY_S if is_first and runs else None
-        told = await steps_of(self._backlog.wait_items)(
-            lane,
+        notified = await steps_of(self._backlog.wait_items)(
+            partition,
             stay_s,
-            limit=MOST_TOLD,
+            limit=MAX_NOTIFIED,
             accept=self._accept,
             stays=True,
-            on_ahead=partial(self._line_up, lane),
+            on_ahead=partial(self._record_position, partition),
         )
-        self._first_in.add(lane)
-        if told is None and self._is_running():
-            self._leave(lane)
-        return told
+        self._first_in.add(partition)
+        if notified is None and self._is_running():
+            self._leave(partition)
+        return notified
 
-    def _line_up(self, lane: str, ahead: int) -> None:
-        with self._bell.mutex:
-            self._ahead[lane] = ahead
+    def _record_position(self, partition: str, ahead: int) -> None:
+        with self._notifier.mutex:
+            self._ahead[partition] = ahead
             if ahead:
-                self._bell.notify_all()  # it looks sooner
+                self._notifier.notify_all()  # it looks sooner
 
-    def _leave(self, lane: str) -> None:
-        self._first_in.discard(lane)
-        with self._bell.mutex:
-            self._ahead.pop(lane, None)
-        self._backlog.leave(lane)
+    def _leave(self, partition: str) -> None:
+        self._first_in.discard(partition)
+        with self._notifier.mutex:
+            self._ahead.pop(partition, None)
+        self._backlog.leave(partition)
 
     def _is_running(self) -> bool:
-        with self._bell.mutex:
+        with self._notifier.mutex:
             return self._runs()
 
-    def _note(self, lane: str, told: list[QueueItem]) -> int:
-        """Note a notification, and return how many looks there were before it."""
-        with self._bell.mutex:
-            if told:
-                self._told.setdefault(lane, []).extend(told)
-                self._bell.notify_all()
+    def _note(self, partition: str, notified: list[QueueItem]) -> int:
+        """Record a notification, and return the number of searches before it."""
+        with self._notifier.mutex:
+            if notified:
+                self._notified_items.setdefault(partition, []).extend(notified)
+                self._notifier.notify_all()
             else:
-                self.poke()
-            return self._looks
+                self.request_search()
+            return self._searches
 
-    async def _has_looked(self, looks: int) -> bool:
-        """Wait for the next look after look number ``looks``. Return whether it found something."""
+    async def _wait_for_search(self, looks: int) -> bool:
+        """Wait for the next search after search number ``looks``. Return whether it found something."""
         while True:
-            with self._bell.mutex:
-                if self._looks > looks or not self._takes or self._stop.is_set():
+            with self._notifier.mutex:
+                if self._searches > looks or not self._takes or self._stop.is_set():
                     return self._last_found > 0
                 self._asks_until = max(self._asks_until, looks + 1)
                 version = self.news.version

@@ -1,4 +1,4 @@
-"""Claims of a node that have not begun: a short queue before its slots, used while calls are short.
+"""The prefetch queue of a node: claims that have not begun, because no slot was free. Used while calls are short.
 
 A claim costs requests, but many claims together cost hardly more than one. So while calls take milliseconds, a node
 claims more items than it has free slots. A claim that does not begin soon, because a call took long, is released.
@@ -16,11 +16,11 @@ from functools import partial
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.primitives import Share
+from latchwork.primitives import TakerShard
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.calls import StoredCall
-from latchwork.tasks.running.completion import Taken
+from latchwork.tasks.running.completion import ClaimedTask
 from latchwork.tasks.running.context import SESSION_ENDS
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
@@ -28,65 +28,67 @@ from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
 #: Items are claimed ahead for this many seconds of work, up to a maximum number.
 AHEAD_S, MOST_AHEAD = 0.02, 64
 #: Seconds after which a claim that has not begun is released.
-GIVEN_BACK_S = 0.25
+MAX_WAIT_S = 0.25
 #: A node that found at least ``MANY`` items per look, and now finds none, looks every ``AGAIN_S`` seconds, up to
 #: ``MOST_VAIN`` times, before it becomes a waiter, which costs two writes and a watch.
 MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
 class PrefetchQueue:
-    """Claims of one node that wait for a slot. Safe to share between threads.
+    """Claims of one node that wait for a slot. Thread-safe.
 
     Args:
-        slots: run the calls.
-        clock: the node's clock.
-        ended: called with each claim that has run, in the slot's thread. It calls ``launch`` at its end to begin the
-            next.
-        drop: called with each claim that does not begin here, and why.
-        look_at: called with the time at which ``give_back`` is due.
+        slots: Run the calls.
+        clock: The node's clock.
+        ended: Called with each claim that has run, in the thread of its slot. It calls ``start_waiting`` at its end to
+            begin the next.
+        drop: Called with each claim that does not begin here, and the reason.
+        look_at: Called with the time at which ``release_older`` is due.
     """
 
     def __init__(
         self,
         slots: Slots,
         clock: Clock,
-        ended: Callable[[Taken, Outcome], None],
-        drop: Callable[[Taken, str], None],
-        look_at: Callable[[float], None],
+        ended: Callable[[ClaimedTask, Outcome], None],
+        drop: Callable[[ClaimedTask, str], None],
+        check_at: Callable[[float], None],
     ) -> None:
         self._slots = slots
         self._clock = clock
-        self._ended = ended
-        self._drop = drop
-        self._look_at = look_at
+        self._on_run_ended = ended
+        self._release_unstarted = drop
+        self._check_at = check_at
         self._lock = mutex()
-        self._queued: deque[Taken] = deque()
+        self._queued: deque[ClaimedTask] = deque()
         self._launching = 0
 
-    def room(self) -> int:
-        """Return how many more items to claim; 0 while many wait, because claims of a few items are inefficient."""
+    def free_capacity(self) -> int:
+        """Return how many more items to claim. 0 while many claims wait, because claiming a few items at a time is
+        inefficient.
+        """
         with self._lock:
             queued, free = len(self._queued), self._slots.free
-        ahead = ahead_of(self._slots.count, self._slots.typical_s)
+        ahead = prefetch_limit(self._slots.count, self._slots.typical_s)
         return max(0, free + ahead - queued) if queued <= ahead // 2 else 0
 
     @property
-    def oldest(self) -> float:
-        """Since when the first claim has waited, by the node's clock; infinity if none waits."""
+    def oldest_waiting_at(self) -> float:
+        """The time on the node's clock since which the first claim has waited; infinity if none waits."""
         with self._lock:
             return self._queued[0].queued_at if self._queued else math.inf
 
-    def add(self, task: Taken) -> None:
+    def add(self, task: ClaimedTask) -> None:
         """Add a claim. It begins after the earlier ones, when a slot is free."""
         task.queued_at = self._clock.now()
         with self._lock:
             self._queued.append(task)
-        self.launch()
+        self.start_waiting()
         if self._queued:
-            self._look_at(task.queued_at + GIVEN_BACK_S)
+            self._check_at(task.queued_at + MAX_WAIT_S)
 
-    def launch(self) -> None:
-        """Begin waiting claims while slots are free."""
+    def start_waiting(self) -> None:
+        """Begin the waiting claims, in order, while slots are free."""
         while True:
             with self._lock:
                 if not self._queued or self._slots.free - self._launching <= 0:
@@ -94,32 +96,32 @@ class PrefetchQueue:
                 task = self._queued.popleft()
                 self._launching += 1
             try:
-                has_begun = self._has_begun(task)
+                has_begun = self._try_start(task)
             finally:
                 with self._lock:
                     self._launching -= 1
             if not has_begun:
                 return
 
-    def give_back(self, before: float, why: str) -> None:
-        """Release claims that have waited since before a time."""
+    def release_older(self, before: float, why: str) -> None:
+        """Release the claims that were added up to a given time and still wait."""
         with self._lock:
             late = [task for task in self._queued if task.queued_at <= before]
             self._queued = deque(task for task in self._queued if task.queued_at > before)
         for task in late:
-            self._drop(task, why)
+            self._release_unstarted(task, why)
 
-    def _has_begun(self, task: Taken) -> bool:
-        """Begin a run. Return False if no slot is free: it keeps waiting."""
+    def _try_start(self, task: ClaimedTask) -> bool:
+        """Begin a run. Return False if no slot is free, so that the claim keeps waiting."""
         run, context = task.run, task.context
         if run is None or context is None:
             return True
         if run.timeout_s is not None:
             context.deadline = self._clock.now() + run.timeout_s
         try:
-            self._slots.begin(partial(_call_of, task, run), context, partial(self._ended, task))
+            self._slots.start_with_callback(partial(_build_call, task, run), context, partial(self._on_run_ended, task))
         except Closed as error:
-            self._drop(task, str(error))
+            self._release_unstarted(task, str(error))
             return True
         except LatchworkError:  # another thread has taken the slot
             with self._lock:
@@ -128,29 +130,29 @@ class PrefetchQueue:
         return True
 
 
-def _call_of(task: Taken, run: Run) -> StoredCall:
-    """Return the call to run, in the slot's thread.
+def _build_call(task: ClaimedTask, run: Run) -> StoredCall:
+    """Return the call to run, in the thread of the slot.
 
     Raises:
-        TaskStopped: the claim may have ended. After a freeze of this process, this thread may continue before the
-            watchdog.
+        TaskStopped: The claim may have ended. After a freeze of this process, this thread may continue before the
+            watchdog does.
     """
     call = run.call if isinstance(run.call, StoredCall) else run.call()
     if task.claim.remaining_s() <= task.margin_s:
-        task.cut_short(SESSION_ENDS)
+        task.stop_run(SESSION_ENDS)
         raise TaskStopped(f"task {run.task_id} does not begin: {SESSION_ENDS}")
     return call
 
 
-class ArrivalCount:
-    """Average number of items that a node found per look. Single-threaded."""
+class ArrivalRate:
+    """Estimates from the latest searches how many items arrive. Not thread-safe."""
 
     def __init__(self) -> None:
         self._many = 0.0
         self._vain = 0
 
-    def note(self, found: int | None) -> None:
-        """Record the number of items that a look found; None if there was no look."""
+    def record(self, found: int | None) -> None:
+        """Record how many items a search found; None if there was no search."""
         if found:
             self._vain, self._many = 0, self._many + (found - self._many) / 4
         elif found == 0:
@@ -158,22 +160,24 @@ class ArrivalCount:
             self._many = self._many if self._vain <= MOST_VAIN else 0.0
 
     @property
-    def come_again(self) -> bool:
+    def expects_more(self) -> bool:
         """Whether more items are expected soon."""
         return self._many >= MANY and self._vain <= MOST_VAIN
 
 
-def share_of(hooks: WorkerHooks, arrivals: ArrivalCount, lane: str) -> Share:
-    """Return the share of a node among the takers of a partition; a patient one while more items are expected soon."""
-    share = hooks.share(lane)
-    return replace(share, is_patient=True) if arrivals.come_again else share
+def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> TakerShard:
+    """Return the shard of a partition that this node prefers. It leaves other shards alone while more items are
+    expected soon.
+    """
+    share = hooks.shard(partition)
+    return replace(share, is_patient=True) if arrivals.expects_more else share
 
 
-def ahead_of(slots: int, typical_s: float) -> int:
-    """Return how many claims a node holds beyond its slots. Pure.
+def prefetch_limit(slots: int, typical_s: float) -> int:
+    """Return how many claims a node may hold beyond its slots. Pure.
 
     Args:
-        slots: number of slots.
-        typical_s: typical duration of calls, in seconds.
+        slots: Number of slots.
+        typical_s: Typical duration of calls, in seconds.
     """
     return min(MOST_AHEAD, int(slots * AHEAD_S / max(typical_s, 1e-6)))

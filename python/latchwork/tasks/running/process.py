@@ -12,10 +12,17 @@ from pathlib import Path
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, DeadlineExtender
 from latchwork.tasks.errors import TaskProcessDied, TaskStopped, TaskTimeout
-from latchwork.tasks.functions import Registered
+from latchwork.tasks.functions import RegisteredFunction
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.body import FRAME_ROOM, FunctionPlace, call_frame, read_frame, start_of, write_frame
+from latchwork.tasks.running.body import (
+    MAX_FRAME_OVERHEAD,
+    FunctionLocation,
+    encode_call_frame,
+    encode_start_message,
+    read_frame,
+    write_frame,
+)
 from latchwork.tasks.running.calls import PICKLED, StoredCall
 from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
 
@@ -30,76 +37,80 @@ main()
 
 
 class TaskProcess:
-    """The process of one slot: started at the first call, and restarted after it was ended. Single-threaded.
+    """The process of one slot: started at the first call, and again after it was ended. Not thread-safe.
 
     Args:
-        payloads: encodes and decodes arguments and results.
-        leash: limits how long it may run; None: until this process ends.
-        stop_grace_s: seconds between a stop and its kill.
-        label: its name in a list of processes.
+        payloads: Encodes and decodes arguments and results.
+        deadline_extender: Limits how long the process may run; None lets it run until this process ends.
+        stop_grace_s: Seconds between a request to stop and the kill.
+        label: Its name in process lists.
     """
 
-    def __init__(self, payloads: Payloads, leash: DeadlineExtender | None, *, stop_grace_s: float, label: str) -> None:
+    def __init__(
+        self, payloads: Payloads, deadline_extender: DeadlineExtender | None, *, stop_grace_s: float, label: str
+    ) -> None:
         self._payloads = payloads
-        self._leash = leash
+        self._deadlines = deadline_extender
         self._grace_s = stop_grace_s
         self._label = label
         self._child: Child | None = None
         self._calls = self._answers = -1
 
-    def run(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome:
-        """Run a call in the process. Return its outcome, also if the process died."""
+    def run(self, call: StoredCall, registered: RegisteredFunction | None, context: TaskContext) -> Outcome:
+        """Run a call in the process, and return its outcome. If the process died, the outcome says why."""
         try:
             child = self._child or self._start()
         except (CannotStart, OSError) as error:
-            return Outcome.failed(error)
+            return Outcome.from_exception(error)
         hard = math.inf if context.deadline is None else context.deadline + self._grace_s
-        self._allow(child, hard)
+        self._set_deadline(child, hard)
         remove = context.on_stop(partial(child.stop, self._grace_s))
         try:
             answer = self._exchange(call, registered, context)
         except Exception as error:
             self.close()  # its next answer would be unpredictable
-            return Outcome.failed(error)
+            return Outcome.from_exception(error)
         finally:
             remove()
         if context.should_stop:  # it was stopped, though it may have answered before
             end = child.wait() if answer is None else None
             self.close()
-            return answer if answer is not None else self._died(end, context)
+            return answer if answer is not None else self._death_outcome(end, context)
         if answer is None:
-            outcome = self._died(child.wait(), context)
+            outcome = self._death_outcome(child.wait(), context)
             self.close()
             return outcome
-        self._allow(child, math.inf)
+        self._set_deadline(child, math.inf)
         return answer
 
-    def _allow(self, child: Child, deadline: float) -> None:
-        if self._leash is not None:
-            self._leash.add(child, deadline)
+    def _set_deadline(self, child: Child, deadline: float) -> None:
+        if self._deadlines is not None:
+            self._deadlines.add(child, deadline)
         else:
-            child.allow(deadline)
+            child.set_deadline(deadline)
 
-    def _exchange(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome | None:
-        place = None if call.function == PICKLED or registered is None else FunctionPlace.for_function(registered)
-        most = self._payloads.max_payload_bytes + FRAME_ROOM
+    def _exchange(
+        self, call: StoredCall, registered: RegisteredFunction | None, context: TaskContext
+    ) -> Outcome | None:
+        place = None if call.function == PICKLED or registered is None else FunctionLocation.for_function(registered)
+        most = self._payloads.max_payload_bytes + MAX_FRAME_OVERHEAD
         try:
-            write_frame(self._calls, call_frame(call, place, context))
+            write_frame(self._calls, encode_call_frame(call, place, context))
             frame = read_frame(partial(os.read, self._answers), most)
         except BrokenPipeError:
             return None
         return None if frame is None else Outcome.from_bytes(frame)
 
-    def _died(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
+    def _death_outcome(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
         now = SYSTEM_CLOCK.now()
         if context.deadline is not None and now >= context.deadline:
-            return Outcome.failed(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
+            return Outcome.from_exception(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
         if context.should_stop:
-            return Outcome.failed(TaskStopped(f"task {context.task_id} was stopped, and ended by force"))
+            return Outcome.from_exception(TaskStopped(f"task {context.task_id} was stopped, and ended by force"))
         if end is not None and end.why == "deadline":  # not extended in time, although the session may go on
             text = f"task {context.task_id} was ended by force: {SESSION_ENDS}"
-            return Outcome.failed(TaskStopped(text), why_cut=SESSION_ENDS)
-        return Outcome.failed(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
+            return Outcome.from_exception(TaskStopped(text), stop_reason=SESSION_ENDS)
+        return Outcome.from_exception(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
 
     def _start(self) -> Child:
         theirs_in, self._calls = os.pipe()
@@ -117,9 +128,9 @@ class TaskProcess:
             os.close(theirs_in)
             os.close(theirs_out)
         self._child = child
-        self._allow(child, math.inf)
+        self._set_deadline(child, math.inf)
         with suppress(BrokenPipeError):  # it ended immediately: the call notices
-            write_frame(self._calls, start_of())
+            write_frame(self._calls, encode_start_message())
         return child
 
     def close(self) -> None:
@@ -127,8 +138,8 @@ class TaskProcess:
         child, self._child = self._child, None
         if child is None:
             return
-        if self._leash is not None:
-            self._leash.remove(child)
+        if self._deadlines is not None:
+            self._deadlines.remove(child)
         self._close_pipes()
         child.close()
 

@@ -1,7 +1,7 @@
 """Slots: run up to a fixed number of calls at a time, in threads or processes. Each call ends in an outcome, in time.
 
-A call in a thread is asked to stop. If its function ignores that, the outcome comes without it, but its slot stays
-occupied. A call in a process is killed. Nothing here touches the network.
+A call in a thread is asked to stop. If its function ignores that, the outcome is reported without it, but its slot
+stays occupied. A call in a process is killed. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.store.forks import ForkGuard
 from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
-from latchwork.tasks.functions import Functions, Registered, RunIn
+from latchwork.tasks.functions import Functions, RegisteredFunction, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.calls import RunAsync, StoredCall, perform
+from latchwork.tasks.running.calls import RunAsync, StoredCall, run_call
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.process import TaskProcess
 from latchwork.tasks.running.task_loop import TaskLoop
@@ -44,8 +44,8 @@ _RISES, _FALLS = 0.5, 0.1
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
-    """One call in a slot."""
+class _SlotRun:
+    """A call in a slot."""
 
     call: StoredCall | Callable[[], StoredCall]
     context: TaskContext
@@ -57,7 +57,7 @@ class _Run:
     is_begun: bool = False
 
     def end(self, outcome: Outcome) -> None:
-        """Report an outcome. Only the first one counts."""
+        """Report the outcome of the call. Only the first outcome counts."""
         try:
             self.is_ended = self.once.pop()
         except IndexError:
@@ -68,29 +68,31 @@ class _Run:
             _log.exception("what was to be done at the end of task %s failed", self.context.task_id)
 
 
-def _set(future: Future[Outcome], outcome: Outcome) -> None:
+def _set_result(future: Future[Outcome], outcome: Outcome) -> None:
     with suppress(InvalidStateError):  # it has a result already
         future.set_result(outcome)
 
 
-def _thread(target: Callable[[], None], name: str) -> threading.Thread:
+def _new_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return threading.Thread(target=target, name=name, daemon=True)
 
 
 class Slots:
-    """Runs up to ``count`` calls at a time. Safe to share between threads.
+    """Runs up to ``count`` calls at a time. Thread-safe.
 
     Args:
-        count: number of slots.
-        functions: the registered functions.
-        payloads: encodes and decodes arguments and results.
+        count: Number of slots.
+        functions: The registered functions.
+        payloads: Encodes and decodes arguments and results.
         run_in: ``thread`` or ``process``, for functions that do not specify it.
-        leash: limits how long processes may run, by a session of the node. None: until this process ends.
-        stop_grace_s: seconds between a stop and the kill of a process, or the outcome of a thread that has not ended.
-        run_loop: runs coroutines of ``async def`` functions in threads. By default they share one loop in a separate
-            thread, which ends with the slots. In processes, each has a separate loop.
-        label: the node, for names of threads and processes.
-        clock: the machine's, except in a simulation.
+        deadline_extender: Limits how long processes may run, by a session of the node. None lets them run until this
+            process ends.
+        stop_grace_s: Seconds between a request to stop and the kill of a process, or the outcome of a thread that has
+            not ended.
+        run_loop: Runs coroutines of ``async def`` functions in threads. By default they share one loop in a separate
+            thread, which ends with the slots. In processes, each has its own loop.
+        label: Name of the node, for names of threads and processes.
+        clock: The machine's clock, except in a simulation.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Slots:
         payloads: Payloads,
         *,
         run_in: RunIn = "thread",
-        leash: DeadlineExtender | None = None,
+        deadline_extender: DeadlineExtender | None = None,
         stop_grace_s: float = STOP_GRACE_S,
         run_loop: RunAsync | None = None,
         label: str = "",
@@ -113,21 +115,21 @@ class Slots:
         if not is_number(stop_grace_s, 0.0):
             raise ValueError(f"stop_grace_s must be a number of seconds from 0, not {stop_grace_s!r}")
         self.count = count
-        self._functions, self._payloads, self._run_in, self._leash = functions, payloads, run_in, leash
+        self._functions, self._payloads, self._run_in, self._deadlines = functions, payloads, run_in, deadline_extender
         self._grace_s, self._label, self._clock = stop_grace_s, label, clock
         self._loop = TaskLoop(label)
         self._run_loop: RunAsync = run_loop or self._loop.run
         self._home = ForkGuard("these slots")
         self._mutex = mutex()
         self._changed = condition(self._mutex)  # the watcher has to check the calls
-        self._comes = condition(self._mutex)  # an idle slot gets work
+        self._work_arrived = condition(self._mutex)  # an idle slot gets work
         self._idle = 0
         self._is_waking = False
         self._watches_at = math.inf
         self._typical_s = 1.0
         self._here = threading.local()
-        self._waiting: deque[_Run] = deque()
-        self._runs: dict[_Run, None] = {}
+        self._waiting: deque[_SlotRun] = deque()
+        self._runs: dict[_SlotRun, None] = {}
         self._threads: list[threading.Thread] = []
         self._watcher: threading.Thread | None = None
         self._closed = False
@@ -140,53 +142,57 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number of calls that could begin now. A function that ignores a stop occupies its slot."""
+        """The number of calls that could begin now. A function that ignores a request to stop occupies its slot."""
         with self._mutex:
             return 0 if self._closed else self.count - len(self._runs)
 
     @property
     def typical_s(self) -> float:
-        """Typical duration of calls in seconds, at first 1. Rises fast after long calls, and falls slowly."""
+        """The typical duration of calls in seconds, initially 1. Rises fast after long calls, and falls slowly."""
         return self._typical_s
 
     @property
     def stuck(self) -> list[str]:
-        """The tasks with an outcome whose functions are still running, because they ignored a stop. Sorted."""
+        """IDs of tasks that have an outcome, but whose functions still run because they ignored a request to stop.
+        Sorted.
+        """
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs if run.is_ended)
 
     def start(self, call: StoredCall | Callable[[], StoredCall], context: TaskContext) -> Future[Outcome]:
-        """Run a call in a free slot, until the context's ``deadline`` or its ``stop``.
+        """Run a call in a free slot, until the context's ``deadline`` or a request to stop.
 
         Args:
-            call: the call, or a function that makes it in the slot's thread. An exception of that function is the
-                outcome.
-            context: the context of the run.
+            call: The call, or a function that returns it and is called in the slot's thread. If that raises, the
+                exception is the outcome.
+            context: The context of the run.
         Returns:
             A future of the outcome. Its callbacks run in the slot's thread, when the slot is free.
         Raises:
-            LatchworkError: no slot is free.
-            Closed: these slots were closed.
+            LatchworkError: No slot is free.
+            Closed: These slots were closed.
         """
         outcome: Future[Outcome] = Future()
         outcome.set_running_or_notify_cancel()  # it cannot be cancelled by the future, only stopped by the context
-        self.begin(call, context, partial(_set, outcome))
+        self.start_with_callback(call, context, partial(_set_result, outcome))
         return outcome
 
-    def begin(
+    def start_with_callback(
         self, call: StoredCall | Callable[[], StoredCall], context: TaskContext, ended: Callable[[Outcome], object]
     ) -> None:
-        """Run a call like ``start``, at a lower cost: ``ended`` is called once, like a callback of the future."""
-        run = _Run(call, context, ended)
+        """Run a call like ``start``, but call ``ended`` with the outcome instead of creating a future, which costs
+        less.
+        """
+        run = _SlotRun(call, context, ended)
         try:
             context.wake = self._wake
-            self._take_in(run)
+            self._enqueue(run)
         except BaseException:
-            self._give_up(run)
+            self._withdraw(run)
             raise
 
-    def _give_up(self, run: _Run) -> None:
-        """Remove a call after an interrupt, or stop it if it has begun: the caller will not get the outcome."""
+    def _withdraw(self, run: _SlotRun) -> None:
+        """Remove a call after an interrupt, or stop it if it has begun, because the caller will not get the outcome."""
         with self._mutex:
             if run in self._waiting:
                 self._waiting.remove(run)
@@ -195,7 +201,7 @@ class Slots:
         if run.is_begun:
             run.context.stop()
 
-    def _take_in(self, run: _Run) -> None:
+    def _enqueue(self, run: _SlotRun) -> None:
         with self._mutex:
             if self._closed:
                 raise Closed("these slots were closed; make others")
@@ -206,7 +212,7 @@ class Slots:
             if self._idle < len(self._waiting):
                 self._start_another()
             if self._watcher is None or not self._watcher.is_alive():
-                self._watcher = _thread(self._watch, f"latchwork-slots-{self._label}")
+                self._watcher = _new_thread(self._watch, f"latchwork-slots-{self._label}")
                 self._watcher.start()
             if getattr(self._here, "returns", False):
                 self._here.returns = False  # this slot takes it after the current callback
@@ -220,17 +226,19 @@ class Slots:
         if len(self._threads) >= self.count:  # an interrupt may have come before the start of one
             self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) < self.count:
-            self._threads.append(_thread(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
+            self._threads.append(_new_thread(self._work, f"latchwork-slot-{self._label}-{len(self._threads)}"))
             self._threads[-1].start()
 
     def _wake_one(self) -> None:
-        """Wake one slot if there is work; it then wakes the next. So a few threads run all short calls."""
+        """Wake one idle thread if there is work. It then wakes the next one, so a few threads run all short calls."""
         if self._waiting and self._idle and not self._is_waking:
             self._is_waking = True
-            self._comes.notify()
+            self._work_arrived.notify()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all calls, and wait up to ``timeout_s`` until they have ended. Return the tasks that have not.
+        """Stop all calls, and wait up to ``timeout_s`` seconds for their end. Return the IDs of the tasks that still
+        run.
+
         Idempotent.
         """
         if self._home.is_foreign:
@@ -239,7 +247,7 @@ class Slots:
             self._closed = True
             runs = list(self._runs)
             self._changed.notify_all()
-            self._comes.notify_all()
+            self._work_arrived.notify_all()
         for run in runs:
             run.context.stop()
         until = self._clock.now() + timeout_s
@@ -257,21 +265,21 @@ class Slots:
     # A slot
 
     def _work(self) -> None:
-        process = TaskProcess(self._payloads, self._leash, stop_grace_s=self._grace_s, label=self._label)
+        process = TaskProcess(self._payloads, self._deadlines, stop_grace_s=self._grace_s, label=self._label)
         try:
             while (run := self._next()) is not None:
                 self._run_one(run, process)
         finally:
             process.close()
 
-    def _next(self) -> _Run | None:
+    def _next(self) -> _SlotRun | None:
         with self._mutex:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._idle += 1
                 try:
-                    self._comes.wait()
+                    self._work_arrived.wait()
                 finally:
                     self._idle -= 1
                     self._is_waking = False
@@ -280,16 +288,16 @@ class Slots:
             self._wake_one()
             return run
 
-    def _run_one(self, run: _Run, process: TaskProcess) -> None:
+    def _run_one(self, run: _SlotRun, process: TaskProcess) -> None:
         outcome: Outcome | None = None
         began = self._clock.now()
         try:
             if run.context.should_stop:
-                outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was stopped before it began"))
+                outcome = Outcome.from_exception(TaskStopped(f"task {run.context.task_id} was stopped before it began"))
             else:
                 outcome = self._outcome(run, process)
         except BaseException as error:
-            outcome = Outcome.failed(error)
+            outcome = Outcome.from_exception(error)
         finally:
             took_s = self._clock.now() - began
             with self._mutex:
@@ -303,15 +311,15 @@ class Slots:
                 run.end(outcome)
                 self._here.returns = False
 
-    def _outcome(self, run: _Run, process: TaskProcess) -> Outcome:
+    def _outcome(self, run: _SlotRun, process: TaskProcess) -> Outcome:
         call = run.call if isinstance(run.call, StoredCall) else run.call()
         registered = self._registered(call)
         where = registered.run_in if registered is not None and registered.run_in is not None else self._run_in
         if where == "process":
             return process.run(call, registered, run.context)
-        return perform(call, self._functions, self._payloads, run.context, self._run_loop)
+        return run_call(call, self._functions, self._payloads, run.context, self._run_loop)
 
-    def _registered(self, call: StoredCall) -> Registered | None:
+    def _registered(self, call: StoredCall) -> RegisteredFunction | None:
         try:
             return self._functions.get(call.function) if call.function else None
         except UnknownFunction:  # perform reports it
@@ -320,14 +328,14 @@ class Slots:
     # The watcher
 
     def _watch(self) -> None:
-        """Stop calls at their deadlines, and report outcomes for calls that ignore the stop."""
+        """Stop calls at their deadlines, and report outcomes for calls that ignore a request to stop."""
         while True:
             with self._mutex:
                 if self._closed and not self._runs:
                     return
                 runs = list(self._runs)
             seen, now = set(runs), self._clock.now()
-            moments = [moment for run in runs if (moment := self._looked_at(run, now)) is not None]
+            moments = [moment for run in runs if (moment := self._check_run(run, now)) is not None]
             with self._mutex:
                 deadlines = (r.context.deadline for r in self._runs if r not in seen)
                 moments += [moment for moment in deadlines if moment is not None]
@@ -337,7 +345,7 @@ class Slots:
                     self._clock.wait_condition(self._changed, self._watches_at - now if moments else None)
                     self._watches_at = math.inf
 
-    def _looked_at(self, run: _Run, now: float) -> float | None:
+    def _check_run(self, run: _SlotRun, now: float) -> float | None:
         """Stop a call, or report its outcome, if that is due. Return the next time to check it; None for never."""
         context = run.context
         if run.is_ended or run.is_late:
@@ -354,7 +362,7 @@ class Slots:
         run.is_late = True
         timed_out = context.deadline is not None and run.stopped_at >= context.deadline
         text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was stopped"
-        outcome = Outcome.failed(TaskTimeout(text) if timed_out else TaskStopped(text))
+        outcome = Outcome.from_exception(TaskTimeout(text) if timed_out else TaskStopped(text))
         threading.Thread(target=run.end, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
         _log.warning("%s; its slot is not free until it does", text)
         return None

@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class TaskLoop:
-    """Runs coroutines on one event loop. Safe to share between threads. Its thread starts with the first coroutine.
+    """Runs coroutines of many threads on one event loop. Thread-safe. Its thread starts with the first coroutine.
 
     Args:
-        label: the node, for the name of the thread.
+        label: Name of the node, for the name of the thread.
     """
 
     def __init__(self, label: str) -> None:
@@ -40,25 +40,26 @@ class TaskLoop:
         self._is_closed = False
 
     def run(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-        """Run a coroutine, and wait for its end in this thread. It is cancelled when its context is stopped.
+        """Run a coroutine on the loop, and wait for its result in this thread. It is cancelled when its context is
+        stopped.
 
         Raises:
-            asyncio.CancelledError: it was cancelled.
-            Closed: this was closed.
-            BaseException: raised by the coroutine.
+            asyncio.CancelledError: It was cancelled.
+            Closed: The loop was closed.
+            BaseException: Raised by the coroutine.
         """
         ended: Future[Any] = Future()
         with self._mutex:
             begins = not self._is_closed
             if begins:  # with the mutex: so it is before the end of the loop
-                self._begun().call_soon_threadsafe(self._start, body, context, ended)
+                self._ensure_started().call_soon_threadsafe(self._start, body, context, ended)
         if not begins:
             body.close()
             raise Closed(f"task {context.task_id} does not begin: its node closes")
         return ended.result()
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel the remaining coroutines, and wait for their end. Return False if that takes longer. Idempotent."""
+        """Cancel the remaining coroutines, and wait for their end. Return False if the timeout passes. Idempotent."""
         with self._mutex:
             loop, thread = self._loop, self._thread
             if loop is not None and not self._is_closed:
@@ -70,7 +71,7 @@ class TaskLoop:
             thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _begun(self) -> asyncio.AbstractEventLoop:
+    def _ensure_started(self) -> asyncio.AbstractEventLoop:
         import asyncio
 
         if self._loop is None:
@@ -100,12 +101,12 @@ class TaskLoop:
     def _start(self, body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
         import asyncio
 
-        whole = _whole(body, context, ended)
+        whole = _run_to_end(body, context, ended)
         task = asyncio.get_running_loop().create_task(whole, name=f"task {context.task_id}")
         self._tasks.add(task)
-        task.add_done_callback(partial(self._over, body, ended))
+        task.add_done_callback(partial(self._on_task_done, body, ended))
 
-    def _over(self, body: Coroutine[Any, Any, Any], ended: Future[Any], task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, body: Coroutine[Any, Any, Any], ended: Future[Any], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         import asyncio
 
@@ -117,12 +118,12 @@ class TaskLoop:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        self._ending = loop.create_task(_finish())
+        self._ending = loop.create_task(_cancel_all())
         self._ending.add_done_callback(lambda _: loop.stop())
 
 
-async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
-    """Run it, and tell the slot: whatever it raises is its own, and ends neither the loop nor other tasks."""
+async def _run_to_end(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
+    """Run a coroutine and complete its future. Whatever it raises ends neither the loop nor other tasks."""
     import asyncio
 
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
@@ -139,8 +140,8 @@ async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Fu
         remove()
 
 
-async def _finish() -> None:
-    """Cancel all asyncio tasks, also tasks left running by coroutines, and wait for their end."""
+async def _cancel_all() -> None:
+    """Cancel all asyncio tasks, including those that coroutines have left running, and wait for their end."""
     import asyncio
 
     while left := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -1,6 +1,6 @@
-"""The hooks by which a system controls its worker loop, and decisions of the loop.
+"""The hooks by which a system, such as the executor, controls its worker loop, and decisions of the loop itself.
 
-The decisions are which items to take, and how a claim ends. Pure, except for the hooks of the system.
+The decisions are which items to claim, and how a claim ends. Pure, except for the hooks of the system.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.primitives import QueueClaim, QueueItem, Share
+from latchwork.primitives import QueueClaim, QueueItem, TakerShard
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
@@ -39,10 +39,11 @@ class Run(Struct, frozen=True):
     """The call to run for a claim.
 
     Attributes:
-        call: the call, or a function that makes it in the slot's thread. The function may ask the store, and raise.
-        task_id: the name of the task in its context and in messages.
-        timeout_s: seconds after which the run is stopped; None for never.
-        attempt: number of this attempt; None takes the number of times that the item was taken.
+        call: The call, or a function that returns it and is called in the slot's thread. The function may use the
+            store, and may raise.
+        task_id: ID of the task in its context and in messages.
+        timeout_s: Seconds after which the run is stopped; None for no limit.
+        attempt: Number of this attempt; None uses the number of times that the item was claimed.
     """
 
     call: StoredCall | Callable[[], StoredCall]
@@ -52,140 +53,152 @@ class Run(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """End the claim and delete its item, in one transaction with these checks and writes.
+    """An ending that deletes the item of a claim, in one transaction with these checks and writes.
 
     Attributes:
-        checks: additional checks.
-        ops: additional writes.
-        landed: called after the commit, with its result, or None if that is not known. Must be quick, and not raise.
+        checks: Additional checks.
+        ops: Additional writes.
+        on_committed: Called after the commit, with its result, or None if that is not known. Must be quick, and not
+            raise.
     """
 
     checks: tuple[Check, ...] = ()
     ops: tuple[Op, ...] = ()
-    landed: Callable[[Committed | None], object] = bool
+    on_committed: Callable[[Committed | None], object] = bool
 
 
 class Release(Struct, frozen=True):
-    """Release the item, after a pause in which the claim is held, but no slot.
+    """An ending that returns the item of a claim to the queue, after a pause in which the claim is held, but no slot.
 
     Attributes:
-        why: stored in the item.
-        after_s: length of the pause in seconds.
-        count: whether this counts as an attempt.
-        lane: partition to move the item to; None keeps its partition.
+        why: The reason, stored in the item.
+        after_s: Length of the pause in seconds.
+        count: Whether this counts as an attempt.
+        partition: Partition to move the item to; None keeps its partition.
     """
 
     why: str = ""
     after_s: float = 0.0
     count: bool = True
-    lane: str | None = None
+    partition: str | None = None
 
 
-class Bury(Struct, frozen=True):
-    """Dead-letter the item, in one transaction with these writes."""
+class DeadLetter(Struct, frozen=True):
+    """An ending that turns the item of a claim into a dead letter, in one transaction with these writes.
+
+    Attributes:
+        why: The reason, stored in the dead letter.
+        ops: Additional writes.
+    """
 
     why: str = ""
     ops: tuple[Op, ...] = ()
 
 
-Ending = Done | Release | Bury
+Ending = Done | Release | DeadLetter
 
 
 class WorkerHooks(ABC):
-    """The hooks of a system for each step of a task. One worker loop calls them from several threads.
+    """The callbacks by which a system controls its worker loop. The loop calls them from several threads.
 
-    If a hook raises, the error is logged, and the claim is released after a pause; this counts as an attempt.
+    If a callback raises, the error is logged, and the claim is released after a pause. This counts as an attempt.
     """
 
     #: Whether a task may return an ``Instead``: work to be done before its value exists.
-    takes_instead: ClassVar[bool] = False
+    allows_deferred: ClassVar[bool] = False
 
     @abstractmethod
-    def lanes(self) -> Sequence[str]:
-        """Return the partitions to look in now, in order. Called before each look; must not ask the store."""
+    def partitions(self) -> Sequence[str]:
+        """Return the partitions of the queue to take items from now, in order. Called before each search; must not use
+        the store.
+        """
 
-    def waits(self) -> Sequence[str]:
-        """Return the partitions whose changes wake the worker loop. Called at the start. Default: ``lanes()``."""
-        return self.lanes()
+    def watched_partitions(self) -> Sequence[str]:
+        """Return the partitions whose new items wake the loop. Called once at the start. Default: ``partitions()``."""
+        return self.partitions()
 
-    def share(self, lane: str) -> Share:  # noqa: ARG002 - for overrides
-        """Return this node's share among the takers of a partition, see ``WorkQueue.try_take``. Default: no sharing."""
-        return Share()
+    def shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
+        """Return the shard of a partition that this node prefers, see ``WorkQueue.try_take``. Default: no shards."""
+        return TakerShard()
 
-    def accept(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether this node takes an item. Must not ask the store. Default: yes."""
+    def should_claim(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether this node should claim an item. Must not use the store. Default: yes."""
         return True
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
-        """Return additional checks and writes of the transaction that takes an item. Default: none."""
+    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+        """Return additional checks and writes for the transaction that claims an item. Default: none."""
         return (), ()
 
-    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
-        """Return additional checks and writes of the transaction that dead-letters an item taken too often. Default:
+    def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+        """Return additional checks and writes for the transaction that dead-letters an item claimed too often. Default:
         none.
         """
         return (), ()
 
-    def refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
-        """Handle an item whose extra checks failed, so that it was not taken. Default: does nothing.
+    def on_claim_refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
+        """Called with an item that was not claimed, because its additional checks failed. Default: does nothing.
 
-        A mirror merges states: it may never report a key that existed only between two of them, nor its deletion.
+        A mirror of the store merges changes: it may never report a key that existed only briefly, nor its deletion.
 
         Returns:
-            Whether to look soon, without a notification.
+            Whether to search the queue again soon, even without a notification.
         """
         return False
 
-    def taken(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - for overrides
-        """Prepare claims that were taken together. Called once before they begin, in the thread that looks.
+    def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - for overrides
+        """Prepare the runs of items that were claimed together. Called once before the runs begin.
 
-        May ask the store. An exception is logged and ignored.
+        May use the store. An exception is logged and ignored.
         """
 
     @abstractmethod
-    def begin(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim, or its end without a run. Must not ask the store; ``Run.call`` may."""
-
-    @abstractmethod
-    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Return how the claim of a run ends. May ask the store: called in the slot's thread.
-
-        Return a future to decide later, in a thread of the system that decides on many claims at once. The slot is free
-        meanwhile. Called again after a short pause if the transaction was refused because of its checks.
+    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
+        """Return the call to run for a claim, or how the claim ends if there is nothing to run. Must not use the
+        store.
         """
 
-    def at_end(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return writes to add to the end of a claim, whichever end it is. Must not ask the store. Default: none."""
+    @abstractmethod
+    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
+        """Return how the claim of a finished run ends. Called in the slot's thread; may use the store.
+
+        Return a future to decide later, for example together with other claims. The slot is free meanwhile. Called
+        again after a short pause if the transaction was refused because of its checks.
+        """
+
+    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+        """Return writes to add to the end of a claim, however it ends. Must not use the store. Default: none."""
         return ()
 
-    def why(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
-        """Return the text to store in a released item, given the reason of the release. Must not ask the store."""
+    def release_reason(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
+        """Return the text to store in a released item, given the reason of the release. Must not use the store."""
         return why
 
-    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return writes to add when an item is dead-lettered after its last attempt was released. May ask the store."""
+    def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+        """Return writes to add when an item becomes a dead letter because its last attempt was released. May use the
+        store.
+        """
         return ()
 
-    def claim_over(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - for overrides
-        """Handle the end of a claim. Quick; must not ask the store.
+    def on_claim_ended(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - for overrides
+        """Called when a claim has ended. Must be quick, and must not use the store. Default: does nothing.
 
         Returns:
-            Whether to look for items that were skipped because of this claim.
+            Whether to search for items that were skipped because of this claim.
         """
         return False
 
-    def lost(self, claim: QueueClaim) -> None:  # noqa: B027 - for overrides
-        """Handle the loss of a claim: another node may run the task, and the outcome here is dropped."""
+    def on_claim_lost(self, claim: QueueClaim) -> None:  # noqa: B027 - for overrides
+        """Called when a claim was lost. Another node may run the task, and the outcome of the run here is dropped."""
 
 
-def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
-    """Return the seconds to pause before the next attempt; None if there is none. Pure.
+def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
+    """Return the seconds to pause before the next attempt of a failed task; None if there is no next attempt. Pure.
 
     Args:
-        retry: the retry policy of the task.
-        attempt: number of the attempt that ended, from 1.
-        outcome: how it ended.
-        chance: as for ``Retry.pause_s``.
+        retry: The retry policy of the task.
+        attempt: Number of the attempt that ended, from 1.
+        outcome: How it ended.
+        chance: A number from 0 to 1 that determines the jitter; None draws one.
     """
     failure = outcome.failure
     if failure is None or failure.is_final:
@@ -196,56 +209,56 @@ def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
     return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
 
 
-def tell_taken(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
-    """Call the ``taken`` hook, if there are claims. Errors are logged, so that the claims begin in any case."""
+def call_prepare_claims(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
+    """Call the hook ``prepare_claims``, if there are claims. Errors are logged, so that the claims begin in any
+    case.
+    """
     try:
         if claims:
-            call_user(hooks.taken, claims)
+            call_user(hooks.prepare_claims, claims)
     except Exception as error:
         text = "node %s did not prepare %d items: %s"
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
 
 
-def tell_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
-    """Call the ``lost`` hook for a claim that this node will not end through the system."""
+def call_on_claim_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
+    """Call the hook ``on_claim_lost``. Errors are logged."""
     try:
-        call_user(hooks.lost, claim)
+        call_user(hooks.on_claim_lost, claim)
     except Exception:
         _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
 
 
-def decided(outcome: Outcome, cut_short: str) -> Release | None:
-    """Return the decision of the loop itself: release a task that refused to run here, or that the node stopped.
-
-    None leaves the decision to the system.
+def decide_release(outcome: Outcome, stop_reason: str) -> Release | None:
+    """Return a release if the task refused to run here or the node stopped it; None lets the system decide.
 
     Args:
-        outcome: how the run ended.
-        cut_short: why the node stopped it; empty if it did not.
+        outcome: How the run ended.
+        stop_reason: Why the node stopped it; empty if it did not.
     """
     failure = outcome.failure
     if failure is None:
         return None
     if failure.is_refusal:
         return Release(why=failure.summary[:_MOST_WHY], count=False)
-    return Release(why=cut_short, count=False) if cut_short else None
+    return Release(why=stop_reason, count=False) if stop_reason else None
 
 
-def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
-    """Return the outcome, or a failure if it is an ``Instead`` that the system does not support. Pure."""
-    if not outcome.instead or instead:
+def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
+    """Return the outcome, or a failure if it is a deferred result and the system does not allow those. Pure."""
+    if not outcome.deferred or is_allowed:
         return outcome
     why = "the task returned what is to be done before its value comes, and only tasks of plans may"
-    return Outcome.failed(NotSerializable(why), is_final=True)
+    return Outcome.from_exception(NotSerializable(why), is_final=True)
 
 
 class ClaimFilter:
-    """Asks the hooks of a system which items to take, so that a failing hook cannot stop the node. Safe to share.
+    """Asks the hooks of a system which items to claim, so that a hook that raises cannot stop the node. Thread-safe.
 
     Args:
-        hooks: the hooks of the system.
-        clock: the node's clock.
-        node_id: the node, for messages.
+        hooks: The hooks of the system.
+        clock: The node's clock.
+        node_id: ID of the node, for messages.
     """
 
     def __init__(self, hooks: WorkerHooks, clock: Clock, node_id: str) -> None:
@@ -256,15 +269,15 @@ class ClaimFilter:
         self._held = ""
         self._wanted = ""
         #: Whether to look soon: an item was refused in this look, and no notification may come when it can be taken.
-        self.looks_again = False
+        self.should_search_soon = False
 
-    def begin(self) -> None:
-        """Begin a look."""
+    def begin_search(self) -> None:
+        """Reset what is remembered of the last search of the queue."""
         self._wanted = ""
-        self.looks_again = False
+        self.should_search_soon = False
 
-    def accept(self, item: QueueItem) -> bool:
-        """Return whether to take an item."""
+    def should_claim(self, item: QueueItem) -> bool:
+        """Return whether to claim an item."""
         until = self._refused.get(item.path) if self._refused else None
         if until is not None:
             if until > self._clock.now():
@@ -273,53 +286,55 @@ class ClaimFilter:
         if item.attempts >= SUSPECT and is_suspect(item) and item.path != (self._held or self._wanted or item.path):
             return False
         try:
-            return call_user(self._hooks.accept, item)
+            return call_user(self._hooks.should_claim, item)
         except Exception:
-            self._leave_broken(item)
+            self._skip_broken(item)
             return False
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return additional checks and writes of the transaction that takes an item."""
+    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """Return additional checks and writes for the transaction that claims an item."""
         if item.attempts >= SUSPECT and is_suspect(item):
             self._wanted = item.path
         try:
-            return call_user(self._hooks.extra, item)
+            return call_user(self._hooks.claim_extras, item)
         except Exception:
-            self._leave_broken(item)
+            self._skip_broken(item)
             return [Absent(item.key)], []  # the item exists, so this check fails and skips it
 
-    def told_refused(self, item: QueueItem) -> None:
-        """Handle an item whose extra checks failed."""
+    def on_claim_refused(self, item: QueueItem) -> None:
+        """Tell the system that an item was not claimed because its additional checks failed."""
         try:
-            self.looks_again |= call_user(self._hooks.refused, item)
+            self.should_search_soon |= call_user(self._hooks.on_claim_refused, item)
         except Exception:
-            self._leave_broken(item)
+            self._skip_broken(item)
 
-    def taken(self, item: QueueItem) -> None:
-        """Note that an item was taken. Its ``attempts`` includes this one."""
+    def on_claimed(self, item: QueueItem) -> None:
+        """Record that an item was claimed. Its ``attempts`` includes this claim."""
         if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
-    def over(self, path: str) -> bool:
-        """Note that this node no longer has an item. Return whether items skipped because of it can be taken now."""
+    def on_claim_ended(self, path: str) -> bool:
+        """Record that the claim of an item has ended. Return whether items that were skipped because of it can be
+        claimed now.
+        """
         was_held = bool(self._held) and self._held == path
         if was_held:
             self._held = ""
         return was_held
 
-    def leave_to_others(self, item: QueueItem) -> None:
-        """Do not take an item for ``REFUSED_S`` seconds."""
+    def skip_for_now(self, item: QueueItem) -> None:
+        """Do not claim an item for ``REFUSED_S`` seconds, so that other nodes can claim it."""
         now = self._clock.now()
         if len(self._refused) >= _MOST_REFUSED:
             self._refused = {path: until for path, until in self._refused.items() if until > now}
         self._refused[item.path] = now + REFUSED_S
 
-    def _leave_broken(self, item: QueueItem) -> None:
-        """Log the exception of a hook, and skip its item, so that it does not keep the node from all others."""
+    def _skip_broken(self, item: QueueItem) -> None:
+        """Log the exception of a hook, and skip its item for a while, so that the node can claim other items."""
         _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
-        self.leave_to_others(item)
+        self.skip_for_now(item)
 
 
 def is_suspect(item: QueueItem) -> bool:
-    """Return whether the nodes that had an item may have died because of it."""
+    """Return whether an item may have killed the nodes that claimed it: it was claimed often, and never released."""
     return item.attempts >= SUSPECT and not item.why

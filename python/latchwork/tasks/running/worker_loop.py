@@ -1,8 +1,9 @@
-"""The loop of a node: look for items, claim them, run them in slots, and end them by group commits.
+"""The main loop of a node: it searches for items, claims them, runs them in slots, and ends the claims by group
+commits.
 
-Only the holder of a claim may end an item; the placement of an item is just a preference. A node without free slots
-does not look. A node that finds nothing waits, and writes only its position among the waiters. ``LeaseWatchdog`` stops
-runs before the session of their claims can end.
+Only the holder of a claim may end an item; the partition of an item is just a preference. A node without free slots
+does not search. A node that finds nothing waits, and writes only its position among the waiters. ``LeaseWatchdog``
+stops runs before the session of their claims can end.
 
 docs/design/tasks.md has the races.
 """
@@ -30,20 +31,20 @@ from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, call_user_function, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.completion import Completion, Taken
+from latchwork.tasks.running.completion import ClaimedTask, ClaimFinisher
 from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
-from latchwork.tasks.running.notified_claims import NotifiedClaims, worth_claiming
-from latchwork.tasks.running.prefetch_queue import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, share_of
+from latchwork.tasks.running.notified_claims import NotifiedClaims, select_direct_claims
+from latchwork.tasks.running.prefetch_queue import AGAIN_S, MAX_WAIT_S, ArrivalRate, PrefetchQueue, choose_shard
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import (
     ClaimFilter,
     Release,
     Run,
     WorkerHooks,
-    allowed,
-    decided,
-    tell_lost,
-    tell_taken,
+    call_on_claim_lost,
+    call_prepare_claims,
+    decide_release,
+    reject_deferred,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 #: Maximum number of items claimed in one transaction.
 BATCH = 20
 #: Seconds between looks of a node that finds nothing; reads only.
-LOOK_S = 10.0
+SEARCH_S = 10.0
 #: A node whose last look is older than this many seconds, and than so many times the time that a look takes, claims
 #: nothing without a look.
 UNSEEN_S, UNSEEN_LOOKS = 0.25, 3.0
@@ -64,19 +65,19 @@ TIDY_S = 1.0
 
 
 class WorkerLoop(Startable):
-    """Keeps slots busy with items of a work queue. Safe to share between threads.
+    """Claims items of a work queue and runs them in slots. Thread-safe.
 
     Args:
-        backlog: the queue. Must not be used elsewhere; closed with the loop.
-        slots: run the calls; closed by the caller.
-        commits: commits results; closed by the caller.
-        hooks: the hooks of the system.
-        store: the store that tasks get.
-        node_id: the name of this node for tasks and in messages.
-        context: the object that tasks get as ``TaskContext.context``.
-        batch: maximum number of items claimed in one transaction.
-        look_s: seconds between looks of an idle node, even without notifications; reads only.
-        margin_s: tasks are stopped this many seconds before the session of their claims can end; by default a tenth of
+        backlog: The queue. Must not be used elsewhere; closed with the loop.
+        slots: Run the calls; closed by the caller.
+        commits: Commits the results; closed by the caller.
+        hooks: The hooks of the system.
+        store: The store that tasks get.
+        node_id: ID of this node, for tasks and messages.
+        context: The object that tasks get as ``TaskContext.context``.
+        batch: Maximum number of items claimed in one transaction.
+        search_s: Seconds between searches of an idle node, even without notifications. A search only reads.
+        margin_s: Tasks are stopped this many seconds before the session of their claims can end; by default a tenth of
             the remaining time.
     """
 
@@ -91,70 +92,76 @@ class WorkerLoop(Startable):
         node_id: str = "",
         context: object = None,
         batch: int = BATCH,
-        look_s: float = LOOK_S,
+        search_s: float = SEARCH_S,
         margin_s: float | None = None,
     ) -> None:
         if type(batch) is not int or batch < 1:
             raise ValueError(f"batch must be a whole number from 1, not {batch!r}")
-        if not is_number(look_s) or look_s <= 0.0 or not (margin_s is None or is_number(margin_s, 0.0)):
-            raise ValueError(f"look_s must be above 0 seconds, and margin_s at least 0, not {look_s!r}, {margin_s!r}")
+        if not is_number(search_s) or search_s <= 0.0 or not (margin_s is None or is_number(margin_s, 0.0)):
+            raise ValueError(f"look_s must be above 0 seconds, and margin_s at least 0, not {search_s!r}, {margin_s!r}")
         self._backlog, self._slots, self._hooks, self._store = backlog, slots, hooks, store
-        self._node_id, self._context, self._batch, self._look_s = node_id, context, batch, look_s
+        self._node_id, self._context, self._batch, self._search_s = node_id, context, batch, search_s
         self._margin_s = margin_s
         self._clock = store.clock
-        self._home = ForkGuard("this feeder")
-        self._bell = Notifier()
-        self._ends = Notifier(self._bell.mutex)
-        self._arrivals = ArrivalCount()
-        self._tasks: dict[str, Taken] = {}
+        self._home = ForkGuard("this worker loop")
+        self._notifier = Notifier()
+        self._ends = Notifier(self._notifier.mutex)
+        self._arrivals = ArrivalRate()
+        self._tasks: dict[str, ClaimedTask] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_started, self._is_over = True, False, False
-        self._wants_room = self._leaves_traces = False
-        self._looked_at, self._look_took_s, self._counts = -math.inf, 0.0, Counter[str]()
-        self._endings = Completion(self._clock, commits, hooks, self._forget, label=node_id)
-        self._choosing = ClaimFilter(hooks, self._clock, node_id)
-        accept = self._choosing.accept
-        self._lines = NotifiedClaims(
-            backlog, self._clock, self._bell, self._stop, accept=accept, runs=self._runs, node_id=node_id
+        self._takes, self._is_started, self._has_closed = True, False, False
+        self._wants_capacity = self._leaves_traces = False
+        self._searched_at, self._search_took_s, self._counts = -math.inf, 0.0, Counter[str]()
+        self._finisher = ClaimFinisher(self._clock, commits, hooks, self._on_claim_ended, label=node_id)
+        self._filter = ClaimFilter(hooks, self._clock, node_id)
+        accept = self._filter.should_claim
+        self._notified = NotifiedClaims(
+            backlog, self._clock, self._notifier, self._stop, accept=accept, runs=self._runs, node_id=node_id
         )
-        self._guard = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._give_back)
-        self._line = PrefetchQueue(slots, self._clock, self._ended, self._drop, self._guard.look_at)
+        self._watchdog = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._release_overdue)
+        self._prefetched = PrefetchQueue(
+            slots, self._clock, self._on_run_ended, self._release_unstarted, self._watchdog.check_at
+        )
 
     def start(self) -> None:
-        """Start taking items in the background. Idempotent. An interrupt during this call closes the loop.
+        """Start to claim items in the background. Idempotent. An interrupt during this call closes the loop.
 
         Raises:
-            Closed: it was closed.
+            Closed: The loop was closed.
         """
         self._home.check()
         if self._stop.is_set():
-            raise Closed("this feeder was closed; make another one")
+            raise Closed("this worker loop was closed; make another one")
         try:
-            with self._bell.mutex:
+            with self._notifier.mutex:
                 if self._is_started:
                     return
-                self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
-                self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
-                for lane in dict.fromkeys(self._hooks.waits()):
-                    self._threads.append(Background(partial(self._lines.wait, lane), f"latchwork-feeder-wait-{lane}"))
+                self._threads.append(Background(self._feed, f"latchwork-worker-loop-{self._node_id}"))
+                self._threads.append(Background(self._watchdog.run, f"latchwork-worker-loop-guard-{self._node_id}"))
+                for partition in dict.fromkeys(self._hooks.watched_partitions()):
+                    self._threads.append(
+                        Background(
+                            partial(self._notified.wait_for_items, partition), f"latchwork-worker-loop-wait-{partition}"
+                        )
+                    )
                 self._is_started = True
         except BaseException:
-            self.end_soon()
+            self.close_in_background()
             raise
 
-    def end_soon(self) -> None:
-        """Close in the background, after an interrupt."""
-        Background(partial(call_user_function, self.close), f"latchwork-feeder-close-{self._node_id}")
+    def close_in_background(self) -> None:
+        """Close the loop in the background, after an interrupt."""
+        Background(partial(call_user_function, self.close), f"latchwork-worker-loop-close-{self._node_id}")
 
-    def poke(self) -> None:
-        """Look for items soon, because of a change that no partition reports."""
-        with self._bell.mutex:
-            self._lines.poke()
+    def search_soon(self) -> None:
+        """Search for items soon, because of a change of which the loop is not notified."""
+        with self._notifier.mutex:
+            self._notified.request_search()
 
     def stop_task(self, path: str) -> bool:
-        """Stop the run of the item at this path, and end its pause. Return False if it is not running here."""
-        with self._bell.mutex:
+        """Stop the run of the item with this path, and end its pause. Return False if it is not running here."""
+        with self._notifier.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
             return False
@@ -162,39 +169,45 @@ class WorkerLoop(Startable):
         task.end_pause()
         return True
 
-    def spare(self) -> int:
-        """Return how many items may be claimed without a look; 0 if the last look is too old: older items are first."""
-        with self._bell.mutex:
-            unseen_s = max(UNSEEN_S, UNSEEN_LOOKS * self._look_took_s)
-            return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + unseen_s else 0
+    def free_capacity(self) -> int:
+        """Return how many items may be claimed without a search. 0 if the last search is too old, because older items
+        go first.
+        """
+        with self._notifier.mutex:
+            unseen_s = max(UNSEEN_S, UNSEEN_LOOKS * self._search_took_s)
+            return (
+                self._free_capacity()
+                if self._notified.is_waiting or self._clock.now() < self._searched_at + unseen_s
+                else 0
+            )
 
-    def begin_taken(self, claims: Sequence[QueueClaim]) -> None:
+    def run_claims(self, claims: Sequence[QueueClaim]) -> None:
         """Run items that were claimed elsewhere with the session of this loop's queue."""
         if not claims:
             return
-        tell_taken(self._hooks, claims, self._node_id)
+        call_prepare_claims(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
 
     def running(self) -> list[str]:
         """Return the paths of the items that this node has claimed, sorted."""
-        with self._bell.mutex:
+        with self._notifier.mutex:
             return sorted(self._tasks)
 
     def stats(self) -> Mapping[str, int]:
-        """Return the number of items ``taken``, ``done``, ``released``, ``buried`` and ``lost`` since the start."""
-        with self._bell.mutex:
+        """Return the counters ``taken``, ``done``, ``released``, ``dead_lettered`` and ``lost`` since the start."""
+        with self._notifier.mutex:
             return dict(self._counts)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Stop taking items, and wait until all taken items have ended. Return False after ``timeout_s``."""
+        """Stop claiming items, and wait until all claims have ended. Return False if ``timeout_s`` passes before."""
         until = None if timeout_s is None else self._clock.now() + timeout_s
-        with self._bell.mutex:
+        with self._notifier.mutex:
             self._takes = False
-            self._ring_all()
+            self._notify_all()
         while True:
-            with self._bell.mutex:
-                if not self._tasks or self._is_over:  # or close gave up in another thread
+            with self._notifier.mutex:
+                if not self._tasks or self._has_closed:  # or close gave up in another thread
                     return not self._tasks
                 version = self._ends.version
             left_s = None if until is None else until - self._clock.now()
@@ -203,49 +216,49 @@ class WorkerLoop(Startable):
             ).block():
                 return False
 
-    def _ring_all(self) -> None:
-        self._lines.end()
-        for bell in (self._bell, self._ends):
-            bell.notify_all()
+    def _notify_all(self) -> None:
+        self._notified.stop()
+        for notifier in (self._notifier, self._ends):
+            notifier.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all tasks, release unfinished items, and wait up to ``timeout_s``. Idempotent.
+        """Stop all tasks, release unfinished items, and wait up to ``timeout_s`` seconds. Idempotent.
 
         Returns:
             The paths of items that are still claimed, sorted. They are free when the session of their claims ends.
         """
         if self._home.is_foreign:
             return []
-        with self._bell.mutex:
+        with self._notifier.mutex:
             self._takes = False
             self._stop.set()
             tasks = list(self._tasks.values())
-            self._ring_all()
+            self._notify_all()
         self._backlog.close()
         for task in tasks:
-            task.cut_short("its node closed")
-        self._endings.hurry()
-        self._line.give_back(math.inf, "its node closed")
+            task.stop_run("its node closed")
+        self._finisher.skip_pauses()
+        self._prefetched.release_older(math.inf, "its node closed")
         until = self._clock.now() + timeout_s
         self.drain(timeout_s)
-        with self._bell.mutex:
-            self._ring_all()
-        self._guard.end()
+        with self._notifier.mutex:
+            self._notify_all()
+        self._watchdog.stop()
         for thread in self._threads:
             if not thread.is_running_here:
                 thread.block()
         self.drain(max(0.0, until - self._clock.now()))  # claims that were taken meanwhile
-        self._endings.close()
-        with self._bell.mutex:
-            self._is_over = True
-            self._ring_all()
+        self._finisher.close()
+        with self._notifier.mutex:
+            self._has_closed = True
+            self._notify_all()
         return self.running()
 
     async def _feed(self) -> None:
         backoff = Backoff()
         while not self._stop.is_set():
             try:
-                found, is_all = await self._look()
+                found, is_all = await self._search()
             except Closed:
                 return
             except Exception as error:
@@ -254,117 +267,125 @@ class WorkerLoop(Startable):
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            await self._rest(found, is_all=is_all)
+            await self._wait_before_search(found, is_all=is_all)
 
-    async def _look(self) -> tuple[int | None, bool]:
-        """Take items up to the free capacity.
+    async def _search(self) -> tuple[int | None, bool]:
+        """Claim items, as many as slots are free.
 
         Returns:
-            The number taken, None without free capacity; and whether they are all items known to be free.
+            The number of claims, None without a free slot; and whether they are all items that were known to be free.
         """
-        with self._bell.mutex:
-            told = self._lines.told()
-            room, had = self._room(), bool(self._tasks)
-        self._choosing.begin()
-        if room <= 0:
+        with self._notifier.mutex:
+            notified = self._notified.pop_notified()
+            capacity, has_tasks = self._free_capacity(), bool(self._tasks)
+        self._filter.begin_search()
+        if capacity <= 0:
             return None, False
-        lanes = self._hooks.lanes()
-        claims = await self._take_told(worth_claiming(told, lanes, room))
-        is_all = bool(claims) and len(claims) == len(told)
+        partitions = self._hooks.partitions()
+        claims = await self._take_notified(select_direct_claims(notified, partitions, capacity))
+        is_all = bool(claims) and len(claims) == len(notified)
         if not claims:
-            claims = await self._take(lanes, room)
-        with self._bell.mutex:
-            self._leaves_traces = had or bool(claims)
-        self.begin_taken(claims)
+            claims = await self._take(partitions, capacity)
+        with self._notifier.mutex:
+            self._leaves_traces = has_tasks or bool(claims)
+        self.run_claims(claims)
         return len(claims), is_all
 
-    async def _take_told(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
+    async def _take_notified(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
             return []
         return await steps_of(self._backlog.take_items)(
             items,
-            accept=self._choosing.accept,
-            extra=self._choosing.extra,
-            on_refused=self._choosing.told_refused,
+            accept=self._filter.should_claim,
+            extra=self._filter.claim_extras,
+            on_refused=self._filter.on_claim_refused,
         )
 
-    async def _take(self, lanes: Sequence[str], room: int) -> list[QueueClaim]:
-        self._looked_at = self._clock.now()
+    async def _take(self, partitions: Sequence[str], capacity: int) -> list[QueueClaim]:
+        self._searched_at = self._clock.now()
         claims = await steps_of(self._backlog.try_take)(
-            lanes,
-            limit=room,
-            accept=self._choosing.accept,
-            extra=self._choosing.extra,
-            extra_dead=self._hooks.extra_dead,
-            on_refused=self._choosing.told_refused,
-            on_dead=self._count_dead,
-            share=partial(share_of, self._hooks, self._arrivals),
+            partitions,
+            limit=capacity,
+            accept=self._filter.should_claim,
+            extra=self._filter.claim_extras,
+            extra_dead=self._hooks.dead_letter_extras,
+            on_refused=self._filter.on_claim_refused,
+            on_dead=self._count_dead_letter,
+            shard=partial(choose_shard, self._hooks, self._arrivals),
         )
-        self._look_took_s = self._clock.now() - self._looked_at
+        self._search_took_s = self._clock.now() - self._searched_at
         return claims
 
-    def _count_dead(self, _item: QueueItem) -> None:
-        with self._bell.mutex:
-            self._counts["buried"] += 1
+    def _count_dead_letter(self, _item: QueueItem) -> None:
+        with self._notifier.mutex:
+            self._counts["dead_lettered"] += 1
 
     def _runs(self) -> bool:
         return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())
 
-    def _room(self) -> int:
-        """Return how many items to take now."""
-        return min(self._batch, self._line.room()) if self._takes else 0
+    def _free_capacity(self) -> int:
+        """Return how many items to claim now."""
+        return min(self._batch, self._prefetched.free_capacity()) if self._takes else 0
 
-    async def _rest(self, found: int | None, *, is_all: bool) -> None:
-        """Wait after a look for free capacity, for a notification, or for the time of the next look."""
-        with self._bell.mutex:
-            self._arrivals.note(found)
-            has_none = found == 0 or (is_all and self._room() > 0)
-            come_again = has_none and self._arrivals.come_again
-            self._lines.looked(found or 0, is_hungry=has_none and not (self._takes and come_again))
-        if come_again:
+    async def _wait_before_search(self, found: int | None, *, is_all: bool) -> None:
+        """Wait for a free slot, for a notification, or until the next search is due."""
+        with self._notifier.mutex:
+            self._arrivals.record(found)
+            has_none = found == 0 or (is_all and self._free_capacity() > 0)
+            expects_more = has_none and self._arrivals.expects_more
+            self._notified.record_search(found or 0, is_waiting=has_none and not (self._takes and expects_more))
+        if expects_more:
             await Pause(self._clock, self._stop, AGAIN_S)
             return
-        until = self._clock.now() + REFUSED_S if self._choosing.looks_again else self._looked_at + self._look_s
+        until = self._clock.now() + REFUSED_S if self._filter.should_search_soon else self._searched_at + self._search_s
         while has_none or found is None:
-            with self._bell.mutex:
-                version = self._bell.version
-                if self._stop.is_set() or self._lines.has_told or (found is None and self._room() > 0):
+            with self._notifier.mutex:
+                version = self._notifier.version
+                if (
+                    self._stop.is_set()
+                    or self._notified.has_notification
+                    or (found is None and self._free_capacity() > 0)
+                ):
                     break
-                self._wants_room = found is None
-                until = min(until, self._looked_at + self._lines.look_s(self._look_s))
+                self._wants_capacity = found is None
+                until = min(until, self._searched_at + self._notified.search_s(self._search_s))
                 if self._leaves_traces and not self._tasks:
                     until = min(until, self._clock.now() + TIDY_S)
             left_s = until - self._clock.now() if has_none else None
             if left_s is not None and left_s <= 0.0:
                 break
-            if not await self._bell.changed_since(version, self._clock, left_s):
+            if not await self._notifier.changed_since(version, self._clock, left_s):
                 break
-        with self._bell.mutex:
-            self._lines.is_hungry = self._wants_room = False
+        with self._notifier.mutex:
+            self._notified.is_waiting = self._wants_capacity = False
 
     # Running
 
     def _begin(self, claim: QueueClaim) -> None:
-        task = Taken(claim, claim.item.path)
-        self._choosing.taken(claim.item)
-        with self._bell.mutex:
+        task = ClaimedTask(claim, claim.item.path)
+        self._filter.on_claimed(claim.item)
+        with self._notifier.mutex:
             self._tasks[task.path], takes = task, self._takes  # it may have been closed during the claim
             self._counts["taken"] += 1
         try:
-            what = call_user(self._hooks.begin, claim) if takes else Release(why="its node takes no more", count=False)
+            what = (
+                call_user(self._hooks.prepare_run, claim)
+                if takes
+                else Release(why="its node takes no more", count=False)
+            )
             if isinstance(what, Run):
                 self._prepare(task, what)
-                self._line.add(task)
+                self._prefetched.add(task)
                 return
         except (OwnershipLost, Closed):
-            self._endings.finish(task)
+            self._finisher.finish(task)
             return
         except Exception as error:
             _log.exception("node %s could not begin item %s, and gives it back", self._node_id, task.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
-        self._endings.end(task, what)
+        self._finisher.end_claim(task, what)
 
-    def _prepare(self, task: Taken, run: Run) -> None:
+    def _prepare(self, task: ClaimedTask, run: Run) -> None:
         claim = task.claim
         left_s = claim.remaining_s()
         margin_s = left_s / 10 if self._margin_s is None else self._margin_s
@@ -379,118 +400,122 @@ class WorkerLoop(Startable):
             remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
             clock=self._clock,
         )
-        self._guard.follow(claim.session)
+        self._watchdog.watch_session(claim.session)
         if task.is_lost or left_s <= 0.0:  # lost before it had a context to stop
-            task.lose()
+            task.mark_lost()
         if self._stop.is_set():
-            task.cut_short("its node closed")
-        self._guard.look_at(self._clock.now() + left_s - margin_s)
+            task.stop_run("its node closed")
+        self._watchdog.check_at(self._clock.now() + left_s - margin_s)
 
-    def _give_back(self, now: float) -> float:
+    def _release_overdue(self, now: float) -> float:
         """Release claims that have waited too long for a slot. Return the next time to check."""
-        self._line.give_back(now - GIVEN_BACK_S, "it would have waited for a slot")
-        return self._line.oldest + GIVEN_BACK_S
+        self._prefetched.release_older(now - MAX_WAIT_S, "it would have waited for a slot")
+        return self._prefetched.oldest_waiting_at + MAX_WAIT_S
 
-    def _drop(self, task: Taken, why: str) -> None:
-        """Release an item that has not begun."""
-        tell_lost(self._hooks, task.claim, self._node_id)
-        self._endings.end(task, Release(why=why, count=False))
+    def _release_unstarted(self, task: ClaimedTask, why: str) -> None:
+        """Release the item of a claim whose run has not begun."""
+        call_on_claim_lost(self._hooks, task.claim, self._node_id)
+        self._finisher.end_claim(task, Release(why=why, count=False))
 
-    def _ended(self, task: Taken, outcome: Outcome) -> None:
-        """Handle the end of a run, in its slot's thread; the slot is free again."""
-        outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
-        ours = decided(outcome, task.why_cut or outcome.why_cut)
+    def _on_run_ended(self, task: ClaimedTask, outcome: Outcome) -> None:
+        """Decide how the claim of a finished run ends. Called in the thread of its slot, which is free again."""
+        outcome = task.outcome = reject_deferred(outcome, is_allowed=self._hooks.allows_deferred)
+        ours = decide_release(outcome, task.stop_reason or outcome.stop_reason)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
-            self._choosing.leave_to_others(task.claim.item)
+            self._filter.skip_for_now(task.claim.item)
         if ours is not None:
-            tell_lost(self._hooks, task.claim, self._node_id)
-            self._endings.end(task, ours)
+            call_on_claim_lost(self._hooks, task.claim, self._node_id)
+            self._finisher.end_claim(task, ours)
         else:
-            self._endings.finish(task)
-        self._line.launch()
-        with self._bell.mutex:
-            if self._wants_room and self._room() > 0:
-                self._bell.notify_all()
+            self._finisher.finish(task)
+        self._prefetched.start_waiting()
+        with self._notifier.mutex:
+            if self._wants_capacity and self._free_capacity() > 0:
+                self._notifier.notify_all()
 
-    def _forget(self, task: Taken, how: str) -> None:
-        """Handle the end of a claim, whichever end it was."""
-        again = self._hooks.claim_over(task.claim)
-        with self._bell.mutex:
+    def _on_claim_ended(self, task: ClaimedTask, how: str) -> None:
+        """Forget a claim that has ended, and wake the threads that wait for that."""
+        again = self._hooks.on_claim_ended(task.claim)
+        with self._notifier.mutex:
             if again:
-                self._lines.poke()
+                self._notified.request_search()
             if self._tasks.get(task.path) is task:
                 del self._tasks[task.path]
             self._counts[how] += 1
-            if self._choosing.over(task.path):
-                self._lines.poke()
+            if self._filter.on_claim_ended(task.path):
+                self._notified.request_search()
             if not self._takes:
                 self._ends.notify_all()
-            elif not self._tasks and self._lines.is_hungry:
-                self._bell.notify_all()
+            elif not self._tasks and self._notified.is_waiting:
+                self._notifier.notify_all()
 
 
 class LeaseWatchdog:
-    """Stops the runs of one worker loop before their session ends. Safe to share between threads.
+    """Stops the runs of one worker loop before the session of their claims ends. Thread-safe.
 
     Args:
-        clock: the node's clock.
-        held: returns the current claims.
-        give_back: called with the current time; releases claims that have waited too long, and returns the next time to
-            call it.
+        clock: The node's clock.
+        held: Returns the current claims.
+        release_overdue: Called with the current time. Releases claims that have waited too long for a slot, and returns
+            the next time to call it.
     """
 
-    def __init__(self, clock: Clock, held: Callable[[], list[Taken]], give_back: Callable[[float], float]) -> None:
+    def __init__(
+        self, clock: Clock, held: Callable[[], list[ClaimedTask]], release_overdue: Callable[[float], float]
+    ) -> None:
         self._clock = clock
         self._held = held
-        self._give_back = give_back
-        self._bell = Notifier()
-        self._looks_at = math.inf
-        self._is_over = False
+        self._release_overdue = release_overdue
+        self._notifier = Notifier()
+        self._next_check_at = math.inf
+        self._has_closed = False
         self._session: Session | None = None
-        self._unfollow: Callable[[], None] = lambda: None
+        self._unwatch: Callable[[], None] = lambda: None
 
-    def look_at(self, moment: float) -> None:
-        """Check the claims at this time, or earlier."""
-        with self._bell.mutex:
-            if moment < self._looks_at:
-                self._looks_at = moment
-                self._bell.notify_all()
+    def check_at(self, stop_time: float) -> None:
+        """Check the claims at this time on the node's clock, or earlier."""
+        with self._notifier.mutex:
+            if stop_time < self._next_check_at:
+                self._next_check_at = stop_time
+                self._notifier.notify_all()
 
-    def follow(self, session: Session) -> None:
-        """Stop all runs when the session of their claims is lost, by one listener for all."""
+    def watch_session(self, session: Session) -> None:
+        """Stop all runs when this session is lost."""
         if self._session is session:
             return
-        self._unfollow()
+        self._unwatch()
         self._session = session
-        self._unfollow = session.on_lost(partial(self._lose, session), or_closed=True)
+        self._unwatch = session.on_lost(partial(self._lose, session), or_closed=True)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop watching."""
-        self._unfollow()
-        with self._bell.mutex:
-            self._is_over = True
-            self._bell.notify_all()
+        self._unwatch()
+        with self._notifier.mutex:
+            self._has_closed = True
+            self._notifier.notify_all()
 
     async def run(self) -> None:
-        """Check the claims whenever due, until ``end``."""
+        """Check the claims whenever that is due, until ``stop`` is called."""
         while True:
-            with self._bell.mutex:
-                version, is_over = self._bell.version, self._is_over
-                self._looks_at = math.inf  # until we wait, each call of look_at version
+            with self._notifier.mutex:
+                version, is_over = self._notifier.version, self._has_closed
+                self._next_check_at = math.inf  # until we wait, each call of look_at version
             if is_over:
                 return
             now = self._clock.now()
-            moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in self._held() if task.runs]
-            for moment, task in moments:
-                if moment <= now:
-                    await call_user_function(task.cut_short, SESSION_ENDS)
-            due: float = await call_user_function(self._give_back, now)
-            soonest = min([due, *(moment for moment, _ in moments if moment > now)])
-            with self._bell.mutex:
-                self._looks_at = soonest
-            await self._bell.changed_since(version, self._clock, None if soonest == math.inf else soonest - now)
+            stop_times = [
+                (now + task.claim.remaining_s() - task.margin_s, task) for task in self._held() if task.is_running
+            ]
+            for stop_time, task in stop_times:
+                if stop_time <= now:
+                    await call_user_function(task.stop_run, SESSION_ENDS)
+            due: float = await call_user_function(self._release_overdue, now)
+            soonest = min([due, *(stop_time for stop_time, _ in stop_times if stop_time > now)])
+            with self._notifier.mutex:
+                self._next_check_at = soonest
+            await self._notifier.changed_since(version, self._clock, None if soonest == math.inf else soonest - now)
 
     def _lose(self, session: Session) -> None:
         for task in self._held():
             if task.claim.session is session:
-                task.lose()
+                task.mark_lost()

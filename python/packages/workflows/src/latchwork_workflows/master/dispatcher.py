@@ -408,7 +408,7 @@ class Dispatcher:
         return any(self._store.get(key) is not None for key in keys)
 
     def _remove(self, attempt_key: str, item: QueueItem) -> bool:
-        checks, ops = self._backlog.removal(item)
+        checks, ops = self._backlog.removal_ops(item)
         try:
             self._commit(checks, [*ops, Delete(self.keys.data(attempt_key)), Delete(self.keys.cancel(attempt_key))])
         except Conflict:

@@ -50,7 +50,7 @@ class AttemptRunner:
         health: Notified whether the log store works.
         preparer: Turns specs into commands.
         options: Options of the worker.
-        leash: Ends child processes before the claim can be lost.
+        deadline_extender: Ends child processes before the claim can be lost.
         folder: Parent of the folders of attempts.
         worker: Name of the worker.
         host: Name of the machine.
@@ -65,7 +65,7 @@ class AttemptRunner:
         *,
         preparer: AttemptPreparer,
         options: WorkerOptions,
-        leash: DeadlineExtender,
+        deadline_extender: DeadlineExtender,
         folder: Path,
         worker: str,
         host: str,
@@ -76,7 +76,7 @@ class AttemptRunner:
         self._health = health
         self._preparation = preparer
         self._options = options
-        self._leash = leash
+        self._deadlines = deadline_extender
         self._folder = folder
         self.worker = worker
         self.host = host
@@ -120,7 +120,7 @@ class AttemptRunner:
         try:
             end = self._read_to_end(child, attempt, context, log)
         finally:
-            self._leash.remove(child)
+            self._deadlines.remove(child)
             child.close()
         if end.left:
             processes = "one process" if end.left == 1 else f"{end.left:,} processes"
@@ -159,7 +159,7 @@ class AttemptRunner:
             stdin=DEVNULL if prepared.stdin is None else prepared.stdin,
             stdout=PIPE,
             stderr=STDOUT,
-            until=self._leash.until,
+            until=self._deadlines.until,
             user=prepared.user,
             label=f"latchwork-task-{attempt.x}",
         )
@@ -168,7 +168,7 @@ class AttemptRunner:
         """Read the output of a child until it has ended."""
         grace_s = self._options.stop_grace_s
         hard = math.inf if context.deadline is None else context.deadline + grace_s
-        self._leash.add(child, hard)
+        self._deadlines.add(child, hard)
         forget = context.on_stop(partial(child.stop, grace_s))
         if (
             attempt.is_cancelled or attempt.is_disconnected

@@ -17,14 +17,14 @@ from latchwork.primitives import Group, QueueClaim, QueueItem, WorkQueue
 from latchwork.spi import mutex
 from latchwork.store import Session, Store
 from latchwork.tasks import (
-    Bury,
+    DeadLetter,
     Done,
     Ending,
     Functions,
     GroupCommit,
     Outcome,
     Payloads,
-    Registered,
+    RegisteredFunction,
     Release,
     Run,
     Slots,
@@ -34,7 +34,7 @@ from latchwork.tasks import (
     WorkerHooks,
     WorkerLoop,
 )
-from latchwork.tasks.children import DeadlineExtender, end_left
+from latchwork.tasks.children import DeadlineExtender, kill_orphans
 from latchwork.types import Absent, Change, Check, Create, Delete, Op
 from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.keys import ItemName, Keys
@@ -102,20 +102,20 @@ class WorkflowHooks(WorkerHooks):
         self._attempts: dict[str, ActiveAttempt] = {}
         self.payloads = Payloads()
         self.functions = Functions()
-        self._registered = Registered(_FUNCTION, self.run)
+        self._registered = RegisteredFunction(_FUNCTION, self.run)
         self.functions.add(self._registered)
 
     # Choose
 
-    def lanes(self) -> Sequence[str]:
+    def partitions(self) -> Sequence[str]:
         """Return the partitions of our groups. Empty while no log can be written."""
         return self._pools.available_partitions() if self._health.is_ok else ()
 
-    def waits(self) -> Sequence[str]:
+    def watched_partitions(self) -> Sequence[str]:
         """Return our groups."""
         return self._options.groups
 
-    def accept(self, item: QueueItem) -> bool:
+    def should_claim(self, item: QueueItem) -> bool:
         """Return whether an item can run here. Invalid items are accepted, so that they are removed from the queue."""
         try:
             head = TaskHead.from_bytes(item.value)
@@ -123,7 +123,7 @@ class WorkflowHooks(WorkerHooks):
             return True
         return head.type in self._types and may_run_as(head.tenant, self._options.tenants)
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return the checks that it is not cancelled and has its slots, and the writes of its running key and slots."""
         try:
             named = ItemName.parse(item.id)
@@ -137,7 +137,7 @@ class WorkflowHooks(WorkerHooks):
         running = Create(self._keys.running(named.shard, named.attempt_key), said, self._session)
         return [Absent(self._keys.cancel(named.attempt_key)), *slot[0]], [running, *slot[1]]
 
-    def refused(self, item: QueueItem) -> bool:
+    def on_claim_refused(self, item: QueueItem) -> bool:
         """Return whether to check again after a failed claim, because its slot was taken.
 
         False if we know that the attempt was cancelled.
@@ -150,12 +150,12 @@ class WorkflowHooks(WorkerHooks):
 
     # Claim and run
 
-    def begin(self, claim: QueueClaim) -> Run | Ending:
+    def prepare_run(self, claim: QueueClaim) -> Run | Ending:
         """Return what to run, or its end if it cannot or must not run."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
-            return Bury(f"it is not a task of workflows: {error}"[:500])
+            return DeadLetter(f"it is not a task of workflows: {error}"[:500])
         self._pools.confirm(named.attempt_key)
         try:
             head = _parse_head(claim.value, named)
@@ -189,7 +189,7 @@ class WorkflowHooks(WorkerHooks):
 
     # End
 
-    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
+    def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """Return how to end a claim: with its result, or released if it has none."""
         with self._lock:
             attempt = self._attempts.get(ItemName.parse(claim.item.id).attempt_key)
@@ -219,7 +219,7 @@ class WorkflowHooks(WorkerHooks):
             ops.append(Delete(self._keys.data(head.attempt_key)))
         return Done(ops=tuple(ops))
 
-    def at_end(self, claim: QueueClaim) -> Sequence[Op]:
+    def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the writes that delete its running key and free its slots."""
         try:
             named = ItemName.parse(claim.item.id)
@@ -227,7 +227,7 @@ class WorkflowHooks(WorkerHooks):
             return ()
         return [Delete(self._keys.running(named.shard, named.attempt_key)), *self._pools.release_ops(named.attempt_key)]
 
-    def claim_over(self, claim: QueueClaim) -> bool:
+    def on_claim_ended(self, claim: QueueClaim) -> bool:
         """Forget an attempt. Return whether its slot may be free for others: the mirror may miss a short-lived slot."""
         try:
             x = ItemName.parse(claim.item.id).attempt_key
@@ -323,7 +323,7 @@ class WorkflowSession:
         self._folder = work_dir / ATTEMPTS / name
         self.health = LogStoreHealth(self._log_store_changed)
         told_s, force_s = options.margins_s(session.ttl_s)
-        self._leash = DeadlineExtender(session.remaining_s, margin_s=force_s)
+        self._deadlines = DeadlineExtender(session.remaining_s, margin_s=force_s)
         preparing = AttemptPreparer(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
         performing = AttemptRunner(
             store,
@@ -332,7 +332,7 @@ class WorkflowSession:
             self.health,
             preparer=preparing,
             options=options,
-            leash=self._leash,
+            deadline_extender=self._deadlines,
             folder=self._folder,
             worker=name,
             host=host,
@@ -361,7 +361,7 @@ class WorkflowSession:
         )
         self._commits = GroupCommit(store, label=name)
         backlog = WorkQueue(store, keys.backlog, max_attempts=_ANY_NUMBER, session=session, label=name)
-        self.feeder = WorkerLoop(
+        self.worker_loop = WorkerLoop(
             backlog, self.slots, self._commits, self.hooks, store=store, node_id=name, margin_s=told_s
         )
         self._ended = Signal()
@@ -384,7 +384,7 @@ class WorkflowSession:
         self._logs.check_owner(found.value.decode("ascii", "replace"))
         self.group.start()
         self.group.wait_joined(None)
-        if (left := end_left()) > 0:
+        if (left := kill_orphans()) > 0:
             _log.warning(
                 "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
             )
@@ -396,7 +396,7 @@ class WorkflowSession:
             self._forgets.append(self.session.on_state(self._state_changed))
             self._start(self._end_when_disconnected, "cut-off")
         self._start(self._probe, "logs")
-        self.feeder.start()
+        self.worker_loop.start()
 
     def _start(self, target: Callable[[], None], what: str) -> None:
         thread = threading.Thread(target=target, name=f"latchwork-flows-{what}-{self._name}", daemon=True)
@@ -405,14 +405,14 @@ class WorkflowSession:
 
     def drain(self, timeout_s: float | None) -> bool:
         """Claim no more tasks, and wait for the running ones. Return False on timeout."""
-        return self.feeder.drain(timeout_s)
+        return self.worker_loop.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
         """Stop and release all tasks, and leave. See ``WorkerSession``. Each step is idempotent."""
         self._ended.set()
         for event in (self._troubled, self._suspect):
             event.set()
-        left = self.feeder.close(timeout_s)
+        left = self.worker_loop.close(timeout_s)
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
         self.slots.close(timeout_s)
         for forget in self._forgets:
@@ -421,12 +421,12 @@ class WorkflowSession:
         self._pools.close()
         for thread in self._threads:
             thread.join()
-        self._leash.close()
+        self._deadlines.close()
         self.group.close()
         self.session.close()
         return left
 
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why it claims no tasks: its logs cannot be written."""
         return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
@@ -436,7 +436,7 @@ class WorkflowSession:
         for change in batch:
             path = None if change.entry is None else self.hooks.mark_cancelled(change.key.rpartition("/")[2])
             if path is not None:
-                self.feeder.stop_task(path)
+                self.worker_loop.stop_task(path)
 
     def _state_changed(self, state: str) -> None:
         if state == "suspect":
@@ -450,10 +450,10 @@ class WorkflowSession:
             clock.wait(self._ended, self._options.disconnect_grace_s)
             if not self._ended.is_set() and self.session.state in ("suspect", "lost"):
                 _log.warning("worker %s: the store is not reachable; its tasks are stopped", self._name)
-                self.hooks.end_all(self.feeder.stop_task)
+                self.hooks.end_all(self.worker_loop.stop_task)
 
     def _poke(self) -> None:
-        self.feeder.poke()
+        self.worker_loop.search_soon()
 
     def _log_store_changed(self) -> None:
         if self.health.is_ok:

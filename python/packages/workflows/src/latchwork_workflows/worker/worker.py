@@ -96,7 +96,7 @@ class Worker(Node[WorkflowSession]):
             )
         super().start()
 
-    def _worker_session(self, session: Session) -> WorkflowSession:
+    def _create_worker_session(self, session: Session) -> WorkflowSession:
         return WorkflowSession(
             self._store,
             self._keys,

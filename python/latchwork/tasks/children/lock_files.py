@@ -1,14 +1,14 @@
-"""Notes of running commands, by which the next start of a command finds processes of killed supervisors. Linux only.
+"""Lock files of running commands. By them, the next start of a command finds processes whose supervisor was killed.
 
     <temporary folder>/latchwork-<user>/children-<boot>-<process namespace>/<mark>
 
-A note is an empty file. The supervisor locks it while it is running, and removes it once nothing is left of its
-command. So a note without a lock belongs to a supervisor that was killed, and processes with its mark may be ended.
-Neither a process ID nor an environment is proof without the note: IDs are reused, and a batch system or ``at`` copies
+The file is empty. The supervisor locks it while it is running, and removes it once nothing is left of its command. So a
+file without a lock belongs to a supervisor that was killed, and processes with its mark may be killed. Neither a
+process ID nor an environment variable is proof without the file: IDs are reused, and a batch system or ``at`` copies
 the environment to processes that are not ours.
 
-A folder that other users can write to is not used: they could name processes to be ended. Nothing here touches the
-network.
+A folder that other users can write to is not used, because they could name processes to be killed. Works on Linux only.
+Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PROC = Path("/proc")
 _AGAIN_S = 0.02
 
 
-class Note:
-    """The note of one running command. If no note can be written, all methods do nothing.
+class LockFile:
+    """The lock file of one running command. If no file can be written, all methods do nothing.
 
     Attributes:
-        path: its path; None for none.
-        fd: the descriptor that holds its lock, for the supervisor; -1 for none.
+        path: Path of the file; None if there is none.
+        fd: Descriptor that holds the lock, for the supervisor; -1 if there is none.
     """
 
     def __init__(self, mark: str) -> None:
         self.path: Path | None = None
         self.fd = -1
-        folder = notes_folder()
+        folder = lock_folder()
         if folder is not None:
             with suppress(OSError):
                 self._write(folder / mark)
@@ -66,45 +66,47 @@ class Note:
 
     @property
     def order(self) -> bytes:
-        """The descriptor and the path, as the supervisor gets them."""
+        """The descriptor and the path, in the form in which the supervisor gets them."""
         return b"" if self.path is None else str(self.fd).encode() + b" " + os.fsencode(self.path)
 
     def close(self) -> None:
-        """Close our descriptor, so that only the supervisor holds the lock."""
+        """Close the descriptor of this process, so that only the supervisor holds the lock."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def remove(self) -> None:
-        """Remove the note: nothing is left of the command, or none was started."""
+        """Delete the file, because nothing is left of the command or none was started."""
         self.close()
         if self.path is not None:
             with suppress(OSError):
                 self.path.unlink()
 
 
-def end_left() -> int:
-    """End processes of this user whose supervisors were killed. Return how many.
+def kill_orphans() -> int:
+    """Kill this user's processes whose supervisors were killed. Return the number of processes killed.
 
-    Returns once they are gone, as far as they can be ended.
+    Returns once they are gone, as far as they can be killed.
     """
-    folder, count = notes_folder(), 0
-    for path in () if folder is None else _unlocked(folder):
-        count += end_marked(path.name)
+    folder, count = lock_folder(), 0
+    for path in () if folder is None else _find_unlocked(folder):
+        count += kill_marked(path.name)
         with suppress(OSError):  # last: if we are killed before, the next process finds it
             path.unlink()
     return count
 
 
-def _unlocked(folder: Path) -> list[Path]:
-    """Return the notes of supervisors that were killed."""
+def _find_unlocked(folder: Path) -> list[Path]:
+    """Return the lock files of supervisors that were killed."""
     with suppress(OSError):
         return [path for path in folder.iterdir() if _A_MARK.match(path.name) and not _is_locked(path)]
     return []
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether its supervisor is running. Shared locks, so concurrent checks do not disturb each other."""
+    """Return whether the supervisor of a lock file is running. Takes a shared lock, so concurrent checks do not disturb
+    each other.
+    """
     import fcntl
 
     try:
@@ -120,9 +122,9 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def notes_folder() -> Path | None:
-    """Return the folder of this user's notes, created if needed; None if other users can write to it."""
-    name = _place()
+def lock_folder() -> Path | None:
+    """Return the folder of this user's lock files, created if needed; None if other users can write to it."""
+    name = _boot_folder_name()
     if not name:
         return None
     top = Path(tempfile.gettempdir()) / f"latchwork-{os.geteuid()}"
@@ -133,24 +135,28 @@ def notes_folder() -> Path | None:
 
 
 @cache
-def _place() -> str:
-    """Return a folder name for this boot and process namespace; empty if the system does not report them."""
+def _boot_folder_name() -> str:
+    """Return a folder name that is unique to this boot and process namespace; empty if the system does not report
+    them.
+    """
     try:
         return f"children-{_BOOT.read_text().strip()[:13]}-{_PIDS.stat().st_ino}"
     except OSError:
         return ""
 
 
-def end_marked(mark: str, within_s: float = 5.0) -> int:
-    """Kill all processes with this mark, including processes started meanwhile. Return how many.
+def kill_marked(mark: str, within_s: float = 5.0) -> int:
+    """Kill all processes whose environment has a mark, also those started meanwhile. Return the number of processes
+    killed.
 
-    Returns when none is left, or after ``within_s``: a process can hang in the kernel, for example on a dead disk.
+    Returns when none is left, or after ``within_s`` seconds: a process can hang in the kernel, for example on a dead
+    disk.
     """
     entry = f"{MARK}={mark}".encode()
     until = time.monotonic() + within_s
     ended: set[int] = set()
-    while found := set(_stopped(entry)):
-        while more := set(_stopped(entry)) - found:  # a stopped process cannot fork
+    while found := set(_stop_marked(entry)):
+        while more := set(_stop_marked(entry)) - found:  # a stopped process cannot fork
             found |= more
         for pid in found:
             _send(pid, entry, signal.SIGKILL)
@@ -161,8 +167,8 @@ def end_marked(mark: str, within_s: float = 5.0) -> int:
     return len(ended)
 
 
-def _stopped(entry: bytes) -> Iterator[int]:
-    """Stop all running processes with this entry, and yield their IDs."""
+def _stop_marked(entry: bytes) -> Iterator[int]:
+    """Send SIGSTOP to all processes whose environment has an entry, and yield their IDs."""
     names = [each.name for each in _PROC.iterdir()] if _PROC.is_dir() else []
     for pid in map(int, filter(str.isdecimal, names)):
         if pid != os.getpid() and _send(pid, entry, signal.SIGSTOP):
@@ -170,13 +176,13 @@ def _stopped(entry: bytes) -> Iterator[int]:
 
 
 def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
-    """Send a signal to a process if its environment has the entry. Return whether it was sent."""
-    if entry not in _environment(pid):
+    """Send a signal to a process if its environment has an entry. Return whether the signal was sent."""
+    if entry not in _read_environment(pid):
         return False
     with suppress(OSError, AttributeError):
         descriptor = os.pidfd_open(pid)
         try:
-            if entry in _environment(pid):  # still the same process: the descriptor pins it
+            if entry in _read_environment(pid):  # still the same process: the descriptor pins it
                 signal.pidfd_send_signal(descriptor, number)
                 return True
         finally:
@@ -184,8 +190,8 @@ def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
     return False
 
 
-def _environment(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with; empty if it has ended or cannot be read."""
+def _read_environment(pid: int) -> list[bytes]:
+    """Return the environment that a process was started with; empty if the process has ended or cannot be read."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

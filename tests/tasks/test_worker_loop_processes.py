@@ -44,9 +44,9 @@ def test_a_task_in_a_process_is_gone_before_the_session_of_its_node(backend_url,
 def test_a_task_that_its_node_ended_runs_again_when_the_session_goes_on(store, tmp_path):
     """The deadline of the process was not extended in time, but the session was renewed after all."""
     left_s = [300.0]
-    with DeadlineExtender(lambda: left_s[0], margin_s=0.0, every_s=0.05) as leash:
+    with DeadlineExtender(lambda: left_s[0], margin_s=0.0, every_s=0.05) as deadline_extender:
         put(store, examples.tells_and_is_deaf, str(tmp_path / "pid"), 3.0, id="long")
-        with Node(store, run_in="process", leash=leash):
+        with Node(store, run_in="process", deadline_extender=deadline_extender):
             first = pid_in(tmp_path / "pid")
             left_s[0] = 0.0
             eventually(lambda: not lives(first))

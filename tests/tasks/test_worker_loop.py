@@ -1,4 +1,4 @@
-"""The feeder: what it takes it runs, and each item comes to one end, whatever happens to nodes and stores."""
+"""The worker loop: what it takes it runs, and each item comes to one end, whatever happens to nodes and stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import latchwork
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
 from latchwork.tasks import DEFAULT, Functions, Retry, TaskContext, TaskTimeout, WorkerLoop, task
-from latchwork.tasks.running.completion import Taken
+from latchwork.tasks.running.completion import ClaimedTask
 from latchwork.testing.faults import Fault, FaultyStore
 
 from . import examples
@@ -28,7 +28,7 @@ RELEASES_FOR_S = 30.0
 
 def runs(node, *paths):
     """The node runs these: it has claimed them, and none waits for the thread of its slot."""
-    eventually(lambda: node.feeder.running() == list(paths) and not node.slots._waiting and node.slots._runs)
+    eventually(lambda: node.worker_loop.running() == list(paths) and not node.slots._waiting and node.slots._runs)
     time.sleep(0.1)
 
 
@@ -48,21 +48,21 @@ def test_items_run_and_come_to_one_end_each(store):
         put(store, examples.square, n, id=f"i{n}", shelf=f"s{n % 3}")
     with Node(store) as node:
         assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(30)] == [n * n for n in range(30)]
-        eventually(lambda: node.feeder.running() == [])
-        assert node.feeder.stats() == {"taken": 30, "done": 30}
+        eventually(lambda: node.worker_loop.running() == [])
+        assert node.worker_loop.stats() == {"taken": 30, "done": 30}
         eventually(lambda: is_tidy(store))
     assert is_empty(store)
 
 
 def test_an_item_that_comes_later_wakes_an_idle_node(store, connect):
-    with Node(store, look_s=300.0):
+    with Node(store, search_s=300.0):
         time.sleep(0.3)
         put(connect(), examples.square, 3, id="late")
         assert result_of(store, "late").result(PAYLOADS) == 9
 
 
 def test_an_idle_node_writes_nothing(store, connect):
-    with Node(store, look_s=0.05):
+    with Node(store, search_s=0.05):
         eventually(lambda: store.list("work", recursive=True))
         time.sleep(0.3)
         before = [(entry.key, entry.version) for entry in connect().list("", recursive=True)]
@@ -77,7 +77,7 @@ def test_a_full_node_leaves_items_to_others(store, connect):
         put(store, examples.square, 2, id="next")
         time.sleep(0.3)
         assert store.get("results/next") is None
-        assert (busy.feeder.running(), busy.feeder.stats()) == (["any/s1/long"], {"taken": 1})
+        assert (busy.worker_loop.running(), busy.worker_loop.stats()) == (["any/s1/long"], {"taken": 1})
         with Node(connect(), name="n2"):
             assert result_of(store, "next").result(PAYLOADS) == 4
 
@@ -141,7 +141,7 @@ def test_a_task_that_refuses_to_run_here_is_left_to_another(store, connect):
 
     put(store, picky, id="picky")
     with Node(store) as first:
-        eventually(lambda: first.feeder.stats().get("released") == 1)
+        eventually(lambda: first.worker_loop.stats().get("released") == 1)
         item = WorkQueue(store, "work").find("any", "s1", "picky")
         assert (item.attempts, "not on n1" in item.why) == (0, True)
         time.sleep(0.3)
@@ -160,7 +160,7 @@ def test_a_function_that_this_node_does_not_know_is_left_to_another(store):
     node = Node(store)
     node.slots._functions = mine
     with node:
-        eventually(lambda: node.feeder.stats().get("released") == 1)
+        eventually(lambda: node.worker_loop.stats().get("released") == 1)
         assert WorkQueue(store, "work").find("any", "s1", "x").attempts == 0
 
 
@@ -172,7 +172,7 @@ def test_an_item_whose_extra_checks_do_not_hold_is_told_and_stays(store):
         eventually(lambda: "orphan" in node.system.refusals)
         assert store.get("results/orphan") is None
         store.put("owners/gone", b"")
-        node.feeder.poke()
+        node.worker_loop.search_soon()
         assert result_of(store, "orphan").result(PAYLOADS) == 1
 
 
@@ -181,7 +181,7 @@ def test_an_item_that_is_not_accepted_stays(store):
     with Node(store, System(accepts=lambda item: item.id != "no")) as node:
         put(store, examples.square, 2, id="yes")
         result_of(store, "yes")
-        assert node.feeder.stats()["taken"] == 1
+        assert node.worker_loop.stats()["taken"] == 1
 
 
 def test_a_record_that_nobody_of_us_wrote_is_one_dead_letter_and_no_more(store):
@@ -223,7 +223,7 @@ def test_hostile_payloads_harm_only_their_own_task(store):
         b"pickle:cos\nsystem\n(S'true'\ntR.",
         b"junk",
     ]
-    name = DEFAULT.of(examples.square).name
+    name = DEFAULT.resolve(examples.square).name
     for number, payload in enumerate(hostile):
         body = {"fn": name, "args": payload.hex(), "owner": ""}
         WorkQueue(store, "work").put("any", "s1", f"evil{number}", json.dumps(body).encode())
@@ -233,7 +233,7 @@ def test_hostile_payloads_harm_only_their_own_task(store):
         assert result_of(store, "fine").result(PAYLOADS) == 25
         for number in range(len(hostile)):
             assert result_of(store, f"evil{number}").failure.is_final
-        eventually(lambda: node.feeder.stats().get("released") == 1)  # unknown here: os:abort
+        eventually(lambda: node.worker_loop.stats().get("released") == 1)  # unknown here: os:abort
         put(store, examples.square, 6, id="after")
         assert result_of(store, "after").result(PAYLOADS) == 36
 
@@ -247,12 +247,12 @@ def test_close_gives_back_what_does_not_end_and_it_is_free_at_once(store, connec
     node = Node(store, stop_grace_s=0.2)
     with node:
         runs(node, "any/s1/deaf")
-    assert node.feeder.running() == []
+    assert node.worker_loop.running() == []
     item = WorkQueue(connect(), "work").find("any", "s1", "deaf")
     assert (item.attempts, item.why) == (0, "its node closed")
     assert WorkQueue(connect(), "work").claims() == {}
     with pytest.raises(Closed, match="make another one"):
-        node.feeder.start()
+        node.worker_loop.start()
 
 
 def test_close_ends_pauses_of_retries(store):
@@ -266,29 +266,29 @@ def test_close_ends_pauses_of_retries(store):
 def test_a_pause_that_begins_while_the_node_closes_ends_at_once(store):
     """Otherwise the close would wait for it: it was decided on before, and was not there when all pauses were ended."""
     with Node(store, System(retry=Retry(attempts=2, initial_s=300.0, max_s=300.0))) as node:
-        endings = node.feeder._endings
-        later = endings._pauses.later
+        endings = node.worker_loop._finisher
+        later = endings._pauses.schedule
 
         def while_it_closes(after_s, call):
-            endings.hurry()
+            endings.skip_pauses()
             return later(after_s, call)
 
-        endings._pauses.later = while_it_closes
+        endings._pauses.schedule = while_it_closes
         put(store, examples.fails, "x", id="bad")
-        eventually(lambda: node.feeder.stats().get("released"))
+        eventually(lambda: node.worker_loop.stats().get("released"))
 
 
 def test_drain_lets_tasks_end_and_takes_no_more(store):
     put(store, examples.waits, id="long")
     with Node(store) as node:
         runs(node, "any/s1/long")
-        assert not node.feeder.drain(0.3)
+        assert not node.worker_loop.drain(0.3)
         put(store, examples.square, 1, id="more")
-        assert node.feeder.stop_task("any/s1/long")
-        assert node.feeder.drain(PATIENCE_S)
+        assert node.worker_loop.stop_task("any/s1/long")
+        assert node.worker_loop.drain(PATIENCE_S)
         assert result_of(store, "long").result(PAYLOADS) is True
         assert store.get("results/more") is None
-        assert not node.feeder.stop_task("any/s1/long")
+        assert not node.worker_loop.stop_task("any/s1/long")
 
 
 def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped(store, connect):
@@ -328,15 +328,15 @@ def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store)
             return super().begin(claim)
 
     with Node(store, Frozen()) as node:
-        node.feeder._guard.look_at = node.feeder._line._look_at = lambda _moment: None
+        node.worker_loop._watchdog.check_at = node.worker_loop._prefetched._check_at = lambda _moment: None
         put(store, begins_late, id="x")
         eventually(lambda: node.system.losses)
     assert begun == []
 
 
 def test_a_lost_claim_tells_its_run_to_stop():
-    task = Taken(claim=None, path="", context=TaskContext("t"))
-    task.lose()
+    task = ClaimedTask(claim=None, path="", context=TaskContext("t"))
+    task.mark_lost()
     assert (task.is_lost, task.context.should_stop, task.runs) == (True, True, False)
 
 
@@ -349,11 +349,11 @@ def test_a_removed_items_result_is_never_written(store, connect):
 
     put(store, slow, id="x")
     with Node(store) as node:
-        eventually(node.feeder.running)
+        eventually(node.worker_loop.running)
         other = WorkQueue(connect(), "work")
         assert other.remove(other.find("any", "s1", "x"), if_taken=True)
         go_on.set()
-        eventually(lambda: node.feeder.stats().get("lost") == 1)
+        eventually(lambda: node.worker_loop.stats().get("lost") == 1)
     assert store.get("results/x") is None
 
 
@@ -369,7 +369,7 @@ def test_an_end_whose_own_checks_fail_is_decided_anew(store):
             return super().finish(claim, outcome) if not self.finished else Done()
 
     with Node(store, Again()) as node:
-        eventually(lambda: node.feeder.stats().get("done") == 1)
+        eventually(lambda: node.worker_loop.stats().get("done") == 1)
         eventually(lambda: is_tidy(store))
     assert store.get("results/x").value == b"theirs"
     assert is_empty(store)
@@ -397,8 +397,8 @@ def test_trouble_with_the_store_changes_no_end(connect, fault):
         store.add(Fault(fault, op="commit", key="results/*", times=4, delay_s=0.3))
         with Node(store) as node:
             assert [result_of(seen, f"i{n}").result(PAYLOADS) for n in range(10)] == [n * n for n in range(10)]
-            eventually(lambda: node.feeder.running() == [])
-            assert node.feeder.stats()["done"] == 10
+            eventually(lambda: node.worker_loop.running() == [])
+            assert node.worker_loop.stats()["done"] == 10
             assert any(call.fault is not None for call in store.calls)
             eventually(lambda: is_tidy(seen))
     assert is_empty(seen)
@@ -409,8 +409,8 @@ def test_two_nodes_share_the_work_and_no_item_ends_twice(store, connect):
         put(store, examples.square, n, id=f"i{n}", shelf=f"s{n % 2}")
     with Node(store) as one, Node(connect(), name="n2") as two:
         assert [result_of(store, f"i{n}").result(PAYLOADS) for n in range(60)] == [n * n for n in range(60)]
-        eventually(lambda: one.feeder.running() == two.feeder.running() == [])
-        assert sum(each.feeder.stats().get("done", 0) for each in (one, two)) == 60
+        eventually(lambda: one.worker_loop.running() == two.worker_loop.running() == [])
+        assert sum(each.worker_loop.stats().get("done", 0) for each in (one, two)) == 60
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -430,14 +430,14 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
                 node.send_signal(signal.SIGCONT)
                 time.sleep(1)
                 assert store.get("results/long") is None, "the one that was frozen ends nothing"
-            other.feeder.stop_task("any/s1/long")
+            other.worker_loop.stop_task("any/s1/long")
             assert result_of(store, "long").result(PAYLOADS) is True
             assert WorkQueue(store, "work").claims() == {}
     finally:
         end_process(node)
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"look_s": 0}, {"margin_s": -1}])
+@pytest.mark.parametrize("options", [{"batch": 0}, {"search_s": 0}, {"margin_s": -1}])
 def test_a_feeder_that_cannot_be_is_refused(store, options):
     with Node(store) as node, pytest.raises(ValueError, match="must be"):
         WorkerLoop(WorkQueue(store, "w"), node.slots, node.commits, node.system, store=store, **options)
@@ -447,8 +447,8 @@ def test_a_feeder_whose_store_is_closed_ends(backend_url):
     store = latchwork.connect(backend_url)
     with closing(Node(store)) as node:
         store.close()
-        node.feeder.poke()
-        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("latchwork-feeder-n1")])
+        node.worker_loop.search_soon()
+        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("latchwork-worker-loop-n1")])
 
 
 def test_close_ends_though_the_store_is_away(connect):
@@ -456,10 +456,10 @@ def test_close_ends_though_the_store_is_away(connect):
         put(store, examples.waits, id="long")
         node = Node(store, stop_grace_s=0.2)
         with node.commits, node.slots:
-            eventually(node.feeder.running)
+            eventually(node.worker_loop.running)
             store.add(Fault("fail", op="commit", key="work/*", times=None))
             begun = time.monotonic()
-            assert node.feeder.close(0.5) in ([], ["any/s1/long"])
+            assert node.worker_loop.close(0.5) in ([], ["any/s1/long"])
             node.commits.close(0.2)
             assert time.monotonic() - begun < PATIENCE_S
 
@@ -468,10 +468,10 @@ def test_close_tries_once_to_give_back_what_it_has_while_the_store_is_away(conne
     with FaultyStore(connect()) as store:
         put(store, examples.waits, id="broken", broken=True)
         with Node(store) as node:
-            eventually(node.feeder.running)
+            eventually(node.worker_loop.running)
             store.add(Fault("fail", op="commit", key="work/*", times=None))
             begun = time.monotonic()
-            assert node.feeder.close(0.5) in ([], ["any/s1/broken"])
+            assert node.worker_loop.close(0.5) in ([], ["any/s1/broken"])
             assert time.monotonic() - begun < RELEASES_FOR_S / 2
 
 
@@ -480,9 +480,9 @@ def test_what_cannot_be_given_back_holds_up_nothing_else_of_its_node(connect):
         for name in ("stuck", "free"):
             put(store, examples.square, 1, id=name, broken=True)
         with Node(store) as node:
-            eventually(lambda: len(node.feeder.running()) == 2)
+            eventually(lambda: len(node.worker_loop.running()) == 2)
             store.add(Fault("fail", op="commit", key="work/*/stuck", times=None))
             begun = time.monotonic()
-            eventually(lambda: node.feeder.stats().get("released"))
-            assert node.feeder.close(0.5) == ["any/s1/stuck"]
+            eventually(lambda: node.worker_loop.stats().get("released"))
+            assert node.worker_loop.close(0.5) == ["any/s1/stuck"]
             assert time.monotonic() - begun < RELEASES_FOR_S / 2
