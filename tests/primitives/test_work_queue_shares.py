@@ -46,5 +46,5 @@ def test_takers_with_shares_take_all_items_once(store):
         taken = []
         for turn in range(40):
             share = TakerShard(turn % 2, 2)
-            taken += backlog.try_take(["any"], limit=5, shard=lambda _partition, shard=share: share)
+            taken += backlog.try_take(["any"], limit=5, shard=lambda _partition, share=share: share)
         assert sorted(claim.item.id for claim in taken) == [f"i{n:03d}" for n in range(60)]

@@ -77,7 +77,9 @@ ROWS = {
     "detached task": (
         "executor.stored",
         dumped(fn="m:f", on=["any"], sort="5-000000000001-d", digest="d", nonce="n", ttl=5.0),
-        lambda value: finished.finished_key(Keys("e"), DetachedTaskRecord.from_entry(at(value)).to_location(Keys("e"), "d.t")),
+        lambda value: finished.finished_key(
+            Keys("e"), DetachedTaskRecord.from_entry(at(value)).to_location(Keys("e"), "d.t")
+        ),
     ),
     "finished task": (
         "executor.finished",

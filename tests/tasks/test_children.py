@@ -391,7 +391,7 @@ def test_a_child_of_a_fork_cannot_use_it():
 # Leashes
 
 
-def test_a_leash_lets_go_and_gives_another_moment():
+def test_a_deadline_extender_lets_go_and_gives_another_moment():
     left = [0.4]
     with (
         DeadlineExtender(lambda: left[0], margin_s=0.0, every_s=0.05) as deadline_extender,
@@ -406,13 +406,13 @@ def test_a_leash_lets_go_and_gives_another_moment():
         assert child.wait(PATIENCE_S).why == "deadline"
 
 
-def test_a_childs_own_deadline_counts_below_that_of_the_leash():
+def test_a_childs_own_deadline_counts_below_that_of_the_extender():
     with DeadlineExtender(lambda: 300.0) as deadline_extender, Child(["sleep", "300"]) as child:
         deadline_extender.add(child, in_(0.3))
         assert child.wait(PATIENCE_S).why == "deadline"
 
 
 @pytest.mark.parametrize("options", [{"margin_s": -1}, {"every_s": "x"}, {"margin_s": math.inf}])
-def test_a_leash_that_cannot_be_is_refused(options):
+def test_a_deadline_extender_that_cannot_be_is_refused(options):
     with pytest.raises(ValueError, match="must be a number of seconds"):
         DeadlineExtender(lambda: 1.0, **options)

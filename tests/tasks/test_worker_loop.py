@@ -438,12 +438,12 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"search_s": 0}, {"margin_s": -1}])
-def test_a_feeder_that_cannot_be_is_refused(store, options):
+def test_a_worker_loop_that_cannot_be_is_refused(store, options):
     with Node(store) as node, pytest.raises(ValueError, match="must be"):
         WorkerLoop(WorkQueue(store, "w"), node.slots, node.commits, node.system, store=store, **options)
 
 
-def test_a_feeder_whose_store_is_closed_ends(backend_url):
+def test_a_worker_loop_whose_store_is_closed_ends(backend_url):
     store = latchwork.connect(backend_url)
     with closing(Node(store)) as node:
         store.close()

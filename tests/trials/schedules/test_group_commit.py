@@ -1,4 +1,4 @@
-"""Group commits and feeders under random schedules: each unit is written once, each item comes to one end."""
+"""Group commits and worker loops under random schedules: each unit is written once, each item comes to one end."""
 
 from __future__ import annotations
 
@@ -202,5 +202,5 @@ def test_group_commit_keeps_its_rules_under_random_schedules():
     check(GroupCommitModel)
 
 
-def test_feeder_keeps_its_rules_under_random_schedules():
+def test_worker_loop_keeps_its_rules_under_random_schedules():
     check(FeederModel, 15)

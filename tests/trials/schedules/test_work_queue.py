@@ -123,7 +123,7 @@ class WorkQueueModel(Model):
             try:
                 me.store.commit(checks, ops)
             except (OutcomeUnknown, Conflict) as error:
-                landed = [end.landed(error) for end in ends]
+                landed = [end.was_committed(error) for end in ends]
                 if all(landed):
                     return
                 if any(landed):

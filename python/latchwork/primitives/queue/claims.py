@@ -1,9 +1,10 @@
 """A claimed item: it belongs to its taker until the taker ends the claim, or the taker's session ends.
 
-A take writes its holder into the item. A holder is a session-bound key, one for all claims of a queue object in a
-partition: they all end when it disappears. Every end of a claim is one transaction on condition that the item is as the
-take wrote it, its holder there, and its session alive. So of all clients that ever took an item at most one can end it;
-and an item that is removed, or removed and put again, while it is claimed cannot be ended by the claim it had before.
+A take writes the ID of its holder into the item. A holder is a session-bound key, one for all claims of a queue object
+in a partition: they all end when it disappears. Every end of a claim is one transaction that checks that the item is as
+the take wrote it, that its holder exists, and that its session is alive. So of all clients that ever took an item at
+most one can end it; and an item that is removed, or removed and put again, while it is claimed cannot be ended by the
+claim it had before.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TIMEOUT_S = 30.0
 
 
 class ClaimState(Enum):
-    """The state of our claim in the store."""
+    """The state of a claim in the store."""
 
     OURS = "ours"
     GONE = "gone"
@@ -62,13 +63,13 @@ class QueueInfo:
     """The data that all claims of one queue object share.
 
     Attributes:
-        store: the store of the queue.
-        names: its keys.
-        what: the queue, for messages: ``queue 'work'``.
-        home: the process that made it.
-        max_attempts: attempts of an item.
-        is_bounded: it has a capacity, so its items stay in their partitions.
-        is_numbered: it is a ``Queue``: one partition, in which items are numbered.
+        store: The store of the queue.
+        names: The keys of the queue.
+        what: Description of the queue for messages: ``queue 'work'``.
+        home: The process that created the queue object.
+        max_attempts: Number of attempts of an item.
+        is_bounded: Whether it has a capacity, so that its items stay in their partitions.
+        is_numbered: Whether it is a ``Queue``: one partition, in which items are numbered.
     """
 
     store: Store
@@ -80,19 +81,19 @@ class QueueInfo:
     is_numbered: bool = False
 
     def describe_item(self, item: QueueItem) -> str:
-        """Return the name of an item, for messages."""
+        """Return the description of an item for messages."""
         return f"item {item.id if self.is_numbered else item.path!r} of {self.what}"
 
 
 class QueueClaim(GuardsWork):
     """One item taken from a queue: ``with queue.take() as claim: handle(claim.value)``.
 
-    The end of the ``with`` acknowledges it; an exception releases it. Thread-safe.
+    The end of the ``with`` block acknowledges the item; an exception releases it. Thread-safe.
 
     Attributes:
-        item: as it was taken, with this attempt counted.
-        value: the value that was put.
-        attempts: how often the item was taken, this time included.
+        item: The item as it was taken, with this attempt counted.
+        value: The value that was put.
+        attempts: How often the item was taken, this time included.
     """
 
     def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, token: int, *, holder: ClaimHolder) -> None:
@@ -114,7 +115,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _what(self) -> str:
-        """Return its name for messages."""
+        """The description of the item for messages."""
         return self._info.describe_item(self.item)
 
     def __repr__(self) -> str:
@@ -140,7 +141,9 @@ class QueueClaim(GuardsWork):
             raise
 
     async def _release_quietly(self, exc: BaseException | None) -> None:
-        """Release it, without an exception: the caller has to see the failure of its work, not that of the release."""
+        """Release the item after a failure of the caller's work. An error of the release is only logged, to keep that
+        failure.
+        """
         try:
             await steps_of(self.release)(repr(exc))
         except LatchworkError as error:
@@ -161,7 +164,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def id(self) -> str:
-        """The id of the item."""
+        """The ID of the item."""
         return self.item.id
 
     @property
@@ -171,7 +174,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last attempt: a release that counts makes the item a dead letter."""
+        """Whether this is the last attempt, so that a release that counts makes the item a dead letter."""
         return self.attempts >= self._info.max_attempts
 
     @property
@@ -189,25 +192,30 @@ class QueueClaim(GuardsWork):
 
     @property
     def is_held(self) -> bool:
-        """True while it is certainly ours, by our own clock. Does no I/O."""
+        """Whether the claim is certainly held, by the local clock. Does no I/O."""
         return self.remaining_s() > 0.0
 
     @property
     def lost(self) -> Signal:
-        """Set when the claim is lost because its session was lost or closed."""
+        """A signal that is set when the claim is lost because its session was lost or closed."""
         return make_lost_signal() if self._home.is_foreign else self._ownership.lost
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` if the claim is lost because its session is lost or closed. Returns a function to stop that.
+        """Call ``fn()`` if the claim is lost because its session is lost or closed.
 
         It is not called when the item is acknowledged or released.
+
+        Returns:
+            A function that removes the callback.
         """
         self._home.check()
         check_listener(fn)
         return self._session.on_lost(lambda: None if self._has_ended else fn(), or_closed=True)
 
     def remaining_s(self) -> float:
-        """Return the seconds for which it is certainly ours without another renewal of the session. Does no I/O."""
+        """Return the seconds for which the claim is certainly held without another renewal of the session. Does no
+        I/O.
+        """
         return 0.0 if self._has_ended or self._is_ending else self._session.remaining_s()
 
     def _owned(self) -> Ownership:
@@ -215,7 +223,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _ownership(self) -> Ownership:
-        """Created on first use: most claims end without it."""
+        """The ownership of the item. Created on first use, because most claims end without it."""
         if self._made is None:
             new = Ownership.for_session(self._what, self.fence, self._session, self._store.clock)
             made = self.__dict__.setdefault("_first", new)
@@ -230,19 +238,19 @@ class QueueClaim(GuardsWork):
 
     @driven
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove the item, because it is done, optionally in one transaction with writes of yours.
+        """Remove the item because its work is done, optionally in one transaction with writes of yours.
 
         Your writes are applied once, however often the item was taken.
 
         Args:
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: seconds to retry while the server cannot be reached.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
-            LockLost: the item is not ours any more, or was removed; nothing was changed.
-            Conflict: one of your checks or writes did not hold; the item is still ours.
-            Unavailable: not done, and still ours for a while.
-            OutcomeUnknown: it may be done; the session ended before that was known.
+            LockLost: The item is no longer ours, or was removed; nothing was changed.
+            Conflict: One of your checks or writes did not hold; the item is still ours.
+            Unavailable: Nothing was changed, and the item is still ours for a while.
+            OutcomeUnknown: The item may be removed; the session ended before that was known.
         """
         await self._end([*self._delete_ops(), *ops], checks, timeout_s)
 
@@ -260,17 +268,17 @@ class QueueClaim(GuardsWork):
         """Release the item to its old position. After the last attempt that counts it becomes a dead letter.
 
         Args:
-            why: the reason, stored in the item.
-            count: False: as if the item had not been taken this time.
-            partition: move it to this partition instead, under the same sort key. Not in a bounded queue.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: as for ``ack``.
+            why: The reason, stored in the item.
+            count: Whether this take counts as an attempt.
+            partition: Move the item to this partition instead, under the same sort key. Not in a bounded queue.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
-            Conflict: that partition has an item of this name, or one of your checks or writes did not hold; the item
-                is still ours.
-            ValueError: the queue is bounded, and the partition is another one.
-            LockLost, Unavailable, OutcomeUnknown: as for ``ack``.
+            Conflict: That partition has an item with this sort key and ID, or one of your checks or writes did not
+                hold; the item is still ours.
+            ValueError: The queue is bounded, and the partition is another one.
+            LockLost, Unavailable, OutcomeUnknown: As for ``ack``.
         """
         check_text(why, "the reason")
         if count and self.is_last:
@@ -288,15 +296,15 @@ class QueueClaim(GuardsWork):
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Dead-letter the item, however many attempts it has left.
+        """Make the item a dead letter, however many attempts it has left.
 
         Args:
-            why: the reason, stored in the letter.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: as for ``ack``.
+            why: The reason, stored in the dead letter.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
-            LockLost, Conflict, Unavailable, OutcomeUnknown: as for ``ack``.
+            LockLost, Conflict, Unavailable, OutcomeUnknown: As for ``ack``.
         """
         check_text(why, "the reason")
         item = self.item.with_reason(why)
@@ -313,11 +321,25 @@ class QueueClaim(GuardsWork):
                 return
 
     def prepare_ack(self, ops: Sequence[Op] = ()) -> ClaimEnding:
-        """Return ``ack`` as part of your own transaction; see ``ClaimEnding``."""
+        """Return the checks and writes of ``ack``, for a transaction of yours.
+
+        Args:
+            ops: Further writes for the same transaction.
+        Raises:
+            LockLost: The item is no longer ours.
+        """
         return self._prepare_ending([*self._delete_ops(), *ops])
 
     def prepare_release(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
-        """Return ``release`` as part of your own transaction; see ``ClaimEnding``. It makes no dead letters."""
+        """Return the checks and writes of ``release``, for a transaction of yours. It makes no dead letters.
+
+        Args:
+            why: The reason, stored in the item.
+            count: Whether this take counts as an attempt.
+            partition: Move the item to this partition instead.
+        Raises:
+            LockLost: The item is no longer ours.
+        """
         check_text(why, "the reason")
         return self._prepare_ending(self._release_ops(why, count=count, partition=partition))
 
@@ -371,26 +393,30 @@ class QueueClaim(GuardsWork):
         self._mark_ended()
 
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
-        """Commit once. While our holder exists, no other client ends the claim."""
+        """Commit once the end of the claim. While our holder exists, no other client ends the claim."""
         try:
             await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
-            claim_state = await self._search()
+            claim_state = await self._read_state()
             if claim_state is ClaimState.OURS:
                 raise
             self._check_state(claim_state, error)
         except OutcomeUnknown as error:
             self._is_in_doubt = True
-            claim_state = await self._search()
+            claim_state = await self._read_state()
             if claim_state is ClaimState.OURS or self._session.remaining_s() <= 0.0:
                 raise
             self._check_state(claim_state, error)
 
     async def _was_committed(self, error: LatchworkError) -> bool:
-        """Return whether a commit that raised this error has ended the claim; raise if the item was lost."""
+        """Return whether a commit that raised an error has ended the claim.
+
+        Raises:
+            LockLost: The item is no longer ours, or was removed.
+        """
         self._home.check()
         self._is_in_doubt = self._is_in_doubt or isinstance(error, OutcomeUnknown)
-        claim_state = await self._search()
+        claim_state = await self._read_state()
         if claim_state is ClaimState.OURS:
             return False
         self._check_state(claim_state, error)
@@ -398,7 +424,11 @@ class QueueClaim(GuardsWork):
         return True
 
     def _check_state(self, claim_state: ClaimState, error: LatchworkError) -> None:
-        """Return if an earlier try succeeded and its answer was lost; raise if the item was lost."""
+        """Return if an earlier attempt to end the claim succeeded and its answer was lost.
+
+        Raises:
+            LockLost: The item is no longer ours, or was removed.
+        """
         if claim_state is ClaimState.ENDED and self._is_in_doubt:
             return
         self._has_ended = True
@@ -407,8 +437,10 @@ class QueueClaim(GuardsWork):
         self._end_ownership()
         raise self._lost_error(claim_state) from error
 
-    async def _search(self) -> ClaimState:
-        """Ask the store about the claim. The item is read before the holder: while that exists nobody else takes it."""
+    async def _read_state(self) -> ClaimState:
+        """Read the state of the claim. The item is read before the holder: while the holder exists, no other client
+        takes it.
+        """
         item = await ask(self._store.get, self.item.key)
         removed, holder = await ask(self._store.get_many, [self._names.removed(self.item), self._holder.key])
         if holder is None:
@@ -419,7 +451,7 @@ class QueueClaim(GuardsWork):
         return ClaimState.ENDED if removed is None and self._is_in_doubt else ClaimState.REMOVED
 
     def _mark_ended(self) -> None:
-        """Note that the claim was ended by ourselves."""
+        """Record that this client has ended the claim."""
         self._has_ended = True
         self._is_ending = self._is_in_doubt = False
         self._end_ownership()
@@ -439,15 +471,15 @@ class QueueClaim(GuardsWork):
 
 
 class ClaimEnding:
-    """The end of a claim as part of your own transaction, which may end many claims in one commit.
+    """The checks and writes that end a claim, for a transaction of yours, which may end many claims.
 
-    Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``mark_committed``. When it was
-    refused, or its outcome is unknown, ask ``was_committed``. Until one of these is called the claim says that it is not held,
-    because once the transaction is written another client may have the item; ``mark_not_committed`` takes that back.
+    Put ``checks`` and ``ops`` into a transaction and commit it; then call ``mark_committed``. When it was refused, or
+    its outcome is unknown, call ``was_committed``. Until then the claim counts as not held, because once the
+    transaction is written another client may have the item. ``mark_not_committed`` makes it count as held again.
 
     Attributes:
-        checks: that the item is ours.
-        ops: the writes that end the claim.
+        checks: Checks that the item is ours.
+        ops: Writes that end the claim.
     """
 
     def __init__(self, claim: QueueClaim, ops: tuple[Op, ...]) -> None:
@@ -460,11 +492,11 @@ class ClaimEnding:
         return f"<ClaimEnding of {self._claim!r}>"
 
     def mark_committed(self) -> None:
-        """Note that the transaction was committed: the claim has ended."""
+        """Record that the transaction was committed, so that the claim has ended."""
         self._claim._mark_ended()  # noqa: SLF001
 
     def mark_not_committed(self) -> None:
-        """Note that the transaction was not sent, or was certainly refused: the claim is ours as before."""
+        """Record that the transaction was not sent, or was certainly refused, so that the claim is held as before."""
         self._claim._is_ending = False  # noqa: SLF001
 
     @driven
@@ -472,25 +504,25 @@ class ClaimEnding:
         """Find out whether the transaction was applied, after a ``Conflict`` or ``OutcomeUnknown``.
 
         Args:
-            error: the error that the commit raised.
+            error: The error that the commit raised.
         Returns:
-            True: it was, and the claim has ended. False: it was not, and the claim is still ours; after
-            ``OutcomeUnknown`` it may still be applied, so send the same transaction again, which is applied once.
+            True if it was, so that the claim has ended. False if it was not, so that the claim is still ours. After
+                ``OutcomeUnknown`` it may still be applied, so send the same transaction again, which is applied once.
         Raises:
-            LockLost: the item is not ours any more, or was removed.
-            Unavailable: that could not be found out.
+            LockLost: The item is no longer ours, or was removed.
+            Unavailable: That could not be found out.
         """
         return await self._claim._was_committed(error)  # noqa: SLF001
 
 
 class CreateClaimed:
-    """An item that is put and claimed in your own transaction: no other client sees it free in between.
+    """The writes that put an item and claim it in one transaction of yours. No other client ever sees the item free.
 
-    Call ``to_claim`` or ``mark_in_doubt`` once the transaction may have been written. The claim is as any other: when its
-    session ends the item is there, free, with one attempt counted.
+    Call ``to_claim`` or ``mark_in_doubt`` once the transaction may have been written. When the session of the claim
+    ends, the item is free, with one attempt counted.
 
     Attributes:
-        ops: the writes that put and claim it, and its holder unless that exists.
+        ops: Writes that put and claim the item, and create its holder unless that exists.
     """
 
     def __init__(
@@ -510,7 +542,9 @@ class CreateClaimed:
         return f"<CreateClaimed {self._item.path!r}>"
 
     def to_claim(self, done: Committed) -> QueueClaim | None:
-        """Return the claim, from what was committed; None if it is not there. Call it once."""
+        """Return the claim after the transaction was committed; None if the transaction does not contain it. Call it
+        once.
+        """
         found = next((entry for entry in done.entries if entry.key == self._item.key), None)
         if found is None:
             return None
@@ -518,5 +552,7 @@ class CreateClaimed:
         return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
     def mark_in_doubt(self) -> None:
-        """Note that it may have been applied: the next take claims it, or it is released after a second."""
+        """Record that the transaction may have been applied: the next take claims the item, or it is released after a
+        second.
+        """
         self._in_doubt.add([ClaimInDoubt(self._item.key, self._item.claim, self._holder, None)])

@@ -1,7 +1,7 @@
-"""Claims of unknown outcome: each one is found by a later take, or released, or prevented from landing.
+"""Claims of unknown outcome. Each one is found by a later take, or released, or can never be committed.
 
-A take writes its claim into the item, on condition that the item is as it was read. So a client that finds the item
-as it was writes it once more: after that the claim can never land.
+A take writes its claim into the item, and checks that the item is as it was read. So a client that finds the item
+unchanged writes it once more: after that the claim can never be committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VersionedItem(Protocol):
 
     @property
     def version(self) -> Hashable:
-        """The version of its key."""
+        """The version of the item's key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +42,10 @@ class ClaimInDoubt:
     """A claim of unknown outcome.
 
     Attributes:
-        item_key: the key of its item.
-        claim: what the take wrote into the item.
-        holder: its holder.
-        item: the item before it was claimed; None if the claim certainly exists, or its item was new.
+        item_key: The key of its item.
+        claim: The text that the take wrote into the item.
+        holder: Its holder.
+        item: The item before it was claimed; None if the claim certainly exists, or its item was new.
     """
 
     item_key: str
@@ -55,11 +55,11 @@ class ClaimInDoubt:
 
 
 class ClaimsInDoubt:
-    """The claims of one queue object that are in doubt. Thread-safe.
+    """The claims of one queue object whose outcome is unknown. Thread-safe.
 
     Args:
-        store: the store of the queue.
-        what: the queue, for messages.
+        store: The store of the queue.
+        what: Description of the queue for messages.
     """
 
     def __init__(self, store: Store, what: str) -> None:
@@ -69,7 +69,10 @@ class ClaimsInDoubt:
         self._open: dict[str, ClaimInDoubt] = {}
 
     def add(self, claims: Iterable[ClaimInDoubt]) -> None:
-        """Record claims that may exist, or may still land, unused: the next take uses them, or they are released."""
+        """Record claims that may exist, or may still be committed, and that no caller has.
+
+        The next take uses them, or they are released in the background.
+        """
         claims = list(claims)
         with self._lock:
             for each in claims:
@@ -83,12 +86,18 @@ class ClaimsInDoubt:
             return [each for each in self._open.values() if each.holder.session is session]
 
     async def resolve(self, claim: ClaimInDoubt) -> Entry | None:
-        """Return the item if the claim landed: it belongs to the caller then. Otherwise it never will land."""
+        """Return the item if the claim was committed, and None otherwise. In that case it never will be.
+
+        A returned item belongs to the caller.
+        """
         found = await self._decide(claim)
         return found if self._remove(claim) else None
 
     async def _clear(self, claim: ClaimInDoubt, backoff: Backoff) -> float | None:
-        """Try once to release a claim that no take used; a ``CleanupJob``."""
+        """Try once to release a claim that no take used. Return the seconds until the next try, or None.
+
+        It is a job of the store's cleanup thread.
+        """
         if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.item_key) is not claim:
             return None
         try:
@@ -104,7 +113,10 @@ class ClaimsInDoubt:
         return None
 
     async def _release(self, found: Entry, session: Session, backoff: Backoff) -> float | None:
-        """Try once to release an item; a ``CleanupJob``. Its attempt counts."""
+        """Try once to release an item. Return the seconds until the next try, or None. Its attempt counts.
+
+        It is a job of the store's cleanup thread.
+        """
         if session.remaining_s() <= 0.0:
             return None
         item = QueueItem.from_entry(found)
@@ -120,14 +132,14 @@ class ClaimsInDoubt:
         return None
 
     def _remove(self, claim: ClaimInDoubt) -> bool:
-        """Return True to exactly one of the take and the cleanup that decided a claim."""
+        """Forget a claim. Return True to exactly one of the take and the cleanup that resolved it."""
         with self._lock:
             return self._open.get(claim.item_key) is claim and bool(self._open.pop(claim.item_key))
 
     async def _decide(self, claim: ClaimInDoubt) -> Entry | None:
-        """Return the item if the claim landed; otherwise make sure that it never will.
+        """Return the item if the claim was committed; otherwise make sure that it never will be, and return None.
 
-        It checks the item as it was. As long as that holds, writing the item again keeps it from landing.
+        The claim checks that the item is as it was read, so writing the item again keeps it from being committed.
         """
         while True:
             found: Entry | None = await ask(self._store.get, claim.item_key)

@@ -1,14 +1,14 @@
-"""The keys and values of a work queue. No I/O.
+"""The keys and values of a work queue. Does no I/O.
 
-Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by every put with that sort key: the index
-       <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
-       <name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
-       <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
-                                                               holder deletes this, or ``tidy`` once that is gone
-       <name>/data/<number>                                    the value of an item, if it is large
-       <name>/dead/<letter>                                    an item that became a dead letter, and where it was
-       <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
-       <name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``puts``
+<name>/partitions/<partition>/sort_keys/<sort key>      empty, written by every put with that sort key: the index
+<name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
+<name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
+<name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
+holder deletes this, or ``tidy`` once that is gone
+<name>/data/<number>                                    the value of an item, if it is large
+<name>/dead/<letter>                                    an item that became a dead letter, and where it was
+<name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
+<name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``puts``
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ class QueueKeys:
         self.putters = f"{name}/putters"
 
     def partition(self, partition: str) -> str:
-        """The prefix of a partition: its index, items, holders and removed items."""
+        """Return the prefix of a partition: its index, items, holders and removed items."""
         return f"{self.partitions}/{partition}"
 
     def sort_keys(self, partition: str) -> str:
-        """The prefix of the index of a partition's sort keys."""
+        """Return the prefix of the index of a partition's sort keys."""
         return f"{self.partitions}/{partition}/sort_keys"
 
     def items(self, partition: str) -> str:
-        """The prefix of the items of a partition."""
+        """Return the prefix of the items of a partition."""
         return f"{self.partitions}/{partition}/items"
 
     def holders(self, partition: str) -> str:
-        """The prefix of the holders of claims in a partition."""
+        """Return the prefix of the holders of claims in a partition."""
         return f"{self.partitions}/{partition}/holders"
 
     def holder(self, partition: str, holder: str) -> str:
-        """The key of a holder of claims."""
+        """Return the key of a holder of claims."""
         return f"{self.partitions}/{partition}/holders/{holder}"
 
     def item(self, partition: str, sort_key: str, item_id: str) -> str:
-        """The key of an item."""
+        """Return the key of an item."""
         return f"{self.partitions}/{partition}/items/{sort_key}/{item_id}"
 
     def removals(self, partition: str) -> str:
-        """The prefix of the items that were removed while they were claimed, by holder."""
+        """Return the prefix of the keys of items that were removed while they were claimed, by holder."""
         return f"{self.partitions}/{partition}/removed"
 
     def removed(self, item: QueueItem) -> str:
-        """The key that tells the holder of an item's claim that the item was removed."""
+        """Return the key by which the holder of an item's claim learns that the item was removed."""
         return f"{self.removals(item.partition)}/{item.holder}/{item.sort_key}/{item.id}"
 
     def free_checks(self, item: QueueItem) -> list[Check]:
@@ -91,15 +91,15 @@ class QueueKeys:
         return [item.check, Absent(self.holder(item.partition, holder))] if holder else [item.check]
 
     def takers(self, partition: str) -> str:
-        """The prefix of the tickets of the takers that wait for a partition."""
+        """Return the prefix of the tickets of the takers that wait for a partition."""
         return f"{self.name}/takers/{partition}"
 
     def letter(self, letter: str) -> str:
-        """The key of a dead letter."""
+        """Return the key of a dead letter."""
         return f"{self.dead}/{letter}"
 
     def data(self, data_id: str) -> str:
-        """The key of a large value."""
+        """Return the key of a large value."""
         return f"{self.name}/data/{data_id}"
 
 
@@ -107,11 +107,11 @@ class ClaimHolder:
     """The holder of all claims of one queue object in a partition, while a session lasts.
 
     Attributes:
-        id: its name, in the items that it has claimed.
-        key: its key.
-        session: the session that it is bound to.
-        exists: it was written.
-        is_gone: it was deleted, or its session has ended: it gets no more claims.
+        id: Its ID, as stored in the items that it has claimed.
+        key: Its key.
+        session: The session that it is bound to.
+        exists: Whether its key was written.
+        is_gone: Whether its key was deleted or its session has ended, so that it gets no more claims.
     """
 
     __slots__ = ("exists", "id", "is_gone", "key", "session")
@@ -123,7 +123,7 @@ class ClaimHolder:
         self.exists = self.is_gone = False
 
     def new_claim(self) -> str:
-        """Return what a take writes into its items."""
+        """Return the text that a take writes into its items: the ID of the holder and one of the take."""
         return f"{self.id}.{new_holder_id()}"
 
 
@@ -154,20 +154,20 @@ class QueueItem(Struct, frozen=True):
     """One item of a queue, as it was read.
 
     Attributes:
-        id: unique under its sort key; in a ``Queue`` unique in the queue.
-        attempts: how often it was taken.
-        why: the reason of the last release, or of the dead letter.
-        size: bytes of its value.
-        data_id: the name of a large value; empty when the value is in the item.
-        value: a small value; empty when it is stored separately.
-        partition: the partition it is in.
-        sort_key: its sort key there.
-        letter: the name of a dead letter, for ``revive`` and ``drop``; empty for other items.
-        key: the key it was read from.
-        version: of that key, as it was read.
-        nonce: identifies its put.
-        claim: its last claim: the holder, and the take; empty if it was released since then, or never taken.
-        more: fields of a later version, kept as they are.
+        id: Unique under its sort key; in a ``Queue`` unique in the queue.
+        attempts: How often it was taken.
+        why: The reason of the last release, or of the dead letter.
+        size: Size of its value in bytes.
+        data_id: Name of a large value; empty when the value is in the item.
+        value: A small value; empty when it is stored separately.
+        partition: The partition that it is in.
+        sort_key: Its sort key there.
+        letter: Name of a dead letter, for ``requeue`` and ``drop``; empty for other items.
+        key: The key it was read from.
+        version: The version of that key, as it was read.
+        nonce: Identifies its put.
+        claim: Its last claim: the holder, and the take; empty if it was released since then, or never taken.
+        more: Fields of a later version of the format, kept as they are.
     """
 
     id: str
@@ -190,7 +190,7 @@ class QueueItem(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """Partition, sort key and id: its name in the queue, and in messages."""
+        """Partition, sort key and ID of the item, joined by slashes: its name in the queue, and in messages."""
         return f"{self.partition}/{self.sort_key}/{self.id}"
 
     @property
@@ -201,61 +201,63 @@ class QueueItem(Struct, frozen=True):
 
     @property
     def holder(self) -> str:
-        """The holder of its last claim, which holds it while its key exists; empty if there is none."""
+        """ID of the holder of its last claim; empty if there is none. The item is claimed while the holder's key
+        exists.
+        """
         return self.claim.partition(".")[0]
 
     @property
     def check(self) -> At:
-        """The check that it is as it was read: not removed, taken or released since then."""
+        """The check that the item is as it was read: not removed, taken or released since then."""
         return At.of(self.key, self.version)
 
     @classmethod
     def from_entry(cls, entry: Entry) -> QueueItem:
-        """Read the entry of an item.
+        """Decode the entry of an item.
 
         Raises:
-            BadRecord: it is not an item.
+            BadRecord: It is not an item.
         """
         partition, _, sort_key, item_id = entry.key.split("/")[-4:]
         return _read(entry, (partition, sort_key, item_id))
 
     @classmethod
     def from_dead_letter(cls, entry: Entry) -> QueueItem:
-        """Read the entry of a dead letter.
+        """Decode the entry of a dead letter.
 
         Raises:
-            BadRecord: it is not a dead letter.
+            BadRecord: It is not a dead letter.
         """
         letter = entry.key.rpartition("/")[2]
         return _read(entry, None, letter)
 
     def to_dead_letter(self) -> bytes:
-        """Encode it as a dead letter."""
+        """Encode the item as a dead letter."""
         return self.to_bytes(self.partition, self.sort_key, self.id)
 
     def to_bytes(self, *position: str) -> bytes:
-        """Encode it as an item; a dead letter with its old position."""
+        """Encode the item. A dead letter is encoded with its old position."""
         head = ItemHeader(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *position)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
     def with_entry(self, entry: Entry) -> QueueItem:
-        """Return the same item, at the key and in the version of an entry that holds it."""
+        """Return the item with the key and the version of an entry that contains it."""
         return replace(self, key=entry.key, version=entry.version)
 
     def with_claim(self, claim: str) -> QueueItem:
-        """Return it with one more attempt, and a claim."""
+        """Return the item with one more attempt, and a claim."""
         return replace(self, attempts=self.attempts + 1, claim=claim)
 
     def with_reason(self, why: str) -> QueueItem:
-        """Return it with the reason of its release, or of the dead letter."""
+        """Return the item without a claim, and with the reason of its release or dead letter."""
         return replace(self, why=why[:MAX_WHY_CHARS], claim="")
 
     def without_last_attempt(self) -> QueueItem:
-        """Return it as if the last attempt had not happened."""
+        """Return the item with one attempt less."""
         return replace(self, attempts=max(0, self.attempts - 1))
 
     def with_attempts_reset(self) -> QueueItem:
-        """Return it with all its attempts left."""
+        """Return the item without a claim and a reason, and with all its attempts left."""
         return replace(self, attempts=0, why="", nonce="", claim="")
 
 
@@ -271,17 +273,17 @@ def put_ops(
 
 
 def index_op(names: QueueKeys, partition: str, sort_key: str) -> Put:
-    """Return the write that goes with every write of a new item: it keeps the sort key in the index, or adds it."""
+    """Return the write that adds a sort key to the index or keeps it there. It goes with every write of a new item."""
     return Put(f"{names.sort_keys(partition)}/{sort_key}", b"")
 
 
 def dead_letter_op(names: QueueKeys, item: QueueItem, letter: str) -> Create:
-    """Return the write that makes a dead letter of an item."""
+    """Return the write that creates a dead letter from an item."""
     return Create(names.letter(letter), item.to_dead_letter())
 
 
 def read_for_display(entry: Entry) -> QueueItem:
-    """Read an item or a dead letter for people; if it is neither, return its first bytes and the reason."""
+    """Decode an item or a dead letter for display. If it is neither, return its first bytes and the reason."""
     parts = entry.key.split("/")
     is_item = parts[-5:-4] == ["partitions"] and parts[-3] == "items"
     try:
@@ -293,13 +295,22 @@ def read_for_display(entry: Entry) -> QueueItem:
 
 
 def check_item_name(partition: str, sort_key: str, item_id: str) -> None:
-    """Raise ``InvalidKey`` if a part of it cannot be one segment of a key."""
+    """Check that partition, sort key and ID of an item can be segments of a key.
+
+    Raises:
+        InvalidKey: One of them cannot.
+    """
     for part, kind in ((partition, "partition"), (sort_key, "sort key"), (item_id, "item")):
         check_member(part, kind)
 
 
 def check_payload(value: bytes, what: str) -> bytes:
-    """Return the value; ``TypeError`` if it is not ``bytes``, ``ValueTooLarge`` if it is too large."""
+    """Return a value after checking its type and its size.
+
+    Raises:
+        TypeError: It is not ``bytes``.
+        ValueTooLarge: It is too large for a queue.
+    """
     check_bytes(value, f"a value for {what}")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(
@@ -309,7 +320,12 @@ def check_payload(value: bytes, what: str) -> bytes:
 
 
 def check_inline(value: bytes, what: str) -> bytes:
-    """Return the value; ``TypeError`` if it is not ``bytes``, ``ValueTooLarge`` if it does not fit into the item."""
+    """Return a value after checking that it can be stored in the item itself.
+
+    Raises:
+        TypeError: It is not ``bytes``.
+        ValueTooLarge: It is too large for that.
+    """
     check_bytes(value, f"a value for {what}")
     if len(value) > INLINE_BYTES:
         raise ValueTooLarge(
@@ -320,7 +336,7 @@ def check_inline(value: bytes, what: str) -> bytes:
 
 
 def split_item_key(key: str, prefix: str) -> tuple[str, str] | None:
-    """Return sort key and id of a key below a prefix of items; None for another key."""
+    """Return the sort key and the ID of an item's key; None if it is not the key of an item below this prefix."""
     sort_key, _, item_id = key[len(prefix) + 1 :].partition("/")
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
@@ -331,28 +347,28 @@ def last_segment(entry: Entry) -> str:
 
 
 def stored_holder(entry: Entry) -> str:
-    """Return the holder of the last claim of a stored item; empty if there is none, or if it is no item."""
+    """Return the holder ID of the last claim of a stored item; empty if there is none, or if it is not an item."""
     found = _CLAIM.find(entry.value.partition(b"\n")[0])
     return found.claim.partition(".")[0] if found is not None else ""
 
 
 def new_holder_id() -> str:
-    """Return a name for a holder, or for a take."""
+    """Return a new ID for a holder, or for a take."""
     return uuid.uuid4().hex[:16]
 
 
 def new_id() -> str:
-    """Return a name for a large value, or the nonce of a put."""
+    """Return a new name for a large value, or a new nonce for a put."""
     return uuid.uuid4().hex
 
 
 def alternative_letter(item_id: str) -> str:
-    """Return a name for a dead letter whose item has the id of another letter."""
+    """Return another name for a dead letter, because a dead letter with the item's ID exists."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
 def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
-    """Read an item, or a dead letter, which says itself where the item was."""
+    """Decode an item, or a dead letter, which contains the position that the item had."""
     line, _, value = entry.value.partition(b"\n")
     try:
         body = _HEAD.decode(line)

@@ -1,18 +1,19 @@
 """Reads a partition of a work queue from its head, page by page, for items that no client has claimed.
 
 A partition has an index: a key for each sort key, written again by every put with that sort key. The first sort keys
-are read from the index, then stretches of their items. So no request reads, or makes a server count, more than the
-items of one sort key: etcd counts all keys of a range, however few of them are asked for. An item says who has claimed
-it. The holders of claims are read once, when the first such item is seen.
+are read from the index, then ranges of their items. So no request reads, or makes a server count, more than the items
+of one sort key: etcd counts all keys of a range, however few of them are requested. An item says which holder has
+claimed it. The holders of claims are read once, when the first such item is seen.
 
 A taker that sees many claimed items at the head briefly remembers where the first free one was, and starts there.
 Otherwise a take would cost more the more items are claimed.
 
 Takers that all start at the head want the same items, and of their transactions one succeeds. So takers that know each
-other take the items of their own share first, by a hash of the id. They take items of other shares only when there are
-none of theirs, or when the first item of a share has not changed for a while: its taker is busy, or gone. The items of
-its share that a taker has read and not needed it takes next, without reading them again; each claim checks that its
-item is as it was read. A share is a preference: two takers with the same share lose a round trip, and nothing else.
+other divide the items into shards, by a hash of the ID, and take those of their own shard first. They take items of
+other shards only when there are none of theirs, or when the first item of a shard has not changed for a while: its
+taker is busy, or gone. The items of its shard that a taker has read and not needed it takes next, without reading them
+again; each claim checks that its item is as it was read. A shard is a preference: two takers with the same one lose a
+round trip, and nothing else.
 
 A sort key without items is removed from the index, on condition that nothing was put with it since the index was read.
 """
@@ -62,7 +63,9 @@ _GLANCED = 4
 
 
 class ParallelLists(Step[list[list[Entry]]]):
-    """Several lists at once: ``await ParallelLists(store, [(prefix, limit, start_after), ...])``."""
+    """A step that makes several list calls at once: ``await ParallelLists(store, [(prefix, limit, start_after),
+    ...])``.
+    """
 
     __slots__ = ("_store", "_wanted")
 
@@ -72,7 +75,9 @@ class ParallelLists(Step[list[list[Entry]]]):
         self._wanted = wanted
 
     def block(self) -> list[list[Entry]]:
-        """Wait for all. A few are made in this thread, one after the other: cheaper than a change of threads."""
+        """Wait for the results of all calls. A few calls are made in this thread, which is cheaper than using other
+        threads.
+        """
         if len(self._wanted) > _FEW_LISTS:
             return self.as_future().result()
         return call_outside(self._list_each)
@@ -81,7 +86,7 @@ class ParallelLists(Step[list[list[Entry]]]):
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
     def as_future(self) -> Future[list[list[Entry]]]:
-        """Start all."""
+        """Start all calls, and return a future of their results."""
         begun: list[Future[Any]] = [
             self._store.start_call("list", prefix, limit=limit, start_after=after)
             for prefix, limit, after in self._wanted
@@ -94,8 +99,8 @@ class HeadSnapshot:
     """The head of a partition, as the connected server has it.
 
     Attributes:
-        free: the first free items, in order.
-        is_whole: nothing else was free there.
+        free: The first free items, in order.
+        is_whole: Whether these are all free items of the partition.
     """
 
     free: list[Entry]
@@ -103,10 +108,10 @@ class HeadSnapshot:
 
 
 async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
-    """Read the first free items of a partition as the connected server has them, in few cheap requests.
+    """Read the first free items of a partition from the connected server, in few cheap requests.
 
-    It may be older than a write that was confirmed through another server. A claim checks its item, so an item that
-    is gone is never taken. Nothing is removed from the index here: that needs reads of one order.
+    The result may be older than a write that was confirmed through another server. A claim checks its item, so an item
+    that is gone is never taken. Nothing is removed from the index here, because that needs ordered reads.
     """
     store, names = info.store, info.names
     sort_keys = await ask(store.children, names.sort_keys(partition), stale_ok=True)
@@ -125,13 +130,13 @@ async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ItemRange:
-    """A part of a sort key's items that is to be read.
+    """A range of the items with one sort key that is to be read.
 
     Attributes:
-        mark: the sort key in the index, as it was read.
-        sort_key: its name.
-        limit: items to read.
-        after: the item after which to start; None at the start of the sort key.
+        mark: The index entry of the sort key, as it was read.
+        sort_key: The sort key.
+        limit: Number of items to read.
+        after: The item after which to start; None at the start of the sort key.
     """
 
     mark: Entry
@@ -145,8 +150,8 @@ class StartHint:
     """The position of the first free item of a partition.
 
     Attributes:
-        start: the stretch that begins with it.
-        until: when to look from the head again, by the store's clock.
+        start: The range that begins with it.
+        until: The time on the store's clock at which the hint expires.
     """
 
     start: ItemRange
@@ -154,16 +159,16 @@ class StartHint:
 
 
 class PartitionReader:
-    """Reads one partition once. Single-threaded.
+    """Reads the free items of one partition once, page by page. Not thread-safe.
 
     Args:
-        info: the queue.
-        partition: the partition.
-        wanted: how many free items.
-        tidies: remove sort keys without items from the index.
-        keeps_last: but not the last one, into which the next put goes.
-        start: where to start instead of at the head.
-        mine: our own holder, which exists; empty if there is none.
+        info: The queue.
+        partition: The partition.
+        wanted: Number of free items wanted.
+        tidies: Whether to remove sort keys without items from the index.
+        keeps_last: Whether to keep the last sort key in any case, because the next put uses it.
+        start: Where to start; None starts at the head.
+        mine: ID of our own holder, which exists; empty if there is none.
     """
 
     def __init__(
@@ -195,7 +200,7 @@ class PartitionReader:
         self._together = 1
 
     async def next_page(self) -> list[Entry] | None:
-        """Return the free items of the next page, in order, perhaps none; None after the last page."""
+        """Return the free items of the next page, in order. The list may be empty. Return None after the last page."""
         if not self._todo and self._has_more:
             await self._read_index()
         if not self._todo:
@@ -216,7 +221,10 @@ class PartitionReader:
         return free
 
     def hint(self, until: float) -> StartHint | None:
-        """Return where the first free item was, valid until then, if many before it were claimed."""
+        """Return the position of the first free item, to start there until a given time.
+
+        None if few items before it were claimed, because then starting at the head is cheap.
+        """
         return StartHint(self._first, until) if self._first is not None and self._skipped >= MANY else None
 
     @property
@@ -226,11 +234,11 @@ class PartitionReader:
 
     @property
     def first(self) -> ItemRange | None:
-        """The stretch that begins with the first free item; None when there was none."""
+        """The range that begins with the first free item; None if there was none."""
         return self._first
 
     async def _free_of(self, stretch: ItemRange, items: Sequence[Entry]) -> list[Entry]:
-        """Return the free items of a stretch. Holders are read after items: one that is missing then is gone."""
+        """Return the free items of a range. Holders are read after items, so a holder that is missing then is gone."""
         holders = [stored_holder(entry) for entry in items]
         if self._holders is None and not {"", self._mine}.issuperset(holders):
             self._holders = set(await ask(self._store.children, self._holders_prefix))
@@ -265,12 +273,12 @@ class PartitionReader:
 
 @dataclass(frozen=True, slots=True)
 class TakerShard:
-    """The part of a partition that one of several takers prefers.
+    """The shard of a partition that one of several takers prefers.
 
     Attributes:
-        rank: its number, from 0.
-        of: how many there are; 0 when they do not know each other.
-        is_patient: leave the items of other shares to their takers, even when there is none of ours.
+        rank: Number of the taker, from 0.
+        of: Number of takers; 0 when they do not know each other.
+        is_patient: Whether to leave the items of other shards to their takers, even when there is none of ours.
     """
 
     rank: int = 0
@@ -279,16 +287,16 @@ class TakerShard:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the takers know each other."""
+        """Whether the takers know each other, so that the partition is divided into shards."""
         return self.of > 0
 
     @property
     def count(self) -> int:
-        """How many shares there are."""
+        """The number of shards."""
         return max(1, min(self.of, MAX_SHARDS))
 
     def shard_of(self, entry: Entry) -> int:
-        """Return the number of an item's share."""
+        """Return the number of the shard that an item belongs to."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
 
@@ -298,13 +306,13 @@ NO_SHARD = TakerShard()
 
 @dataclass(slots=True)
 class TakerCache:
-    """The memory of one taker about a partition. One thread at a time.
+    """What one taker remembers about a partition. Used by one thread at a time.
 
     Attributes:
-        entries: items of its share that were free, in order.
-        until: when they are forgotten, by the store's clock.
-        heads: by share number: its first free item, since when, and for how many looks.
-        is_empty_until: the partition had nothing, and is not read again until then.
+        entries: Free items of its shard, in order.
+        until: The time on the store's clock at which they are forgotten.
+        heads: By shard number: its first free item, since when, and for how many reads.
+        is_empty_until: The partition had no items, and is not read again until then.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -313,7 +321,10 @@ class TakerCache:
     is_empty_until: float = 0.0
 
     def split_by_shard(self, free: Iterable[Entry], shard: TakerShard, now: float) -> tuple[list[Entry], list[Entry]]:
-        """Return the items of our share or left for long enough, and the others; both in order."""
+        """Return the free items to take, and those to leave to other takers; both in order.
+
+        The former are those of our shard, and of shards whose first item has not changed for a while.
+        """
         if shard.of <= 1:
             return list(free), []
         mine: list[Entry] = []
@@ -332,12 +343,17 @@ class TakerCache:
         return mine, others
 
     def get_fresh(self, now: float) -> list[Entry]:
-        """Return the items that may be taken without reading them again."""
+        """Return the remembered items if they may be taken without reading them again."""
         return self.entries if now < self.until else []
 
 
 def check_partitions(partitions: Sequence[str]) -> None:
-    """Raise ``TypeError`` or ``InvalidKey`` unless it is a list of names of partitions."""
+    """Check that the argument is a list of valid partition names.
+
+    Raises:
+        TypeError: It is a single text.
+        InvalidKey: A name cannot be a segment of a key.
+    """
     if isinstance(partitions, str):
         raise TypeError(f"partitions must be a list of names, not {partitions!r}; give [{partitions!r}]")
     for partition in partitions:
@@ -345,9 +361,9 @@ def check_partitions(partitions: Sequence[str]) -> None:
 
 
 async def tidy(store: Store, names: QueueKeys, partition: str) -> bool:
-    """Remove the sort keys without items from the index of a partition; return whether none is left.
+    """Remove the sort keys without items from the index of a partition. Return whether none is left.
 
-    Also removes the notes for holders that are gone. IDs of holders are never reused.
+    Also removes the keys that inform departed holders about removed items. IDs of holders are never reused.
     """
     noted = set(await ask(store.children, names.removals(partition)))
     for holder in noted - set(await ask(store.children, names.holders(partition))) if noted else ():
@@ -366,7 +382,9 @@ async def tidy(store: Store, names: QueueKeys, partition: str) -> bool:
 
 
 async def _remove_from_index(store: Store, mark: Entry) -> bool:
-    """Remove a sort key from the index, if nothing was put with it since the index was read."""
+    """Remove a sort key from the index, if nothing was put with it since the index was read. Return whether it was
+    removed.
+    """
     try:
         await ask(store.commit, [At(mark)], [Delete(mark.key)])
     except LatchworkError as error:

@@ -38,15 +38,15 @@ class Capacity(Struct, frozen=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Capacity:
-        """Read what is stored.
+        """Decode the stored capacity.
 
         Raises:
-            BadRecord: it is not a capacity.
+            BadRecord: It is not a capacity.
         """
         return _CAPACITY.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """Encode it."""
+        """Encode the capacity as JSON."""
         return encode(self)
 
 
@@ -61,14 +61,13 @@ class OrderedPuts:
     """Puts items into one queue, one put after the other. Thread-safe.
 
     Args:
-        info: the queue.
-        waits: the waits through its object.
-        count: counts the items.
-        capacity: items at most; None takes the stored capacity, or none.
-        label: read_for_display to others in our ticket while we wait.
-
+        info: The queue.
+        waits: The waits through its object.
+        count: Counts the items.
+        capacity: Maximum number of items; None uses the stored capacity, or no limit.
+        label: Text in our ticket while we wait, shown to other clients.
     Attributes:
-        putters: the tickets of the clients that wait for space.
+        putters: The tickets of the clients that wait for space.
     """
 
     def __init__(
@@ -99,18 +98,18 @@ class OrderedPuts:
         """Put items in one transaction, within the stored capacity. Wait while the queue is full.
 
         Args:
-            creations: given the number of the first item, returns the writes that create all.
-            count: items; 1 for a bounded queue.
-            waiter: waits.
-            deadline: how long.
-            checks: of the caller, must hold too.
-            ops: of the caller, written in the same transaction.
+            creations: Returns the writes that create all items, given the number of the first one.
+            count: Number of items; 1 for a bounded queue.
+            waiter: The waiter that waits for a free position.
+            deadline: How long to wait.
+            checks: Checks of the caller that must hold.
+            ops: Writes of the caller in the same transaction.
         Returns:
             The number of the first item.
         Raises:
-            Conflict: one of the caller's checks or writes did not hold, or an item exists; nothing was put.
-            WaitTimeout: the queue was full, or others put items all that time; nothing was put.
-            Unavailable, OutcomeUnknown: as for ``Queue.put``.
+            Conflict: One of the caller's checks or writes did not hold, or an item exists; nothing was put.
+            WaitTimeout: The queue was full, or other clients put items all that time; nothing was put.
+            Unavailable, OutcomeUnknown: As for ``Queue.put``.
         """
 
         async def put() -> int:
@@ -169,7 +168,7 @@ class OrderedPuts:
                 return last - count + 1
 
     async def _reserve_space(self, count: int) -> list[Op]:
-        """Return the writes that reduce the remaining capacity; count the items if it is used up."""
+        """Return the writes that reduce the remaining capacity. The items are counted if it is used up."""
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.capacity_key)
@@ -181,7 +180,11 @@ class OrderedPuts:
         return [Put(self._names.capacity_key, Capacity(self._capacity, free - count).to_bytes())]
 
     async def read_capacity(self) -> int | None:
-        """Return the capacity, as stored by the first use."""
+        """Return the capacity of the queue. The first use stores it.
+
+        Raises:
+            LatchworkError: The queue has another capacity than this object.
+        """
         if self._is_agreed:
             return self._capacity
         entry = await get_or_create(self._store, self._names.capacity_key, Capacity(self._capacity).to_bytes())
@@ -194,7 +197,7 @@ class OrderedPuts:
         return stored
 
     def _is_foreign(self, error: Conflict) -> bool:
-        """Return whether a put was refused for another reason than the puts of others."""
+        """Return whether a put was refused for another reason than the puts of other clients."""
         return bool(error.failed) and all(getattr(one, "key", None) != self._names.tail for one in error.failed)
 
     def _raise_if_outrun(self, error: LatchworkError) -> None:
@@ -207,7 +210,7 @@ class OrderedPuts:
 
 
 class _SpaceWatcher:
-    """Follows the partitions, and returns whether they have fewer items than the capacity. Single-threaded."""
+    """A callback for changes of the partitions that returns whether they have fewer items than the capacity."""
 
     def __init__(self, partitions: str, capacity: int) -> None:
         self._partitions = partitions

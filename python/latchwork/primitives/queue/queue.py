@@ -38,7 +38,7 @@ _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 
 
 class _NumberedItems(WorkQueue):
-    """The work queue behind a ``Queue``: messages call it a queue, and every look begins at its head."""
+    """The work queue behind a ``Queue``. Messages call it a queue, and every take starts at its head."""
 
     _is_numbered = True
 
@@ -46,17 +46,18 @@ class _NumberedItems(WorkQueue):
 class Queue(Closable):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its
-    claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
+    Every item is taken at least once, and by one taker at a time: a taker that has lost its claim cannot end it. Use
+    the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
     Args:
-        store: the store, or a namespace of it. The caller closes it.
-        name: the key below which accept_all is stored.
-        capacity: items at most, claimed ones included. The first use decides; None takes the stored capacity, or no
-            limit.
-        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it.
-        session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: read_for_display to others in the tickets of this taker.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key below which everything is stored.
+        capacity: Maximum number of items, including claimed ones. The first use decides; None uses the stored capacity,
+            or no limit.
+        max_attempts: Number of times that an item is taken without being acknowledged before it becomes a dead letter.
+            Each taker sets it.
+        session: The session that claims are bound to, which the caller closes. None uses the store's primary session.
+        label: Text in the tickets of this taker, shown to other clients.
     """
 
     def __init__(
@@ -95,27 +96,33 @@ class Queue(Closable):
         your writes may or may not have been put.
 
         Args:
-            value: up to 990,000 bytes; up to 4,096 are cheapest.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: seconds to wait for space, and for the server; None waits forever, 0 tries once.
+            value: Up to 990,000 bytes; up to 4,096 are cheapest.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to wait for space, and for the server; None waits forever, 0 tries once.
         Returns:
-            The id of the item.
+            The ID of the item.
         Raises:
-            Conflict: one of your checks or writes did not hold; nothing was put.
-            WaitTimeout: the queue is full, or others put items all that time; nothing was put.
-            ValueTooLarge, TypeError: before any I/O.
-            OutcomeUnknown: the item may have been put.
-            Unavailable: the server could not be reached in time; nothing was put.
-            SessionLost, Closed, ForkedProcess, LatchworkError: as for ``take``.
+            Conflict: One of your checks or writes did not hold; nothing was put.
+            WaitTimeout: The queue is full, or other clients put items all that time; nothing was put.
+            ValueTooLarge, TypeError: The value cannot be stored.
+            OutcomeUnknown: The item may have been put.
+            Unavailable: The server could not be reached in time; nothing was put.
+            SessionLost, Closed, ForkedProcess, LatchworkError: As for ``take``.
         """
         return await self._put(value, DEFAULT_PRIORITY, checks, ops, timeout_s)
 
     @driven
     async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
-        """Put items at the end, in order, in several transactions of many items.
+        """Put items at the end, in order, in several transactions of many items each.
 
-        An error says nothing about the transactions before it. Arguments and errors as for ``put``.
+        After an error, the items of earlier transactions stay in the queue.
+
+        Args:
+            values: The values, as for ``put``.
+            timeout_s: As for ``put``.
+        Returns:
+            The IDs of the items, in order.
         """
         return await self._put_many(list(values), DEFAULT_PRIORITY, timeout_s)
 
@@ -151,25 +158,25 @@ class Queue(Closable):
 
     @driven
     async def take(self, timeout_s: float | None = None) -> QueueClaim:
-        """Take the first item that is free; wait for one.
+        """Take the first free item, and wait for one if there is none.
 
-        Takers that come at the same time may get neighboring items in any order. TakerQueues takers are served in the
-        order in which they came, but a taker that comes together with an item may be faster. The first read is from the
-        server that the store is connected to: an item that was put or released through another server just before
-        may be overlooked in favor of one after it.
+        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the order
+        in which they came, but a taker that comes together with an item may be faster. The first read is from the
+        server that the store is connected to: an item that was put or released through another server just before may
+        be overlooked in favor of one after it.
 
         Args:
-            timeout_s: seconds to wait; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait; None waits forever, 0 tries once.
         Returns:
-            A claim on the item: it is ours until we end it, or our session ends.
+            A claim on the item. It lasts until we end it, or our session ends.
         Raises:
-            WaitTimeout: there was none; nothing is taken.
-            SessionLost: our session ended while waiting.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is taken, or only until
+            WaitTimeout: There was no item; nothing is taken.
+            SessionLost: Our session ended while waiting.
+            Unavailable, OutcomeUnknown: The server could not be reached in that time; nothing is taken, or only until
                 that is found out.
-            Closed: the queue, its session or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
-            LatchworkError: this is a callback.
+            Closed: The queue, its session or its store was closed.
+            ForkedProcess: The queue was created by the parent of this process.
+            LatchworkError: The call is made inside a callback.
         """
         return await steps_of(self._work.take)(_PARTITION, timeout_s)
 
@@ -177,12 +184,12 @@ class Queue(Closable):
 
     @driven
     async def size(self) -> int:
-        """Return how many items there are, claimed ones included. Reads their names."""
+        """Return the number of items, including claimed ones. Reads all their names."""
         return await steps_of(self._work.size)(_PARTITION)
 
     @driven
     async def items(self, limit: int = 100) -> list[QueueItem]:
-        """Return the first items, claimed ones included, in the order in which they are taken.
+        """Return the first items, including claimed ones, in the order in which they are taken.
 
         Large values are left out.
         """
@@ -190,25 +197,25 @@ class Queue(Closable):
 
     @driven
     async def claims(self) -> dict[str, Ticket]:
-        """Return the holders of claims by item ID, sorted."""
+        """Return the tickets of the holders of claims by item ID, sorted."""
         found = await steps_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
     @driven
     async def takers(self) -> list[Ticket]:
-        """Return the waiting takers, in order."""
+        """Return the tickets of the waiting takers, in order."""
         return await steps_of(self._work.takers)(_PARTITION)
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return the waiting putters, in order."""
+        """Return the tickets of the waiting putters, in order."""
         return await self._puts.putters.tickets()
 
     # Dead letters
 
     @driven
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
-        """Return dead-lettered items with their reasons, by priority and number, without large values."""
+        """Return the first dead letters with their reasons, by priority and number, without large values."""
         return await steps_of(self._work.dead_letters)(limit)
 
     @driven
@@ -220,17 +227,18 @@ class Queue(Closable):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> str:
-        """Requeue a dead letter at the end of the queue, with all its attempts left. Return its new ID.
+        """Put a dead letter back at the end of the queue, with all its attempts left. Return its new ID.
 
         Args:
-            item_id: ``item.letter`` of one of ``dead_letters``: the id of the item.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: as for ``put``.
+            item_id: ``item.letter`` of one of ``dead_letters``: the ID of the item.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: As for ``put``.
         Raises:
-            Conflict: there is no such letter, another client was faster, or one of your checks or writes did not hold.
-            BadRecord: its key was written by another program; drop it.
-            WaitTimeout, and the others: as for ``put``.
+            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes did not
+                hold.
+            BadRecord: Its key was written by another program; drop it.
+            WaitTimeout, and the others: As for ``put``.
         """
         async with self._waits.start(timeout_s) as (waiter, deadline):
             letter = await waiter.keep_trying(lambda: self._work._letter(item_id), deadline)  # noqa: SLF001
@@ -256,7 +264,7 @@ class Queue(Closable):
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Raises:
-            Conflict: there is no such letter, or one of your checks or writes did not hold.
+            Conflict: There is no such dead letter, or one of your checks or writes did not hold.
         """
         await steps_of(self._work.drop)(item_id, checks=checks, ops=ops)
 
@@ -268,8 +276,8 @@ class Queue(Closable):
 class PriorityQueue(Queue):
     """A ``Queue`` with priorities: ``queue.put(b"...", priority=0)`` is taken before all others.
 
-    An item of low priority waits while items of higher priority come: priorities do not age. Everything else is as for
-    ``Queue``, and both kinds of object may share a name: a plain queue puts with priority 5.
+    An item of low priority waits as long as items of higher priority come: priorities do not age. Everything else is as
+    for ``Queue``, and both kinds of object may share a name: a plain queue puts with priority 5.
     """
 
     @driven
@@ -282,14 +290,32 @@ class PriorityQueue(Queue):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> str:
-        """Put an item after those of the same priority, 0 (first) to 9 (last). Everything else as for ``Queue.put``."""
+        """Put an item after those of the same priority.
+
+        Args:
+            value: As for ``Queue.put``.
+            priority: 0 (first) to 9 (last).
+            checks: As for ``Queue.put``.
+            ops: As for ``Queue.put``.
+            timeout_s: As for ``Queue.put``.
+        Returns:
+            The ID of the item.
+        """
         return await self._put(value, _check_priority(priority), checks, ops, timeout_s)
 
     @driven
     async def put_many(
         self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> list[str]:
-        """Put items of one priority, in order, in several transactions of many items."""
+        """Put items of one priority, in order, in several transactions of many items each.
+
+        Args:
+            values: The values, as for ``Queue.put``.
+            priority: 0 (first) to 9 (last).
+            timeout_s: As for ``Queue.put``.
+        Returns:
+            The IDs of the items, in order.
+        """
         return await self._put_many(list(values), _check_priority(priority), timeout_s)
 
 
@@ -304,14 +330,14 @@ def _sort_key(priority: int, number: int) -> str:
 
 
 def _item_id(priority: int, number: int) -> str:
-    """Return the id of an item; ids sort by priority, then by number."""
+    """Return the ID of an item. IDs sort by priority, then by number."""
     if not number < _MAX_NUMBER:
         raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
     return f"{priority}-{number:012d}"
 
 
 def _batches(values: list[bytes], most: int) -> Iterable[list[bytes]]:
-    """Divide values, in order, into batches that fit in one transaction."""
+    """Divide values, in order, into batches that fit into one transaction each."""
     batch: list[bytes] = []
     size = 0
     for value in values:

@@ -1,7 +1,7 @@
-"""ItemTaker items from a work queue: the first ones that no client has claimed, many in one transaction.
+"""Taking items from a work queue: the first ones that no client has claimed, many in one transaction.
 
-A claim is written into its item in the transaction that counts the attempt, on condition that the item is as it was
-read, that our holder exists, and that the holder of an earlier claim of the item does not.
+A claim is written into its item in the transaction that counts the attempt. The transaction checks that the item is as
+it was read, that our holder exists, and that the holder of an earlier claim of the item does not.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def no_extras(_item: QueueItem) -> Parts:
 
 
 def accept_all(_item: QueueItem) -> bool:
-    """Accept any item."""
+    """Return True for any item."""
     return True
 
 
 def no_shard(_partition: str) -> TakerShard:
-    """Return the share of takers that do not know each other."""
+    """Return the shard of takers that do not know each other."""
     return NO_SHARD
 
 
@@ -79,14 +79,14 @@ class TakeRequest(Struct, frozen=True):
     """The arguments of a take.
 
     Attributes:
-        partitions: where to look, in this order.
-        limit: items at most.
-        accept: whether an item is wanted.
-        extra: checks and writes in the transaction that takes an item.
-        extra_dead: checks and writes in the transaction that makes a dead letter of an item.
-        on_refused: called for an item whose extra checks did not hold.
-        on_dead: called for an item that this take made a dead letter.
-        share: our share of the takers of a partition.
+        partitions: Where to look for items, in this order.
+        limit: Maximum number of items.
+        accept: Returns whether an item is wanted.
+        extra: Returns checks and writes for the transaction that takes an item.
+        extra_dead: Returns checks and writes for the transaction that makes a dead letter of an item.
+        on_refused: Called with an item whose extra checks did not hold.
+        on_dead: Called with an item that became a dead letter.
+        shard: Returns our shard of a partition.
     """
 
     partitions: Sequence[str]
@@ -100,7 +100,15 @@ class TakeRequest(Struct, frozen=True):
 
 
 class TakeAttempt(Struct, frozen=True, eq=False):
-    """One item that is to be taken: where it was read, as it was read, that it is free, and what the caller adds."""
+    """One item that is to be taken.
+
+    Attributes:
+        source: The entry or item that it was read from.
+        item: The item as it was read.
+        free: Checks that it is free.
+        checks: Further checks of the caller.
+        ops: Further writes of the caller.
+    """
 
     source: Any
     item: QueueItem
@@ -110,13 +118,13 @@ class TakeAttempt(Struct, frozen=True, eq=False):
 
     @property
     def size(self) -> int:
-        """About how many bytes of keys and values it writes and checks."""
+        """The approximate number of bytes of keys and values that it writes and checks."""
         values = sum(len(op.value) for op in self.ops if not isinstance(op, Delete)) if self.ops else 0
         return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
 def first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
-    """Return the first of these that fit into one transaction, at least one and at most ``most``."""
+    """Return those of the first items that fit into one transaction, at least one and at most ``most``."""
     batch: list[TakeAttempt] = []
     keys: set[str] = set()
     checks: set[Check] = set()
@@ -137,7 +145,11 @@ def first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
 def split_refused(
     batch: Sequence[TakeAttempt], failed: Sequence[object]
 ) -> tuple[list[TakeAttempt], list[TakeAttempt]]:
-    """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
+    """Split the items of a refused transaction by the reason of the refusal.
+
+    Returns:
+        The items that other clients took or changed, and those whose extra checks failed.
+    """
     keys = {getattr(each, "key", None) for each in failed}
     lost = [each for each in batch if not keys.isdisjoint(getattr(check, "key", None) for check in each.free)]
     refused = [each for each in batch if each not in lost and _is_refused(each, failed, keys)]
@@ -149,17 +161,17 @@ def _is_refused(each: TakeAttempt, failed: Sequence[object], keys: set[str | Non
 
 
 def _rotate_randomly(free: list[R]) -> list[R]:
-    """Return the same from a random one on, those before it at the end."""
+    """Return the list rotated, so that it starts at a random item."""
     at = random.randrange(len(free)) if free else 0
     return free[at:] + free[:at]
 
 
 class ItemTaker:
-    """The heads of the partitions of one queue. Thread-safe.
+    """Takes items from the partitions of one queue, and remembers where free items are. Thread-safe.
 
     Args:
-        info: the queue.
-        about: says in a claim who made it.
+        info: The queue.
+        about: Information about this taker that is stored in its claims.
     """
 
     def __init__(self, info: QueueInfo, about: dict[str, object]) -> None:
@@ -174,11 +186,11 @@ class ItemTaker:
         self._kept: dict[str, TakerCache] = {}
 
     async def try_take(self, wish: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take the first free items."""
+        """Take the first free items of some partitions. Return the claims, perhaps none."""
         return await self._collect(partial(self._take_from_partitions, wish, session))
 
     async def take_items(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take these items as they were read."""
+        """Take these items if they are still as they were read. Return the claims in this order."""
         claims = await self._collect(partial(self._take_of, list(items), wish, session))
         if len(claims) > 1:
             positions = {item.key: at for at, item in enumerate(items)}
@@ -186,7 +198,7 @@ class ItemTaker:
         return claims
 
     async def take_known(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take the first of these items that is still as it was read; if none is, look."""
+        """Take the first of these items that is still as it was read. If none is, search the partition."""
         return await self._collect(partial(self._take_known, items, wish, session))
 
     async def _take_known(
@@ -199,9 +211,12 @@ class ItemTaker:
         await self._take_from_partition(partition, wish, session, claims)
 
     async def take_first(self, wish: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
-        """Take the first free item of one partition, by what the connected server has.
+        """Take the first free item of one partition, according to the connected server.
 
-        With ``is_sure`` no item is returned only if there is none on any server; without it the caller waits then.
+        Args:
+            wish: The arguments of the take, with one partition.
+            session: The session of the claim.
+            is_sure: Whether to return no item only if no server has one. Otherwise the caller waits then.
         """
         return await self._collect(partial(self._take_from_head, wish, session, is_sure))
 
@@ -224,7 +239,7 @@ class ItemTaker:
             await self._take_from_partition(partition, wish, session, claims)
 
     async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
-        """Collect claims. Trouble with later items does not lose the claims before them."""
+        """Collect claims. An error with later items does not lose the claims before them."""
         claims: list[QueueClaim] = []
         try:
             await take(claims)
@@ -245,7 +260,7 @@ class ItemTaker:
         )
 
     def _partitions_to_read(self, wish: TakeRequest) -> list[str]:
-        """Return the partitions to read, without partitions just found empty if items of others are known."""
+        """Return the partitions to read. Partitions just found empty are left out if items of others are known."""
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
         if not any(each.get_fresh(now) for each in kept.values()):
@@ -306,23 +321,25 @@ class ItemTaker:
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
     ) -> CreateClaimed:
-        """Return the writes that put and claim an item."""
+        """Return the writes that put an item and claim it at once."""
         key = self._names.item(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
         holder = self._holder(partition, session)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
 
     def _holder(self, partition: str, session: Session) -> ClaimHolder:
-        """Return the holder of our claims in a partition; a new one if the session is another, or it was deleted."""
+        """Return the holder of our claims in a partition; a new one if the session is another, or the holder was
+        deleted.
+        """
         holder = self._holders.get(partition)
         if holder is None or holder.session is not session or holder.is_gone:
             holder = self._holders[partition] = ClaimHolder(self._names, partition, session)
         return holder
 
     async def _take_of(self, free: list[R], wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> list[R]:
-        """Take from a page, or of items that were read before; return the rest of them.
+        """Take from these items, and return the rest of them.
 
-        When others were faster, it continues at a random item of the page, so that takers spread out.
+        When other clients were faster, it continues at a random item, so that takers spread out.
         """
         tries: list[TakeAttempt] = []
         while len(claims) < wish.limit:
@@ -374,7 +391,7 @@ class ItemTaker:
             await call_user_function(wish.on_dead, item)
 
     async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:
-        """Dead-letter an item that no client has claimed: its takers died, or its record is broken."""
+        """Make a dead letter of an item that no client has claimed. Return False if it has changed."""
         dead_item = item.with_reason(why)
         checks, ops = extra(dead_item)
         letter = item.id
@@ -393,7 +410,7 @@ class ItemTaker:
                 return True
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
-        """Claim these, all or none."""
+        """Claim these items in one transaction, all or none."""
         holders = {each.item.partition: self._holder(each.item.partition, session) for each in batch}
         claims = {partition: holder.new_claim() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
@@ -422,7 +439,7 @@ class ItemTaker:
         )
 
     def _has_lost_holder(self, batch: Sequence[TakeAttempt], session: Session, error: Conflict) -> bool:
-        """Note that a holder of ours is gone, if a take was refused for that: the next one writes another."""
+        """Return whether a take was refused because our holder is gone. The next take then creates another one."""
         failed = {getattr(each, "key", None) for each in error.failed}
         lost = [each for each in {self._holder(each.item.partition, session) for each in batch} if each.key in failed]
         for holder in lost:
@@ -430,7 +447,7 @@ class ItemTaker:
         return bool(lost)
 
     async def _claimed(self, claims: list[QueueClaim]) -> list[QueueClaim]:
-        """Return claims with their large values."""
+        """Return claims after reading their large values."""
         if not any(claim.item.data_id for claim in claims):
             return claims
         try:
@@ -453,7 +470,7 @@ class ItemTaker:
         return found
 
     async def _settle_in_doubt(self, wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
-        """Take the claims in doubt that turn out to exist, and whose items are wanted now."""
+        """Take the claims of unknown outcome that turn out to exist, and whose items are wanted now."""
         wanted = {self._names.items(partition) for partition in wish.partitions}
         for doubtful in self._in_doubt.list_for_session(session):
             if len(claims) >= wish.limit:

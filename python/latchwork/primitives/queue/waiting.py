@@ -1,8 +1,8 @@
 """Waits until an item of a partition is free. Only the first waiter watches the partition.
 
-Its watch covers the whole partition, so free items and their order are known without a read, and can be taken by
-one commit. A waiter that takes nothing leaves the line in the background, and the next one sees the partition as it
-is. Or it stays: then its next wait continues on the same watch and costs nothing. A waiter that takes keeps its place
+Its watch covers the whole partition, so free items and their order are known without a read, and can be taken by one
+commit. A waiter that takes nothing leaves its position in the background, and the next one sees the partition as it is.
+Or it stays: then its next wait continues on the same watch and costs nothing. A waiter that takes keeps its position
 until it has an item, so takers are served in the order in which they came.
 
 A waiter that sees a free item that it does not accept notes this in its ticket. Then later waiters do not wait for it,
@@ -42,13 +42,13 @@ Wait = Callable[[str, Waiter, Deadline, Accept], Steps["FreeItemWatcher | None"]
 
 @dataclass(slots=True, eq=False)
 class FirstWaiter:
-    """The head of a line, while a waiter of this object is there. One thread at a time.
+    """The first waiter of a partition, if it belongs to this object. Used by one thread at a time.
 
     Attributes:
-        place: its ticket.
-        waiter: the waiter, with the watch of the partition.
-        seen: what that watch has read_for_display.
-        is_watching: whether the watch was opened.
+        position: Its ticket.
+        waiter: The waiter, with the watch of the partition.
+        seen: What that watch has reported.
+        is_watching: Whether the watch was opened.
     """
 
     position: QueuePosition
@@ -71,7 +71,7 @@ class TakerQueues:
         self._is_closed = False
 
     def tickets_of(self, partition: str) -> TicketQueue:
-        """Return the tickets of the takers that wait for a partition."""
+        """Return the queue of tickets of the takers that wait for a partition."""
         what = f"takers of {self._info.what}"
         if not self._info.is_numbered:
             what = f"takers of partition {partition!r} of {self._info.what}"
@@ -81,7 +81,7 @@ class TakerQueues:
     async def wait_until_free(
         self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept
     ) -> FreeItemWatcher | None:
-        """Wait until an accepted item is free; None after a timeout or a cancellation."""
+        """Wait until an accepted item is free. Return None after a timeout or a cancellation."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), deadline):
             return self._watcher(partition, accept)
         if deadline.has_passed:
@@ -108,14 +108,14 @@ class TakerQueues:
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
-        """Wait until ``take`` has taken an item; empty after a timeout or a cancellation.
+        """Wait until ``take`` has taken an item, and return its claims; empty after a timeout or a cancellation.
 
         Args:
-            partition: the partition.
-            waiter: the waiter.
-            deadline: how long.
-            accept: whether an item is wanted.
-            take: called at the head of the line with the free items, if these are known.
+            partition: The partition.
+            waiter: The waiter.
+            deadline: How long to wait.
+            accept: Returns whether an item is wanted.
+            take: Called when it is our turn, with the free items if these are known.
         """
         position = await wait_for_turn(self.tickets_of(partition), waiter, deadline, blocks=_is_blocking)
         if position is None:
@@ -145,7 +145,7 @@ class TakerQueues:
             return self._heads.pop(partition, None)
 
     def record_claims(self, claims: Iterable[QueueClaim]) -> None:
-        """Note our claims, so that a waiter of ours that keeps its position does not report their items as free."""
+        """Remember our claims, so that a waiter of ours that keeps its position does not report their items as free."""
         for claim in claims:
             item = claim.item
             seen = self._seen.get(item.partition)
@@ -160,14 +160,16 @@ class TakerQueues:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> FreeItemWatcher | None:
-        """Wait without a read before. Keep the position after a timeout, but not after a cancellation.
+        """Wait for items like ``wait_until_free``, but without reading first.
+
+        The position is kept after a timeout, but not after a cancellation.
 
         Args:
-            partition: the partition.
-            waiter: the waiter that kept the place, if there is one.
-            deadline: how long.
-            accept: whether an item is wanted.
-            on_ahead: called with the number of waiters ahead in the line, whenever that is looked at.
+            partition: The partition.
+            waiter: The waiter that kept the position, if there is one.
+            deadline: How long to wait.
+            accept: Returns whether an item is wanted.
+            on_ahead: Called with the number of waiters ahead of us, whenever that is read.
         """
         is_kept, head = False, None
         try:
@@ -197,7 +199,7 @@ class TakerQueues:
             return True
 
     def leave(self, partition: str) -> None:
-        """Leave a position that was kept, in the background, if there is one."""
+        """Give up a position that was kept, in the background, if there is one."""
         head = self._kept_head(partition)
         if head is not None:
             self._seen.pop(partition, None)
@@ -205,7 +207,7 @@ class TakerQueues:
             head.waiter.close()
 
     def close(self) -> None:
-        """Leave all kept positions, and keep none from now on. Idempotent."""
+        """Give up all kept positions, and keep none from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
             partitions = list(self._heads)
@@ -218,7 +220,7 @@ class TakerQueues:
         return FreeItemWatcher(self._info.names, partition, accept)
 
     async def _wait_for_item(self, partition: str, head: FirstWaiter, deadline: Deadline) -> bool:
-        """Wait until the watch shows a free item that is accepted; False after a timeout or a cancellation."""
+        """Wait until the watch reports a free item that is accepted. Return False after a timeout or a cancellation."""
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
@@ -233,7 +235,7 @@ class TakerQueues:
             seen.lets_pass = True
 
     async def _is_free(self, partition: str, accept: Accept) -> bool:
-        """Return whether the first pages have an item: then there is nothing to wait for."""
+        """Return whether the first pages have an accepted item, so that there is nothing to wait for."""
         pages = PartitionReader(self._info, partition, 1)
         for _ in range(_PAGES):
             free = await pages.next_page()
@@ -257,15 +259,16 @@ class WatchedItem:
 
 
 class FreeItemWatcher:
-    """Follows a partition, and returns whether an accepted item is free. Single-threaded.
+    """A callback for changes of a partition that returns whether an accepted item is free. Not thread-safe.
 
     An item is free unless the holder of its claim exists.
 
     Attributes:
-        is_found: whether one is. The wait is also done when a free item is not accepted, until those after it know.
-        lets_pass: those after it know of the free item that is not accepted, and do not wait.
-        ours: versions of items that we took: a server that reports a take key by key shows such an item before its
-            holder, and it looks free.
+        is_found: Whether an accepted item is free. The wait also ends when a free item is not accepted, to let later
+            waiters know.
+        lets_pass: Whether later waiters know of the free item that is not accepted, and do not wait for us.
+        ours: Versions of items that we took. A server that reports a take key by key shows such an item before its
+            holder, so that it looks free.
     """
 
     def __init__(self, names: QueueKeys, partition: str, accept: Accept) -> None:
@@ -293,9 +296,10 @@ class FreeItemWatcher:
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
     def may_free_item(self, changes: Iterable[Change]) -> bool:
-        """Return whether an item may have become free by changes. Called by another thread.
+        """Return whether changes may have made an item free. Called by another thread.
 
-        It does by its own change, unless a holder that is there has claimed it, and by the end of its holder.
+        An item may become free by its own change, unless an existing holder has claimed it, and by the end of its
+        holder.
         """
         items, holders, there = f"{self._items}/", f"{self._holders}/", set[str]()
         for each in changes:
@@ -308,7 +312,7 @@ class FreeItemWatcher:
         return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
     def free_items(self, most: int) -> list[QueueItem]:
-        """Return the free items that are accepted, in order; none if there are more, or if one is a broken record.
+        """Return the accepted free items in order; none if there are more than ``most``, or if one is a broken record.
 
         Each item is returned once, and again only when it has changed.
         """
@@ -341,7 +345,7 @@ class FreeItemWatcher:
         self._sort(position)
 
     def _sort(self, position: tuple[str, str]) -> None:
-        """Note whether an item is free, and whether it is accepted."""
+        """Record whether an item is free, and whether it is accepted."""
         self._good.discard(position)
         self._bad.discard(position)
         seen = self._known.get(position)
@@ -349,7 +353,7 @@ class FreeItemWatcher:
             (self._good if seen.is_wanted else self._bad).add(position)
 
     def _read(self, entry: Entry) -> WatchedItem:
-        """Read an item. A broken record is wanted: the next look makes a dead letter of it."""
+        """Decode an item. A broken record is accepted: the next take makes a dead letter of it."""
         try:
             item = QueueItem.from_entry(entry)
         except BadRecord:
@@ -358,7 +362,7 @@ class FreeItemWatcher:
 
 
 def _is_wanted(entry: Entry, accept: Accept) -> bool:
-    """Return whether an item is accepted. A broken record is: the next look makes a dead letter of it."""
+    """Return whether an item is accepted. A broken record is: the next take makes a dead letter of it."""
     try:
         return accept(QueueItem.from_entry(entry))
     except BadRecord:

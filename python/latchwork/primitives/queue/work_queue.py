@@ -1,9 +1,12 @@
 """A work queue: named items in partitions, which takers claim. Every step can be part of your transaction.
 
-Keys:   see ``items``
-Order:  partitions as the taker lists them; in a partition by sort key, under a sort key by id, as text. Puts do not
-        wait for each other: the key that those with one sort key share is written without a condition.
-Claim:  the item names its holder, a session-bound key. When that vanishes with its session, the item is free.
+Keys: see ``items``.
+
+Items are taken in the order of the partitions that the taker lists; in a partition by sort key, under a sort key by ID,
+as text. Puts do not wait for each other: the index key that puts with one sort key share is written without a
+condition.
+
+A claimed item names its holder, a session-bound key. When that disappears with its session, the item is free.
 
 docs/design/groups-and-queues.md has the steps, the races, and why a partition is never read as a whole.
 """
@@ -47,8 +50,9 @@ class WorkQueue(Closable):
     """A queue of named items of bytes, in partitions, which takers claim.
 
     ``tasks.put("any", "s1", "task-7", b"...")`` here, ``with tasks.take("any") as claim: handle(claim.value)`` there.
-    Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its
-    claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
+
+    Every item is taken at least once, and by one taker at a time: a taker that has lost its claim cannot end it. Use
+    the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
     Takers take from partitions. A sort key orders the items in a partition, and divides the partition so that no
     request reads all of it. Put a few hundred items under one sort key, then start another one, also after some
@@ -56,15 +60,15 @@ class WorkQueue(Closable):
     first item, and removed when a taker finds them empty. A name is one segment of a key.
 
     Args:
-        store: the store, or a namespace of it. The caller closes it.
-        name: the key below which accept_all is stored.
-        capacity: maximum number of items, claimed ones included. Every client that puts must pass the same one. With a
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key below which everything is stored.
+        capacity: Maximum number of items, including claimed ones. Every client that puts must pass the same one. With a
             capacity each put waits for the puts before it, ``put_ops`` and ``create_claimed`` are refused, and items
             stay in their partitions. None: no limit.
-        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it for its
-            takes.
-        session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: read_for_display to others in the tickets of this taker.
+        max_attempts: Number of times that an item is taken without being acknowledged before it becomes a dead letter.
+            Each taker sets it for its takes.
+        session: The session that claims are bound to, which the caller closes. None uses the store's primary session.
+        label: Text in the tickets of this taker, shown to other clients.
     """
 
     _is_numbered = False
@@ -113,17 +117,17 @@ class WorkQueue(Closable):
     def put_ops(self, partition: str, sort_key: str, items: Mapping[str, bytes]) -> list[Op]:
         """Return the writes that put items, for a transaction of yours. Does no I/O.
 
-        One for each item, and one for the sort key, which is the same each time: write it once in a transaction
-        (``list(dict.fromkeys(ops))``).
+        There is one for each item, and one for the sort key, which is the same each time: write it once in a
+        transaction (``list(dict.fromkeys(ops))``).
 
         Args:
-            partition: where to put them: takers name the partitions they take from.
-            sort_key: the sort key; items are taken in the order of ``<sort key>/<id>``, as text.
-            items: values by id, which is unique under the sort key; up to 4,096 bytes each, ``put`` takes larger ones.
+            partition: Partition to put the items into. Takers name the partitions they take from.
+            sort_key: Sort key of the items. Items are taken in the order of ``<sort key>/<id>``, as text.
+            items: Values by ID, which is unique under the sort key; up to 4,096 bytes each, ``put`` takes larger ones.
         Raises:
-            InvalidKey: a name is no segment of a key.
-            ValueTooLarge, TypeError: a value cannot be stored.
-            ValueError: the queue is bounded.
+            InvalidKey: A name cannot be a segment of a key.
+            ValueTooLarge, TypeError: A value cannot be stored.
+            ValueError: The queue is bounded.
         """
         self._refuse_bounded()
         creates = []
@@ -139,15 +143,15 @@ class WorkQueue(Closable):
         """Return the writes that put an item and claim it at once, for a transaction of yours. Does no I/O.
 
         Args:
-            partition: as for ``put_ops``.
-            sort_key: as for ``put_ops``.
-            item_id: as for ``put_ops``.
-            value: up to 4,096 bytes.
-            session: the session that the claim is bound to.
+            partition: As for ``put_ops``.
+            sort_key: As for ``put_ops``.
+            item_id: ID of the item, unique under its sort key.
+            value: Up to 4,096 bytes.
+            session: The session that the claim is bound to.
         Raises:
-            InvalidKey: a name is no segment of a key.
-            ValueTooLarge, TypeError: the value cannot be stored.
-            ValueError: the queue is bounded.
+            InvalidKey: A name cannot be a segment of a key.
+            ValueTooLarge, TypeError: The value cannot be stored.
+            ValueError: The queue is bounded.
         """
         self._refuse_bounded()
         check_item_name(partition, sort_key, item_id)
@@ -172,22 +176,22 @@ class WorkQueue(Closable):
         """Put an item, optionally in one transaction with writes of yours.
 
         Args:
-            partition: as for ``put_ops``.
-            sort_key: as for ``put_ops``.
-            item_id: as for ``put_ops``.
-            value: up to 990,000 bytes; up to 4,096 are cheapest.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: seconds to wait for a bounded queue to have space; None waits forever, 0 tries once.
+            partition: Partition to put the item into. Takers name the partitions they take from.
+            sort_key: Sort key of the item. Items are taken in the order of ``<sort key>/<id>``, as text.
+            item_id: ID of the item, unique under its sort key.
+            value: Up to 990,000 bytes; up to 4,096 are cheapest.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: Seconds to wait for a bounded queue to have space; None waits forever, 0 tries once.
         Raises:
-            KeyExists: there is an item of this name; nothing was put.
-            Conflict: one of your checks or writes did not hold; nothing was put.
-            WaitTimeout: a bounded queue was full, or others put items all that time; nothing was put.
-            InvalidKey, ValueTooLarge, TypeError: before any I/O.
-            OutcomeUnknown: the item may be put, now or later, or even be taken and done already.
-            Unavailable: nothing was put.
-            SessionLost: the session ended while waiting for space.
-            Closed, ForkedProcess: the queue cannot be used here.
+            KeyExists: There is an item with this sort key and ID; nothing was put.
+            Conflict: One of your checks or writes did not hold; nothing was put.
+            WaitTimeout: A bounded queue was full, or other clients put items all that time; nothing was put.
+            InvalidKey, ValueTooLarge, TypeError: An argument is invalid.
+            OutcomeUnknown: The item may be put, now or later, or may even be taken and done already.
+            Unavailable: Nothing was put.
+            SessionLost: The session ended while waiting for space.
+            Closed, ForkedProcess: The queue cannot be used here.
         """
         check_item_name(partition, sort_key, item_id)
         check_payload(value, self._what)
@@ -229,14 +233,19 @@ class WorkQueue(Closable):
             await puts.put(lambda _: writes, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
 
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
-        """Return the key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
+        """Return the key of an item, for checks and writes of yours such as ``Exists(key)``. Does no I/O."""
         check_item_name(partition, sort_key, item_id)
         return self._names.item(partition, sort_key, item_id)
 
     # Removing
 
     def removal_ops(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
-        """Return ``remove`` as checks and writes for a transaction of yours. Does no I/O."""
+        """Return the checks and writes that remove an item, for a transaction of yours. Does no I/O.
+
+        Args:
+            item: The item as it was read.
+            if_taken: Also remove it while it is claimed.
+        """
         checks: list[Check] = [item.check] if if_taken else self._names.free_checks(item)
         ops: list[Op] = [Delete(self._names.data(item.data_id))] if item.data_id else []
         if if_taken and item.claim:
@@ -250,16 +259,16 @@ class WorkQueue(Closable):
         """Remove an item that was read before, optionally in one transaction with writes of yours.
 
         Args:
-            item: as it was read; an item that was taken or released since then counts as another one.
-            checks: must hold too.
-            ops: written in the same transaction.
-            if_taken: also while it is claimed: its taker can end it no more, and is not notified.
+            item: As it was read; an item that was taken or released since then counts as another one.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            if_taken: Also remove it while it is claimed. Its taker can no longer end it, and is not notified.
         Returns:
             False if the item is gone, changed or claimed; nothing was changed.
         Raises:
-            Conflict: one of your checks or writes did not hold; nothing was changed.
-            Unavailable: nothing was changed.
-            OutcomeUnknown: removed or not.
+            Conflict: One of your checks or writes did not hold; nothing was changed.
+            Unavailable: Nothing was changed.
+            OutcomeUnknown: The item may be removed.
         """
         self._waits.check()
         held, writes = self.removal_ops(item, if_taken=if_taken)
@@ -275,19 +284,19 @@ class WorkQueue(Closable):
     async def move_to_dead_letters(
         self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()
     ) -> bool:
-        """Dead-letter an item that was read before and is not claimed, optionally with writes of yours.
+        """Make a dead letter of an item that was read before and is not claimed, optionally with writes of yours.
 
         Args:
-            item: as it was read; an item that was taken or released since then counts as another one.
-            why: the reason, stored in the letter.
-            checks: must hold too.
-            ops: written in the same transaction.
+            item: As it was read; an item that was taken or released since then counts as another one.
+            why: The reason, stored in the dead letter.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
         Returns:
-            False: it is gone, or not as it was, or claimed, or one of your checks or writes did not hold; nothing was
-            changed.
+            False if the item is gone, changed or claimed, or one of your checks or writes did not hold; nothing was
+                changed.
         Raises:
-            Unavailable: nothing was changed.
-            OutcomeUnknown: it is a dead letter or not.
+            Unavailable: Nothing was changed.
+            OutcomeUnknown: The item may be a dead letter.
         """
         self._waits.check()
         return await self._taking.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
@@ -296,27 +305,27 @@ class WorkQueue(Closable):
 
     @driven
     async def take(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> QueueClaim:
-        """Take the first item of a partition that is free; wait for one.
+        """Take the first free item of a partition, and wait for one if there is none.
 
-        Takers that come at the same time may get neighboring items in any order. TakerQueues takers are served in the
-        order in which they came, but a taker that comes together with an item may be faster. The first read is from the
-        server that the store is connected to: an item that was put or released through another server just before
-        may be overlooked in favor of one after it.
+        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the order
+        in which they came, but a taker that comes together with an item may be faster. The first read is from the
+        server that the store is connected to: an item that was put or released through another server just before may
+        be overlooked in favor of one after it.
 
         Args:
-            partition: the partition.
-            timeout_s: seconds to wait; None waits forever, 0 tries once.
-            accept: called with a free item; returns whether it is wanted.
+            partition: The partition.
+            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+            accept: Called with a free item; returns whether it is wanted. None accepts all.
         Returns:
-            A claim on the item: it is ours until we end it, or our session ends.
+            A claim on the item. It lasts until we end it, or our session ends.
         Raises:
-            WaitTimeout: there was none; nothing is taken.
-            SessionLost: our session ended while waiting.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is taken, or only until
+            WaitTimeout: There was no item; nothing is taken.
+            SessionLost: Our session ended while waiting.
+            Unavailable, OutcomeUnknown: The server could not be reached in that time; nothing is taken, or only until
                 that is found out.
-            Closed: the queue, its session or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
-            LatchworkError: this is a callback.
+            Closed: The queue, its session or its store was closed.
+            ForkedProcess: The queue was created by the parent of this process.
+            LatchworkError: The call is made inside a callback.
         """
         check_member(partition, "partition")
         wish = TakeRequest((partition,), accept=accept or accept_all)
@@ -355,27 +364,27 @@ class WorkQueue(Closable):
         Takers that come at the same time may get neighboring items in any order.
 
         Args:
-            partitions: where to look, one after the other.
-            limit: items at most.
-            accept: called with a free item; returns whether it is wanted. An item that is wanted is not always taken.
-            extra: called with an item that is wanted: checks and writes in the transaction that takes it. Items of one
-                transaction may share checks; two that write the same key are taken one after the other.
-            extra_dead: the same for the transaction that makes a dead letter of an item whose attempts are used up and
+            partitions: Where to look for items, one after the other.
+            limit: Maximum number of items.
+            accept: Called with a free item; returns whether it is wanted. An item that is wanted is not always taken.
+            extra: Called with an item that is wanted; returns checks and writes for the transaction that takes it.
+                Items of one transaction may share checks; two that write the same key are taken one after the other.
+            extra_dead: Likewise for the transaction that makes a dead letter of an item whose attempts are used up and
                 whose last taker died.
-            on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
-            on_dead: called with an item that this call made a dead letter.
-            share: called with a partition: our share of its takers. Takers that know each other take items of their
-                own share first, and so do not want the same ones. An item of another share waits for 0.05 s at most,
-                and a new item that sorts before the items that were read already for 0.25 s.
+            on_refused: Called with an item whose extra checks or writes did not hold; it stays in the queue.
+            on_dead: Called with an item that this take made a dead letter.
+            shard: Called with a partition; returns our shard of it. Takers that know each other take items of their own
+                shard first, so they do not want the same ones. An item of another shard waits for 0.05 s at most, and a
+                new item that sorts before the items that were read already for 0.25 s.
         Returns:
-            Claims in the order in which they were made, perhaps none. Each is ours until we end it, or our session
-            ends. An error after the first claim is left to the next call.
+            Claims in the order in which they were made, perhaps none. Each lasts until we end it, or our session ends.
+                An error after the first claim is left to the next call.
         Raises:
-            Unavailable: nothing is taken.
-            OutcomeUnknown: the items that may be taken are given to the next call, or back after a second.
-            SessionLost: our session has ended.
-            Closed: the queue, its session or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
+            Unavailable: Nothing is taken.
+            OutcomeUnknown: Items that may have been taken are returned by the next call, or released after a second.
+            SessionLost: Our session has ended.
+            Closed: The queue, its session or its store was closed.
+            ForkedProcess: The queue was created by the parent of this process.
         """
         check_partitions(partitions)
         if not check_integer(limit, "limit") >= 1:
@@ -401,21 +410,21 @@ class WorkQueue(Closable):
         extra: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
     ) -> list[QueueClaim]:
-        """Take items as ``wait_items`` or a look returned them, without reading them again: one commit.
+        """Take items that ``wait_items`` or another call returned, in one commit, without reading them again.
 
-        An item that others have taken, removed or changed since then is left out. So is one whose attempts are used
-        up, which the next ``try_take`` makes a dead letter.
+        An item that other clients have taken, removed or changed since then is left out. So is one whose attempts are
+        used up, which the next ``try_take`` makes a dead letter.
 
         Args:
-            items: as they were read, in the order in which they are to be taken.
-            accept: as for ``try_take``.
-            extra: as for ``try_take``.
-            on_refused: as for ``try_take``.
+            items: As they were read, in the order in which they are to be taken.
+            accept: As for ``try_take``.
+            extra: As for ``try_take``.
+            on_refused: As for ``try_take``.
         Returns:
             Claims in that order, perhaps none.
         Raises:
-            ValueError: an item is another queue's, or a dead letter.
-            Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: as for ``try_take``.
+            ValueError: An item is of another queue, or a dead letter.
+            Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: As for ``try_take``.
         """
         for item in items:
             if item.key != self._names.item(item.partition, item.sort_key, item.id):
@@ -436,27 +445,27 @@ class WorkQueue(Closable):
         self._waiting.record_claims(claims)
         return claims
 
-    # TakerQueues without taking
+    # Waiting without taking
 
     @driven
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
-        """Wait until an item of a partition is free. It is not taken: call ``try_take`` then, and perhaps wait again.
+        """Wait until an item of a partition is free, without taking it. Call ``try_take`` then, and perhaps wait again.
 
-        TakerQueues takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
+        Waiting takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
         it starts, and nothing more.
 
         Args:
-            partition: where to look.
-            timeout_s: seconds to wait; None waits forever, 0 tries once.
-            accept: as for ``try_take``.
+            partition: The partition.
+            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+            accept: As for ``try_take``.
         Returns:
             False after a timeout.
         Raises:
-            SessionLost: our session ended while waiting.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time.
-            Closed: the queue, its session or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
-            LatchworkError: this is a callback.
+            SessionLost: Our session ended while waiting.
+            Unavailable, OutcomeUnknown: The server could not be reached in that time.
+            Closed: The queue, its session or its store was closed.
+            ForkedProcess: The queue was created by the parent of this process.
+            LatchworkError: The call is made inside a callback.
         """
         return await self._wait(partition, timeout_s, accept, self._waiting.wait_until_free) is not None
 
@@ -471,23 +480,24 @@ class WorkQueue(Closable):
         stays: bool = False,
         on_ahead: Callable[[int], None] | None = None,
     ) -> list[QueueItem] | None:
-        """Wait like ``wait_free``, and return the free items: ``take_items`` takes them without a look.
+        """Wait until items of a partition are free, and return them. ``take_items`` takes them without reading them
+        again.
 
         Args:
-            partition: where to look.
-            timeout_s: as for ``wait_free``.
-            limit: if more items than this are free, none is returned.
-            accept: as for ``try_take``.
-            stays: keep the position among the waiters, also after a timeout. The next such call, in one thread,
-                returns what is new, by the ``accept`` of this one. No other waiter is notified meanwhile: call
-                ``leave`` when you have enough.
-            on_ahead: with ``stays``: called with the number of waiters ahead in the line, whenever that is looked at.
-                A waiter ahead may be dead or slow: while there is one, call ``try_take`` now and then.
+            partition: The partition.
+            timeout_s: As for ``wait_free``.
+            limit: If more items than this are free, none is returned.
+            accept: As for ``try_take``.
+            stays: Keep the position among the waiters, also after a timeout. The next such call, in one thread, returns
+                what is new, by the ``accept`` of this one. No other waiter is notified meanwhile: call ``leave`` when
+                you have enough.
+            on_ahead: With ``stays``: called with the number of waiters ahead of us, whenever that is read. A waiter
+                ahead may be dead or slow: while there is one, call ``try_take`` now and then.
         Returns:
-            All free items of the partition, in order; empty when something is free and ``try_take`` has to look for
-            it; None when the time has run out.
+            All free items of the partition, in order. The list is empty when something is free and ``try_take`` must
+                find it. None after a timeout.
         Raises:
-            SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: as for ``wait_free``.
+            SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: As for ``wait_free``.
         """
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
@@ -498,7 +508,7 @@ class WorkQueue(Closable):
         return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
-        """Leave the position among the waiters that ``wait_items`` kept, if there is one, in the background."""
+        """Give up the position among the waiters that ``wait_items`` kept, if there is one, in the background."""
         self._waiting.leave(partition)
 
     async def _wait(
@@ -519,12 +529,12 @@ class WorkQueue(Closable):
 
     @driven
     async def partitions(self) -> list[str]:
-        """Return the partitions that have items, or had some and were not looked at since then; sorted."""
+        """Return the partitions that have items, sorted. Also those that were emptied and not read since then."""
         return list(await self._partitions(None))
 
     @driven
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
-        """Return an item, claimed or not, without a large value; None when there is none of this name."""
+        """Return an item, claimed or not, without a large value; None if there is none with this sort key and ID."""
         check_item_name(partition, sort_key, item_id)
         self._waits.check()
         return await self._find(self._names.item(partition, sort_key, item_id))
@@ -535,7 +545,7 @@ class WorkQueue(Closable):
 
     @driven
     async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
-        """Return the items of these keys, see ``WorkQueue.key``, without large values; None where there is none."""
+        """Return the items with these keys, see ``WorkQueue.key``, without large values; None where there is none."""
         self._waits.check()
         return [None if entry is None else read_for_display(entry) for entry in await ask(self._store.get_many, keys)]
 
@@ -572,7 +582,7 @@ class WorkQueue(Closable):
 
     @driven
     async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
-        """Return the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``.
+        """Return the tickets of the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``.
 
         Reads items in order until as many claims are found, or all items.
         """
@@ -594,12 +604,12 @@ class WorkQueue(Closable):
 
     @driven
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return the holder of the claim on an item, as it was read; None if it is not claimed."""
+        """Return the ticket of the holder of the claim on an item, as it was read; None if it is not claimed."""
         return (await steps_of(self.holders)([item]))[0]
 
     @driven
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return the holder of the claim on each of these items, as read; None for one that is not claimed."""
+        """Return the ticket of the holder for each of these items, as read; None for an item that is not claimed."""
         self._waits.check()
         keys = {item.claim: self._names.holder(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
@@ -608,13 +618,13 @@ class WorkQueue(Closable):
 
     @driven
     async def takers(self, partition: str) -> list[Ticket]:
-        """Return the waiting takers of a partition, in order."""
+        """Return the tickets of the waiting takers of a partition, in order."""
         check_member(partition, "partition")
         return await self._waiting.tickets_of(partition).tickets()
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return the waiting putters, in order; empty unless the queue is bounded."""
+        """Return the tickets of the waiting putters, in order; empty unless the queue is bounded."""
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
 
@@ -622,14 +632,14 @@ class WorkQueue(Closable):
     async def tidy(self, partition: str) -> bool:
         """Remove the sort keys without items from the index of a partition that no client takes from.
 
-        Takers do it as they look. Items that were removed, or deleted in a transaction of yours, leave their sort key.
-        Also removes what tells takers that are gone that their items were removed.
+        Takers do it while they read. Items that were removed, or deleted in a transaction of yours, leave their sort
+        key. Also removes the keys that inform departed takers about removed items.
 
         Returns:
             Whether the partition has no sort key any more.
         Raises:
-            Unavailable: some sort keys may be removed.
-            Closed, ForkedProcess: the queue cannot be used here.
+            Unavailable: Some sort keys may be removed.
+            Closed, ForkedProcess: The queue cannot be used here.
         """
         check_member(partition, "partition")
         self._waits.check()
@@ -651,7 +661,7 @@ class WorkQueue(Closable):
 
     @driven
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
-        """Return dead-lettered items with their reasons, sorted by ``letter``, without large values."""
+        """Return the first dead letters with their reasons, sorted by ``letter``, without large values."""
         self._waits.check()
         return [read_for_display(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
@@ -665,21 +675,22 @@ class WorkQueue(Closable):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> QueueItem:
-        """Requeue a dead letter at its old position, with all its attempts left.
+        """Put a dead letter back at its old position, with all its attempts left.
 
         Args:
-            letter: ``item.letter`` of one of ``dead_letters``: the id of the item, or similar.
-            partition: put it into this partition instead.
-            checks: must hold too.
-            ops: written in the same transaction.
-            timeout_s: as for ``put``.
+            letter: ``item.letter`` of one of ``dead_letters``: the ID of the item, or similar.
+            partition: Put it into this partition instead.
+            checks: Further checks that must hold.
+            ops: Further writes in the same transaction.
+            timeout_s: As for ``put``.
         Returns:
             The item.
         Raises:
-            KeyExists: there is another item of its name.
-            Conflict: there is no such letter, another client was faster, or one of your checks or writes did not hold.
-            BadRecord: its key was written by another program; drop it.
-            WaitTimeout: as for ``put``.
+            KeyExists: There is another item with its sort key and ID.
+            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes did not
+                hold.
+            BadRecord: Its key was written by another program; drop it.
+            WaitTimeout: As for ``put``.
         """
         entry = await self._letter(letter)
         dead = QueueItem.from_dead_letter(entry)
@@ -709,7 +720,7 @@ class WorkQueue(Closable):
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Raises:
-            Conflict: there is no such letter, or one of your checks or writes did not hold.
+            Conflict: There is no such dead letter, or one of your checks or writes did not hold.
         """
         entry = await self._letter(letter)
         data_id = read_for_display(entry).data_id
