@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from levels import LONG
-
-TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "backend"
 
 
 @dataclass(frozen=True)
@@ -147,8 +143,11 @@ def area(name):
 
 @pytest.fixture
 def copy(tmp_path):
-    shutil.copytree(TEMPLATE / "latchwork_jsonfile", tmp_path / "latchwork_jsonfile")
-    return tmp_path
+    folder = tmp_path / "copy"
+    command = [sys.executable, "-m", "latchwork_testkit.backend_template", str(folder)]
+    subprocess.run(command, check=True, timeout=60)
+    assert subprocess.run(command, check=False, timeout=60, capture_output=True).returncode == 2
+    return folder
 
 
 @pytest.mark.slow
