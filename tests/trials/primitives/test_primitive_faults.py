@@ -30,6 +30,7 @@ SAMPLE = [
     ("etcd35", "network silent for more than the TTL", "PersistentLock"),
     ("zookeeper", "waiter killed", "Lock"),
     ("etcd35", "waiter frozen past its TTL", "Semaphore"),
+    ("pgbouncer", "holder killed", "Election"),
     ("etcd35", "connection of a waiter cut for more than the TTL", "Queue"),
     ("zookeeper", "holder frozen past its TTL", "WorkQueue"),
     ("etcd34", "leader of three killed", "Counter"),
