@@ -1,4 +1,6 @@
-"""The backend: calls in two threads, sessions with deadlines, and a thread that follows the file for watches."""
+"""A backend on JSON files. Two threads make the calls, sessions have deadlines, and another thread polls the file for
+watches.
+"""
 
 import logging
 import secrets
@@ -21,10 +23,7 @@ _CLOSE_S = 5.0
 
 
 class JsonFileBackend(Backend):
-    """One open store on one root. Thread-safe.
-
-    Calls run in two threads, one for reads and one for writes, so that no caller blocks and writes keep their order.
-    """
+    """An open store on one root. Thread-safe."""
 
     capabilities = SPEC.capabilities
 
@@ -44,15 +43,15 @@ class JsonFileBackend(Backend):
     # Reads: the file is never stale, so ``stale_ok`` changes nothing.
 
     def get(self, key, *, stale_ok=False):
-        """Return the entry, or None."""
+        """Return the entry of a key, or None if it does not exist."""
         return self._read(lambda state: state.entries.get(key))
 
     def get_many(self, keys, *, stale_ok=False):
-        """Return one entry or None per key, in order."""
+        """Return the entry of each key in order, with None for keys that do not exist."""
         return self._read(lambda state: [state.entries.get(key) for key in keys])
 
     def list(self, prefix, *, recursive, limit, start_after, stale_ok=False):
-        """Return the entries directly below the prefix, or its whole subtree, sorted by key."""
+        """Return the entries directly below the prefix, or all entries below it, sorted by key."""
 
         def work(state):
             depth = prefix.count("/") + 1 if prefix else 0
@@ -68,7 +67,7 @@ class JsonFileBackend(Backend):
     # Writes.
 
     def commit(self, checks, ops):
-        """Commit a transaction."""
+        """Apply the operations if all checks hold, and return what was written."""
         named = {op.session.id for op in ops if getattr(op, "session", None) is not None}
         named_checks = {check.session_id for check in checks if isinstance(check, SessionAlive)}
 
@@ -81,7 +80,7 @@ class JsonFileBackend(Backend):
         return self._write(work)
 
     def create_sequential(self, key, value, session):
-        """Create the key with the next number of its parent as suffix."""
+        """Create a key with a suffix, which is the next number of its parent."""
 
         def work(state):
             self._refuse_ended({session.id} if session is not None else set())
@@ -101,7 +100,7 @@ class JsonFileBackend(Backend):
     # Sessions. Every process of the machine has the same clock, so each may end the sessions of all.
 
     def open_session(self, ttl_s, on_gone):
-        """Open a session. A TTL below the least one is raised."""
+        """Open a session. A TTL below the minimum is raised to it."""
         granted_s = max(float(ttl_s), self.capabilities.min_ttl_s)
         opened_at = self._clock.now()
 
@@ -131,7 +130,9 @@ class JsonFileBackend(Backend):
         return self._write(work)
 
     def end_session(self, session):
-        """End a session. If the file cannot be written, its keys disappear with its TTL."""
+        """End a session and remove its keys. If the file cannot be written, the keys are removed when the TTL has
+        passed.
+        """
         if session.id in self._ended:
             return completed(None)
         self._ended.add(session.id)
@@ -139,12 +140,12 @@ class JsonFileBackend(Backend):
         return self._write(lambda state: state.end_session(session.id))
 
     def expire(self):
-        """End the sessions whose deadline has passed. Every write does so, too."""
+        """End the sessions whose deadline has passed. Every write also does this."""
         with self._file.locked(time.monotonic() + self._call_timeout_s):
             self._expire()
 
     def notify_gone(self, state):
-        """Tell the owners of sessions that are no longer in the file."""
+        """Notify the owners of sessions that are no longer in the file."""
         for session_id, session in list(self._sessions.items()):
             if session.token <= state.token and session_id not in state.sessions:
                 self._sessions.pop(session_id, None)
@@ -153,7 +154,7 @@ class JsonFileBackend(Backend):
     # Watches.
 
     def watch(self, prefix, sink, *, leaf=False, siblings=False, beats=True):
-        """Watch the key equal to the prefix and everything below it."""
+        """Watch the key at the prefix and all keys below it."""
         return self._poller.watch(prefix, sink, beats=beats)
 
     def current_state(self):
@@ -188,7 +189,7 @@ class JsonFileBackend(Backend):
             return failed(Closed("the store was closed"))
 
     def _write(self, work):
-        """Call a function with a state that it can change, and save the state, together with other waiting writes."""
+        """Call a function that changes the state, and save the state. Waiting writes are saved together."""
         write = Write(work, time.monotonic() + self._call_timeout_s)
         self._waiting.append(write)
         try:
@@ -198,7 +199,7 @@ class JsonFileBackend(Backend):
         return write.future
 
     def _write_all(self):
-        """Make the waiting writes one after the other, and save the state once. Each succeeds or fails alone."""
+        """Apply the waiting writes one after another, and save the state once. Each write succeeds or fails alone."""
         writes = []
         while self._waiting:
             writes.append(self._waiting.popleft())
@@ -220,7 +221,9 @@ class JsonFileBackend(Backend):
             write.end()
 
     def _expire(self):
-        """Return the newest state, after the sessions whose deadline has passed. The file is locked."""
+        """End the sessions whose deadline has passed, and return the newest state. The caller must hold the lock of the
+        file.
+        """
         state = self._file.read()
         deadline = state.next_deadline()
         if state.boot == self._boot and (deadline is None or deadline > self._clock.now()):
@@ -236,7 +239,7 @@ class JsonFileBackend(Backend):
 
 
 class Write:
-    """A write that waits for its turn."""
+    """A write that waits to be applied."""
 
     def __init__(self, work, deadline):
         self.deadline = deadline
@@ -246,7 +249,7 @@ class Write:
         self._result = None
 
     def applied_to(self, state):
-        """Return the state after the write: the same one if the write fails."""
+        """Return the state after the write, or the same state if the write fails."""
         after = state.copy()
         try:
             _refuse_late(self.deadline)
@@ -257,7 +260,7 @@ class Write:
         return after
 
     def end(self):
-        """End the future, after the state was saved."""
+        """Complete the future. Call this after the state was saved."""
         if self.error is None:
             self.future.set_result(self._result)
         else:
@@ -265,7 +268,7 @@ class Write:
 
 
 class JsonFileSession:
-    """A session in the file. The store's session thread renews it."""
+    """A session that is stored in the file. The session thread of the store renews it."""
 
     confirm_gap_s = 0.0  # the file itself confirms a renewal, so each one counts
 
@@ -288,7 +291,7 @@ class JsonFileSession:
 
 
 class Poller:
-    """The thread that follows the file: it feeds all watches and ends sessions. ``close`` joins it."""
+    """A thread that polls the file, delivers changes to all watches, and ends sessions."""
 
     def __init__(self, backend, clock):
         self._backend = backend
@@ -303,7 +306,7 @@ class Poller:
         self._thread.start()
 
     def watch(self, prefix, sink, *, beats):
-        """Add a watch, whose first event is a snapshot."""
+        """Add a watch. Its first event is a snapshot of the state."""
         watch = DeliveringWatch(prefix, sink, self._forget)
         watch.beats, watch.is_new, watch.heard_at = beats, True, 0.0
         with self._mutex:
@@ -312,11 +315,11 @@ class Poller:
         return watch
 
     def wake(self):
-        """Look at the file now."""
+        """Make the thread read the file now."""
         self._wake.set()
 
     def close(self):
-        """End all watches and join the thread."""
+        """End all watches and wait for the end of the thread."""
         for watch in list(self._watches):
             watch.close()
         self._closing = True

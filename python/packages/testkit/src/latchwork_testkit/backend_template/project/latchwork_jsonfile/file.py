@@ -1,4 +1,4 @@
-"""The file of a root: read without a lock, replaced under one."""
+"""The file of a root. It is read without a lock, and replaced while a lock is held."""
 
 import contextlib
 import fcntl
@@ -16,10 +16,11 @@ _DIGITS = 20
 
 
 class StateFile:
-    """The file, and the last state that this process has seen of it. Thread-safe.
+    """The file of a root, and the last state that this process has read from it. Thread-safe.
 
-    The first line is the generation, so that an unchanged file is not parsed again. A write makes a new file and
-    renames it: a reader sees the old contents or the new ones, and a killed writer leaves the old ones.
+    The first line of the file is its generation, so that an unchanged file is not parsed again. A write creates a new
+    file and renames it. A reader therefore sees the old contents or the new ones, and a killed writer leaves the old
+    ones.
     """
 
     def __init__(self, folder, root):
@@ -35,7 +36,7 @@ class StateFile:
             raise ConnectFailed(f"{folder} cannot be opened: {error}; create the folder") from error
 
     def read(self):
-        """Return the newest state, which the caller does not change."""
+        """Return the newest state. The caller must not change it."""
         try:
             with self._path.open("rb") as file:
                 seen = self._seen
@@ -49,7 +50,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def locked(self, deadline):
-        """Keep all other threads and processes from writing. Raises Unavailable at the deadline."""
+        """Lock the file, so that no other thread or process can write. Raises Unavailable at the deadline."""
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unavailable(f"{self._path} was locked by this process until the timeout; nothing was written")
         try:
@@ -64,7 +65,7 @@ class StateFile:
             self._mutex.release()
 
     def save(self, state):
-        """Replace the file. Only while it is locked."""
+        """Replace the contents of the file. The caller must hold the lock."""
         state.generation += 1
         new = self._path.with_suffix(".new")
         with new.open("wb") as file:

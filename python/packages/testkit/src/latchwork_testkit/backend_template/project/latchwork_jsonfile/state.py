@@ -1,4 +1,6 @@
-"""The contents of a root, and what a transaction does to them. No I/O and no clock: every rule can be tested alone."""
+"""The contents of a root, and the effect of transactions on them. No I/O and no clock, so that every rule can be tested
+alone.
+"""
 
 import base64
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ class State:
         )
 
     def as_json(self):
-        """Return the state as a document."""
+        """Return the state as a dictionary for JSON."""
         entries = {
             entry.key: [base64.b64encode(entry.value).decode(), entry.token, entry.created, entry.owner]
             for entry in self.entries.values()
@@ -44,7 +46,7 @@ class State:
 
     @classmethod
     def from_json(cls, document):
-        """Return the state of a document."""
+        """Return the state that `as_json` returned as a dictionary."""
         entries = {
             key: Entry(key, base64.b64decode(value), VersionKey(token), token, created, owner)
             for key, (value, token, created, owner) in document.pop("entries").items()
@@ -59,18 +61,18 @@ class State:
         return sorted(key for key in self.entries if key.startswith(start) and is_under(key, prefix) and key != prefix)
 
     def children(self, prefix):
-        """Return the unique names directly below a prefix, sorted: keys, and parents of keys."""
+        """Return the unique names directly below a prefix, sorted. They are keys or parents of keys."""
         skip = len(prefix) + 1 if prefix else 0
         return sorted({key[skip:].partition("/")[0] for key in self.below(prefix)})
 
     def next_deadline(self):
-        """Return when the next session expires; None without sessions."""
+        """Return the time at which the next session expires, or None without sessions."""
         return min((deadline for deadline, _ in self.sessions.values()), default=None)
 
     # Writes.
 
     def commit(self, checks, ops):
-        """Apply all operations if all checks hold. The caller drops this state if an error is raised."""
+        """Apply all operations if all checks hold. If an error is raised, the caller must drop this state."""
         for op in ops:
             if not isinstance(op, Delete) and op.session is not None and op.session.id not in self.sessions:
                 raise SessionLost(f"session {op.session.id} has ended; use a new session")
@@ -93,7 +95,7 @@ class State:
         return Committed(token, tuple(written), tuple(deleted))
 
     def number_for(self, key):
-        """Return the next number of the key's parent. Numbers are never given out again."""
+        """Return the next number of a key's parent. A number is never returned twice."""
         parent = key.rpartition("/")[0]
         self.numbers[parent] = self.numbers.get(parent, 0) + 1
         return self.numbers[parent]
@@ -134,7 +136,7 @@ class State:
         return entry
 
     def _check_leaves(self, written):
-        """Refuse keys below a session-bound key. Only the written keys can have violated that."""
+        """Refuse keys below a session-bound key. Only the written keys can violate this rule."""
         for entry in written:
             if entry.owner is not None and any(key.startswith(f"{entry.key}/") for key in self.entries):
                 raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session")
