@@ -34,7 +34,7 @@ def client_of(database, store=None, *, logs=None, types=None, by=None):
     """A client of the API in this process, on what the test has opened."""
     cluster = None if store is None else StoreCluster(store, Keys())
     context = ServiceContext(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
-    return WorkflowClient.in_process(context, by=by, close=(lambda: None) if cluster is None else cluster.close)
+    return WorkflowClient.in_process(context, by=by)
 
 
 def a_workflow(name="flow", *, tasks=None, **fields):

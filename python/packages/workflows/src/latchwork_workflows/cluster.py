@@ -14,7 +14,7 @@ from latchwork_workflows.services import QueueHead, WorkerStatus
 
 #: The order of a partition with more claimed items is not read.
 _MAX_TAKEN = 1000
-#: A read of workers fails after this time. Scrapes of metrics end after 10 seconds by default.
+#: Both reads of workers together fail after this time. Scrapes of metrics end after 10 seconds by default.
 _WORKERS_TIMEOUT_S = 3.0
 #: The number of sort keys that are read concurrently.
 _TOGETHER = 16
@@ -24,13 +24,8 @@ class StoreCluster:
     """Access to the store. Thread-safe. Does not close the store."""
 
     def __init__(self, store: Store, keys: Keys) -> None:
-        self._store = store = workflows_store(store)
+        self._store = workflows_store(store)
         self._keys = keys
-        self._group = Group(store, keys.workers)
-
-    def close(self) -> None:
-        """Remove everything that it has written to the store. Idempotent."""
-        self._group.close()
 
     def poke(self, shard: int) -> None:
         """Signal the owner of a shard to check for work. The signal may be lost."""
@@ -96,7 +91,8 @@ class StoreCluster:
             _, is_running, x = entry.key.rpartition("/running/")
             if is_running:
                 running.setdefault(RunningRecord.from_bytes(entry.value).worker, []).append(x)
-        return sorted(_worker_status(each, running.get(each.id, ())) for each in self._group.members())
+        with Group(limited, self._keys.workers) as group:
+            return sorted(_worker_status(each, running.get(each.id, ())) for each in group.members())
 
 
 def _holder(entry: Entry) -> str:

@@ -160,7 +160,6 @@ class Serve:
             worker.wait_ready(_READY_S)
         if options.has_pages:
             cluster = StoreCluster(store, keys)
-            stack.callback(cluster.close)
             cookie = f"latchwork-{found.id[:8]}"  # browsers share cookies between ports
             known = logs if options.makes_database or home.has_logs else None
             app = make_web_app(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)

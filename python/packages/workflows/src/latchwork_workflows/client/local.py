@@ -48,11 +48,9 @@ def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | 
         store = stack.enter_context(connect(home.store))
         if not _is_store_of(store, installation, home):
             return None
-        cluster = StoreCluster(store, Keys())
+        return StoreCluster(store, Keys())
     except LatchworkError:
         return None  # masters find commands by polling, some seconds later
-    stack.callback(cluster.close)
-    return cluster
 
 
 def _is_store_of(store: Store, installation: str, home: Home) -> bool:
