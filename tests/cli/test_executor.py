@@ -113,7 +113,7 @@ def test_a_node_runs_what_the_shell_submits_and_answers_probes(executor, node):
     status, body = asked(port, "/healthz")
     assert (status, json.loads(body)["ok"], json.loads(body)["slots"]) == (200, True, 2)
     assert asked(port, "/readyz")[0] == 200
-    assert "latchwork_executor_done_total 5\n" in asked(port, "/metrics")[1]
+    assert 'latchwork_executor_done_total{name="default"} 5\n' in asked(port, "/metrics")[1]
     assert asked(port, "/other")[0] == 404
     (worker,) = executor("status", "--json").json["workers"]
     assert (worker["id"], worker["labels"]) == ("n1", {"zone": "a"})

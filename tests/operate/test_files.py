@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 import latchwork
 from latchwork.cli.main import application
@@ -56,11 +57,12 @@ def families():
     }
     known = (Path(latchwork.__file__).parent / "jobs" / "metrics.py").read_text()
     assert all(name.removeprefix("latchwork_") in known for name in absent)
+    of_worker = worker_metrics(latchwork.connect("memory://operate-files-2"))
     workers = {
-        f"latchwork_{system}{line.split()[0].removeprefix('latchwork_x')}": set()
-        for system in ("executor", "plans", "workflows_worker", "workflows_master")
-        for line in worker_metrics(latchwork.connect("memory://operate-files-2")).splitlines()
-        if not line.startswith("#")
+        sample.name.replace("latchwork_x", f"latchwork_{system}"): set(sample.labels) if is_named else set()
+        for system, is_named in (("executor", 1), ("plans", 1), ("workflows_worker", 0), ("workflows_master", 0))
+        for metric in text_string_to_metric_families(of_worker)
+        for sample in metric.samples
     }
     # Those of a server and of an agent: tests/workflows/web/test_metrics.py and tests/cli/test_probes.py read them.
     package = Path(latchwork.__file__).parent
@@ -73,7 +75,7 @@ def families():
 def worker_metrics(store):
     """Every metric of an executor worker, as the system ``x``."""
     with store, ExecutorWorker(store, "x", functions=Functions()) as worker:
-        return answer_worker("x", worker, "/metrics")[2].decode().partition("# HELP python_")[0]
+        return answer_worker("x", worker, "/metrics", "main")[2].decode().partition("# HELP python_")[0]
 
 
 def expressions():

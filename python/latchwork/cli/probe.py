@@ -77,7 +77,9 @@ def store_observers(port: int | None) -> list[StoreObserver]:
 
 
 @contextmanager
-def serving_worker(system: str, node: Probed, host: str, port: int | None) -> Iterator[int | None]:
+def serving_worker(
+    system: str, node: Probed, host: str, port: int | None, *, name: str | None = None
+) -> Iterator[int | None]:
     """Serve the health and metrics of a worker inside the context, and yield the port, or None if none was requested.
 
     Args:
@@ -85,25 +87,27 @@ def serving_worker(system: str, node: Probed, host: str, port: int | None) -> It
         node: The worker. A ``Node`` also has counters of its tasks.
         host: The address to listen on.
         port: The port; 0 picks one.
+        name: The name of the executor or of the plans that the worker belongs to: a label of its metrics. None: no
+            label.
     Raises:
         UsageError: The port is not available.
     """
-    with served(system, host, port, lambda path: answer_worker(system, node, path)) as served_at:
+    with served(system, host, port, lambda path: answer_worker(system, node, path, name)) as served_at:
         yield served_at
 
 
-def answer_worker(system: str, node: Probed, path: str) -> tuple[int, str, bytes]:
+def answer_worker(system: str, node: Probed, path: str, name: str | None = None) -> tuple[int, str, bytes]:
     """Return status, content type and body for a path of a worker."""
     if path in {"/healthz", "/readyz"}:
         return _health_answer(node, is_readiness=path == "/readyz")
     if path == "/metrics":
-        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node) + process_metrics()).encode()
+        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node, name) + process_metrics()).encode()
     return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 
 
-def metric(name: str, kind: str, about: str, value: float) -> str:
-    """Return one metric without labels in the text format of Prometheus."""
-    return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}\n"
+def metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
+    """Return one metric in the text format of Prometheus. ``labels`` is empty, or in braces."""
+    return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
 
 
 def process_metrics() -> str:
@@ -131,19 +135,22 @@ def _health_answer(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes
     return status, "application/json", json.dumps(body).encode()
 
 
-def _worker_metrics(system: str, node: Probed) -> str:
+def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
     prefix, health = f"latchwork_{system}", node.health()
-    text = metric(f"{prefix}_healthy", "gauge", "1 while the node can do its work.", int(health.ok))
-    text += metric(f"{prefix}_draining", "gauge", "1 while the node drains.", int(health.is_draining))
+    labels = "" if name is None else f'{{name="{name}"}}'  # a key has no character to escape
+    found = [
+        ("healthy", "gauge", "1 while the node can do its work.", int(health.ok)),
+        ("draining", "gauge", "1 while the node drains.", int(health.is_draining)),
+    ]
     if isinstance(node, Node):
         stats = node.stats()
-        for name, about in _COUNTERS.items():
-            text += metric(f"{prefix}_{name}_total", "counter", about, getattr(stats, name))
-        text += metric(f"{prefix}_slots", "gauge", "Slots.", stats.slots)
-        text += metric(f"{prefix}_running", "gauge", "Tasks that are running.", stats.running)
-        about = "Tasks that were asked to stop and are still running."
-        text += metric(f"{prefix}_stuck", "gauge", about, len(stats.stuck))
-    return text
+        found += [(f"{each}_total", "counter", about, getattr(stats, each)) for each, about in _COUNTERS.items()]
+        found += [
+            ("slots", "gauge", "Slots.", stats.slots),
+            ("running", "gauge", "Tasks that are running.", stats.running),
+            ("stuck", "gauge", "Tasks that were asked to stop and are still running.", len(stats.stuck)),
+        ]
+    return "".join(metric(f"{prefix}_{each}", kind, about, value, labels) for each, kind, about, value in found)
 
 
 @contextmanager

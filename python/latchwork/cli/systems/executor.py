@@ -214,7 +214,7 @@ def run(
             session_ttl_s=session_ttl_s,
             max_attempts=max_attempts,
         )
-        with serving_worker("executor", worker, probe_host, probe_port):
+        with serving_worker("executor", worker, probe_host, probe_port, name=name):
             worker.run_forever(drain_s=drain_s)
 
 

@@ -101,7 +101,7 @@ def worker(
         raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
     with connect(where, observers=store_observers(probe_port)) as store:
         node = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
-        with serving_worker("plans", node, probe_host, probe_port):
+        with serving_worker("plans", node, probe_host, probe_port, name=name):
             node.run_forever(drain_s=drain_s)
 
 
