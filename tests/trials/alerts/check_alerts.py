@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,7 +38,7 @@ RULES = ROOT / "docs" / "operate" / "alerts.yml"
 LATCHWORK = Path(sys.executable).with_name("latchwork")
 #: The files that make the code below misbehave while they exist.
 APP = """
-import os, time
+import os, threading, time
 from pathlib import Path
 
 from prometheus_client import start_http_server
@@ -102,15 +103,16 @@ def die() -> None:
 def main():
     start_http_server(int(os.environ["APP_PORT"]), addr="127.0.0.1")
     with latchwork.connect(os.environ["LATCHWORK_URL"], observers=[StoreMetrics("app")]) as store:
-        lock = Lock(store, "orders")
+        lock, lost = Lock(store, "orders"), threading.Event()
         PrimitiveMetrics().watch("orders", lock)
+        lock.on_lost(lost.set)
         while True:
             try:
                 with lock:
-                    while lock.remaining_s() > 0:
-                        time.sleep(0.2)
+                    lost.wait()
             except latchwork.errors.LatchworkError:
                 time.sleep(1)
+            lost.clear()
 
 
 if __name__ == "__main__":
@@ -133,12 +135,15 @@ class Process:
         words: The command.
         port: Where Prometheus scrapes it. None: not scraped.
         env: More environment variables.
+        running: The process; None before the first start.
+        is_stopped: Whether it is not meant to run now.
     """
 
     words: list[str]
     port: int | None = None
     env: dict[str, str] = field(default_factory=dict)
     running: subprocess.Popen[bytes] | None = None
+    is_stopped: bool = True
 
 
 class World:
@@ -175,6 +180,7 @@ class World:
         """Start processes that do not run."""
         for name in names:
             process = self.processes[name]
+            process.is_stopped = False
             if process.running is None or process.running.poll() is not None:
                 with (self.folder / f"{name}.log").open("ab") as log:
                     process.running = subprocess.Popen(
@@ -197,6 +203,7 @@ class World:
 
     def stop(self, name: str) -> None:
         """End a process and wait for its end."""
+        self.processes[name].is_stopped = True
         self.signal(name, signal.SIGTERM)
 
     def run(self, *words: str, check: bool = True) -> str:
@@ -224,21 +231,20 @@ class World:
         """Start Prometheus with shortened rules."""
         rules = RULES.read_text()
         rules = re.sub(r"for: \w+", "for: 1s", rules)
-        rules = re.sub(r"\[\d+m\]", "[60s]", rules)
+        rules = re.sub(r"\[\d+m\]", "[30s]", rules)
         rules = (
-            rules.replace("offset 10m", "offset 60s")
+            rules.replace("offset 10m", "offset 30s")
             .replace("_seconds > 60", "_seconds > 4")
             .replace("severity", "level")
         )
         (self.folder / "alerts.yml").write_text(rules)
-        jobs = [
-            {
-                "job_name": f"latchwork-{name}",
-                "honor_labels": True,
-                "static_configs": [{"targets": [f"127.0.0.1:{process.port}"]}],
-            }
-            for name, process in self.processes.items()
-            if process.port is not None
+        targets: dict[str, list[str]] = {}
+        for name, process in self.processes.items():
+            if process.port is not None:
+                targets.setdefault(name.partition("-")[0], []).append(f"127.0.0.1:{process.port}")
+        jobs: list[dict[str, Any]] = [
+            {"job_name": f"latchwork-{role}", "honor_labels": True, "static_configs": [{"targets": found}]}
+            for role, found in targets.items()
         ]
         for job in jobs:
             if job["job_name"] == "latchwork-api":  # it waits for its store before it says that it has none
@@ -264,13 +270,22 @@ class World:
                 found = json.load(answer)["data"]["alerts"]
         except OSError:
             return set()
-        unstarted = {f"latchwork-{name}" for name, process in self.processes.items() if process.running is None}
+        ended = {f"127.0.0.1:{process.port}" for process in self.processes.values() if process.is_stopped}
         return {
             each["labels"]["alertname"]
             for each in found
             if each["state"] == "firing"
-            and not (each["labels"]["alertname"] == "LatchworkTargetDown" and each["labels"]["job"] in unstarted)
+            and not (each["labels"]["alertname"] == "LatchworkTargetDown" and each["labels"]["instance"] in ended)
         }
+
+    def metric(self, name: str, metric: str) -> float | None:
+        """Return a metric of a process; None if it has none now."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.processes[name].port}/metrics", timeout=5) as answer:
+                found = re.search(rf"^{metric}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+        except OSError:
+            return None
+        return None if found is None else float(found[1])
 
     def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for a condition, and return whether it came true."""
@@ -378,14 +393,21 @@ def drop_letters(made: World) -> None:
         made.run("executor", "dead", "drop", each["letter"], "--name", "deadly")
 
 
+def run_tasks(made: World, function: str = "wait", count: int = 2) -> None:
+    """Submit tasks to the executor and wait until they run."""
+    submit(made, function, count)
+    if not made.wait_until(lambda: made.metric("executor", "latchwork_executor_running") == count, 60.0):
+        raise RuntimeError(f"{count} tasks {function} do not run")
+
+
 def cancel_all(made: World) -> None:
-    """Cancel all tasks of the executor."""
+    """Cancel all tasks of the executor, also while they run."""
     for each in json.loads(made.run("executor", "tasks", "--json"))["tasks"]:
-        made.run("executor", "cancel", each["id"], check=False)
+        made.run("executor", "cancel", each["id"], "--interrupt")
 
 
-def plan(made: World, count: int) -> None:
-    """Start a plan of tasks that wait."""
+def run_plan(made: World, count: int = 2) -> None:
+    """Start a plan of tasks, and wait until they run."""
     script = (
         "import os, latchwork, app; from latchwork.plans import Plans\n"
         "with latchwork.connect(os.environ['LATCHWORK_URL']) as store:\n"
@@ -394,12 +416,14 @@ def plan(made: World, count: int) -> None:
     subprocess.run(
         [sys.executable, "-c", script], cwd=made.folder, env={**os.environ, "LATCHWORK_URL": made.url}, check=True
     )
+    if not made.wait_until(lambda: made.metric("plans", "latchwork_plans_running") == count, 60.0):
+        raise RuntimeError(f"the {count} tasks of the plan do not run")
 
 
-def cancel_plans(made: World) -> None:
-    """Cancel all running plans."""
+def remove_plans(made: World) -> None:
+    """Remove all plans."""
     for each in json.loads(made.run("plans", "list", "--json"))["plans"]:
-        made.run("plans", "cancel", each["plan"], check=False)
+        made.run("plans", "rm", each["plan"])
 
 
 def recover_runs(made: World) -> None:
@@ -409,64 +433,89 @@ def recover_runs(made: World) -> None:
         made.run("workflows", "recover", str(each.get("id") or each.get("run")))
 
 
-#: Alerts, what makes them fire, and the remedy of their runbooks.
 Step = Callable[[World], object]
-PLAYS: list[tuple[tuple[str, ...], Step, Step]] = [
-    (("TargetDown",), lambda w: w.signal("app", signal.SIGKILL), lambda w: w.start("app")),
-    (("JobFails",), lambda w: w.turn_on("fail"), lambda w: w.turn_off("fail")),
-    (("JobDoesNotRun",), lambda w: w.run("jobs", "disable", "second"), lambda w: w.run("jobs", "enable", "second")),
-    (("WorkPoolUnreadable",), lambda w: w.turn_on("bad-pool"), lambda w: w.turn_off("bad-pool")),
-    (
+
+
+@dataclass(frozen=True)
+class Play:
+    """Alerts that one fault makes fire. Plays do not need each other.
+
+    Attributes:
+        alerts: The alerts, without "Latchwork".
+        breaks: Makes them fire.
+        remedies: The remedy of their runbooks.
+        cleans: Removes what the play needed and no longer needs once the alerts have ended.
+    """
+
+    alerts: tuple[str, ...]
+    breaks: Step
+    remedies: Step
+    cleans: Step = lambda _: None
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the alerts."""
+        return {f"Latchwork{each}" for each in self.alerts}
+
+
+PLAYS = [
+    Play(("TargetDown",), lambda w: w.signal("app", signal.SIGKILL), lambda w: w.start("app")),
+    Play(("JobFails",), lambda w: w.turn_on("fail"), lambda w: w.turn_off("fail")),
+    Play(
+        ("JobDoesNotRun",), lambda w: w.run("jobs", "disable", "second"), lambda w: w.run("jobs", "enable", "second")
+    ),
+    Play(("WorkPoolUnreadable",), lambda w: w.turn_on("bad-pool"), lambda w: w.turn_off("bad-pool")),
+    Play(
         ("RebalanceFails",),
         lambda w: w.turn_on("bad-strategy", "more-items-1"),
         lambda w: w.turn_off("bad-strategy", "more-items-1"),
     ),
-    (("TwoManagers",), lambda w: w.start("other-jobs"), lambda w: w.stop("other-jobs")),
-    (("ExecutorTasksDead",), kill_workers, drop_letters),
-    (
+    Play(("TwoManagers",), lambda w: w.start("other-jobs"), lambda w: w.stop("other-jobs")),
+    Play(("ExecutorTasksDead",), kill_workers, drop_letters),
+    Play(
         ("ExecutorSaturated",),
-        lambda w: submit(w, "wait", 2),  # of two slots; the claims of these tasks are lost in a later play
+        run_tasks,  # in both slots
         lambda w: w.start("executor-2"),
+        lambda w: (cancel_all(w), w.stop("executor-2")),
     ),
-    (
-        ("PlansSaturated",),
-        lambda w: plan(w, 2),
-        lambda w: w.start("plans-2"),
-    ),
-    (
+    Play(("PlansSaturated",), run_plan, lambda w: w.start("plans-2"), lambda w: (remove_plans(w), w.stop("plans-2"))),
+    Play(
         ("ExecutorClaimsLost", "PlanClaimsLost", "SessionLost", "PrimitiveLost"),
-        lambda w: freeze(w, "executor", "plans", "app", "jobs", seconds=20),
-        lambda w: (cancel_all(w), cancel_plans(w)),
+        lambda w: (run_tasks(w), run_plan(w), freeze(w, "executor", "plans", "app", "jobs", seconds=20)),
+        lambda _: None,  # the processes go on
+        lambda w: (cancel_all(w), remove_plans(w)),
     ),
-    (
+    Play(
         ("ExecutorTasksStuck",),
-        lambda w: (w.turn_on("stuck"), submit(w, "ignore_cancel"), time.sleep(3), cancel_all(w)),
-        lambda w: (w.signal("executor", signal.SIGKILL), w.signal("executor-2", signal.SIGKILL), w.turn_off("stuck"),
-                   w.start("executor")),
+        lambda w: (w.turn_on("stuck"), run_tasks(w, "ignore_cancel", 1), cancel_all(w)),
+        lambda w: (w.stop("executor"), w.start("executor")),
+        lambda w: w.turn_off("stuck"),
     ),
-    (("WorkerGroupRestarts",), lambda w: w.turn_on("exit-1"), lambda w: w.turn_off("exit-1")),
-    (("WorkerGroupWaits",), lambda w: w.start("host-1"), lambda w: w.start("host-2")),
-    (
+    Play(("WorkerGroupRestarts",), lambda w: w.turn_on("exit-1"), lambda w: w.turn_off("exit-1")),
+    Play(
+        ("WorkerGroupWaits",),
+        lambda w: w.start("host-1"),
+        lambda w: w.start("host-2"),
+        lambda w: (w.stop("host-1"), w.stop("host-2")),
+    ),
+    Play(
         ("WorkflowsRunsFail",),
         lambda w: (w.turn_on("flow-fails"), w.run("workflows", "start", "flow")),
         recover_runs,
     ),
-    (
+    Play(
         ("WorkflowsSaturated",),
         lambda w: (w.turn_on("flow-waits"), w.run("workflows", "start", "flow")),
         lambda w: w.start("worker-2"),
+        lambda w: (w.turn_off("flow-waits"), w.stop("worker-2")),
     ),
-    (
-        ("WorkflowsNoWorkers",),
-        lambda w: (w.turn_off("flow-waits"), w.stop("worker"), w.stop("worker-2")),
-        lambda w: w.start("worker"),
-    ),
-    (
+    Play(("WorkflowsNoWorkers",), lambda w: w.stop("worker"), lambda w: w.start("worker")),
+    Play(
         ("WorkflowsShardsWithoutOwner", "WorkflowsCommandsWait"),
         lambda w: (w.stop("master"), w.run("workflows", "start", "flow", check=False)),
         lambda w: w.start("master"),
     ),
-    (
+    Play(
         ("StoreUnavailable", "NodeUnhealthy", "NoManager", "LocksRunOut", "ExecutorWorkerUnhealthy",
          "PlanWorkerUnhealthy", "WorkflowsMasterUnhealthy", "WorkflowsWorkerUnhealthy", "WorkflowsStoreUnreachable"),
         lambda w: w.etcd.pause(),
@@ -475,55 +524,71 @@ PLAYS: list[tuple[tuple[str, ...], Step, Step]] = [
 ]  # fmt: skip
 
 
+def play_alerts(made: World, play: Play, timeout_s: float) -> list[str]:
+    """Make the alerts of a play fire, apply the remedy, and return the alerts that did not fire or did not end."""
+    if not made.wait_until(lambda: not made.firing() & play.names, timeout_s):
+        print(f"{', '.join(sorted(made.firing() & play.names))}: fired already")
+        return sorted(play.names)
+    seen: dict[str, float] = {}
+    began = time.monotonic()
+    play.breaks(made)
+
+    def has_fired() -> bool:
+        for name in made.firing() & play.names:
+            seen.setdefault(name, time.monotonic() - began)
+        return set(seen) == play.names
+
+    made.wait_until(has_fired, timeout_s)
+    play.remedies(made)
+    began_remedy = time.monotonic()
+    made.wait_until(lambda: not made.firing() & play.names, timeout_s)
+    ended_s, left = time.monotonic() - began_remedy, made.firing()
+    for name in sorted(play.names):
+        fired = f"fired after {seen[name]:.0f} s" if name in seen else "DID NOT FIRE"
+        end = "DID NOT END" if name in left else f"ended {ended_s:.0f} s after the remedy"
+        print(f"{name}: {fired}, {end}", flush=True)
+    play.cleans(made)
+    return [name for name in sorted(play.names) if name not in seen or name in left]
+
+
 def main() -> int:
     """Play all alerts and print what happened."""
+    rules = yaml.safe_load(RULES.read_text())["groups"]
+    known = {rule["alert"] for group in rules for rule in group["rules"]}
+    played = {name for play in PLAYS for name in play.names}
+    if known != played:
+        print(f"without a play, or without a rule: {', '.join(sorted(known ^ played))}")
+        return 1
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", help="an alert; may be given several times (default: all)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="ALERT",
+        choices=sorted(known),
+        help="an alert; the other alerts of its fault are played, too. May be given several times (default: all)",
+    )
     parser.add_argument("--prometheus", type=Path, default=ROOT / ".venv/operate/usr/bin/prometheus")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="seconds for each change (default: 120)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     options = parser.parse_args()
-    known = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
-    played = {f"Latchwork{name}" for names, _, _ in PLAYS for name in names}
-    if known != played:
-        print(f"without a play, or without a rule: {', '.join(sorted(known ^ played))}")
-        return 1
+    plays = [play for play in PLAYS if not options.only or play.names & set(options.only)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # close what runs
     folder = Path(tempfile.mkdtemp(prefix="latchwork-alerts-"))
-    failed: list[str] = []
     with world(options.prometheus, folder) as made:
         time.sleep(20)  # each process has been scraped
         made.wait_until(lambda: not made.firing(), options.timeout_s)
-        for names, breaks, remedies in PLAYS:
-            wanted = {f"Latchwork{name}" for name in names}
-            if options.only and not wanted & set(options.only):
-                continue
-            seen: dict[str, float] = {}
-            begun = time.monotonic()
-            breaks(made)
-
-            def has_fired(wanted: set[str] = wanted, seen: dict[str, float] = seen, begun: float = begun) -> bool:
-                for name in made.firing() & wanted:
-                    seen.setdefault(name, time.monotonic() - begun)
-                return set(seen) == wanted
-
-            made.wait_until(has_fired, options.timeout_s)
-            remedies(made)
-            begun_remedy = time.monotonic()
-            has_ended = made.wait_until(lambda wanted=wanted: not made.firing() & wanted, options.timeout_s)
-            ended_s = time.monotonic() - begun_remedy
-            for name in sorted(wanted):
-                fired = f"fired after {seen[name]:.0f} s" if name in seen else "DID NOT FIRE"
-                is_over = name not in made.firing()
-                end = f"ended {ended_s:.0f} s after the remedy" if is_over else "DID NOT END"
-                print(f"{name}: {fired}, {end}", flush=True)
-                if name not in seen or not (is_over and has_ended):
-                    failed.append(name)
+        failed: list[str] = []
+        for play in plays:
+            try:
+                failed += play_alerts(made, play, options.timeout_s)
+            except Exception as error:  # the other plays go on
+                print(f"{', '.join(sorted(play.names))}: {type(error).__name__}: {error}", flush=True)
+                failed += sorted(play.names)
     if options.keep or failed:
         print(f"logs: {folder}")
     else:
         shutil.rmtree(folder)
-    print(f"{len(played) - len(failed)} passed, {len(failed)} failed")
+    print(f"{sum(len(play.names) for play in plays) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
