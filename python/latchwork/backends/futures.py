@@ -72,8 +72,9 @@ class Outcome(Future[T]):
             vars(self).update(vars(plain))
 
     def cancel(self) -> bool:
-        """End the future without a result, unless it was returned to a user: its call is in flight and may be
-        applied.
+        """Cancel the future.
+
+        Has no effect on one that was returned to a user, because its call may still be applied.
         """
         return self.callback_queue is None and super().cancel()
 
@@ -104,10 +105,10 @@ class Outcome(Future[T]):
         return self._error if self._has_ended else super().exception()
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until the future has ended, or until the timeout.
+        """Wait until the future is done, or until the timeout.
 
-        The base class would hold its condition here. The thread that ends the future needs it, too, and would wait for
-        a thread that was interrupted or is inside a signal handler.
+        The base class would hold its condition here. The thread that completes the future needs it too, and would wait
+        for a thread that was interrupted or is inside a signal handler.
         """
         gate = threading.Lock()
         gate.acquire()
@@ -117,15 +118,15 @@ class Outcome(Future[T]):
             raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` when the future has ended, or immediately if it has.
+        """Call ``fn`` in the callback queue when the future is done, or at once if it is.
 
-        The callback queue calls it. Without one, the thread that ends the future does.
+        Without a callback queue, the thread that completes the future calls it.
         """
         callback_queue = self.callback_queue
         self.call_at_once(fn if callback_queue is None else partial(callback_queue, fn))
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` in the thread that ends the future, or now if it has ended. For fast internal functions."""
+        """Call ``fn`` in the thread that completes the future, or now if it is done. For fast internal functions."""
         with self._mutex:
             if not self._has_ended and not self._is_plain:
                 self._callbacks = (*self._callbacks, fn)
@@ -136,15 +137,15 @@ class Outcome(Future[T]):
             super().add_done_callback(fn)
 
     def set_result(self, result: T) -> None:
-        """End the future with a value."""
+        """Complete the future with a value."""
         self._end(result, None)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End the future with an error."""
+        """Complete the future with an error."""
         self._end(None, exception)
 
     def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
-        """Convert the result with ``fn``; see ``mapped``. Return False if this needs another future."""
+        """Convert the result with ``fn``; see ``mapped``. Return False if that requires another future."""
         with self._mutex:
             if self._is_plain or (self._mapping is not None and not self._has_ended):
                 return False
@@ -189,7 +190,7 @@ class Outcome(Future[T]):
 
 
 class _Field:
-    """Stands for a field of the base class that an outcome does not have yet."""
+    """A field of the base class that is only created when it is needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -204,7 +205,7 @@ for _name in vars(Future()):
 
 
 def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Return the converted value and error of a future."""
+    """Apply the conversions of a future to its value or error."""
     if mapping is None:
         return result, error
     fn, explain = mapping
@@ -217,27 +218,27 @@ def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -
 
 
 def _raise_interrupt(error: BaseException | None, before: BaseException | None) -> None:
-    """Raise an interrupt of this thread, but not an error that it was only informed of."""
+    """Raise an error if it is an interrupt of this thread that was not there before."""
     if error is not None and error is not before and not isinstance(error, Exception):
         raise error
 
 
 def completed(value: T) -> Future[T]:
-    """Return a future with a value."""
+    """Return a future that is done and has this value."""
     future: Future[T] = Outcome()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> Future[Any]:
-    """Return a future with an error."""
+    """Return a future that is done and has this error."""
     future: Future[Any] = Outcome()
     future.set_exception(error)
     return future
 
 
 def resolve(future: Future[T], value: T) -> bool:
-    """Set the value unless the future has ended. Return whether it was set."""
+    """Complete a future with a value, unless it is already done. Return whether it was completed."""
     try:
         future.set_result(value)
     except InvalidStateError:
@@ -246,7 +247,7 @@ def resolve(future: Future[T], value: T) -> bool:
 
 
 def reject(future: Future[Any], error: BaseException) -> bool:
-    """Set the error unless the future has ended. Return whether it was set."""
+    """Complete a future with an error, unless it is already done. Return whether it was completed."""
     try:
         future.set_exception(error)
     except InvalidStateError:
@@ -255,7 +256,7 @@ def reject(future: Future[Any], error: BaseException) -> bool:
 
 
 def attempt(call: Callable[[], T]) -> Future[T]:
-    """Make a call in this thread, and return its value or error as a future."""
+    """Call a function in this thread, and return a future of its value or error."""
     try:
         return completed(call())
     except Exception as error:
@@ -263,7 +264,7 @@ def attempt(call: Callable[[], T]) -> Future[T]:
 
 
 def chain(source: Future[Any], outcome: Future[Any]) -> None:
-    """End one future as another one ends."""
+    """Complete one future in the same way as another one, when that is done."""
 
     def ended(done: Future[Any]) -> None:
         error = CancelledError() if done.cancelled() else done.exception()
@@ -276,7 +277,7 @@ def chain(source: Future[Any], outcome: Future[Any]) -> None:
 
 
 def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Return a future of ``fn`` applied to the result. ``fn`` runs in the thread that ends the source.
+    """Return a future of ``fn(result)``. ``fn`` is called in the thread that completes the source.
 
     Errors are passed on, after ``explain`` has converted them if it is given.
     """
@@ -287,9 +288,9 @@ def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = Non
 
 
 def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Like ``then``, but return the future itself if possible. Only for the exclusive owner of the future.
+    """Convert the result of a future like ``then``, but in the same future if possible.
 
-    ``fn`` and ``explain`` are fast and take no locks.
+    Only the exclusive owner of the future may call this. ``fn`` and ``explain`` must be fast and take no locks.
     """
     if isinstance(future, Outcome) and future.map(fn, explain):
         return future
@@ -297,7 +298,7 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
 
 
 def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
-    """Return a future of the results in order, or of the first error."""
+    """Return a future of the results of several futures in order, or of the first error."""
 
     def steps() -> Steps[list[T]]:
         found: list[T] = []
@@ -309,8 +310,9 @@ def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
-    """Call ``fn`` in the thread that ends the future, whatever its callback queue is, or now if it has ended. ``fn`` is
-    fast.
+    """Call ``fn`` in the thread that completes a future, even if the future has a callback queue, or now if it is done.
+
+    ``fn`` must be fast.
     """
     if isinstance(future, Outcome):
         future.call_at_once(fn)
@@ -319,7 +321,7 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
 
 def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Future[T]:
-    """Return a future for a user, whose callbacks run in the callback queue; the same future if possible."""
+    """Return a future whose callbacks run in a callback queue, for users; the same future if possible."""
     outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
     assert isinstance(outcome, Outcome)
     outcome.callback_queue = callback_queue
@@ -329,8 +331,8 @@ def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Fut
 def drive(steps: Steps[T]) -> Future[T]:
     """Run a generator that yields futures, and return a future of its return value.
 
-    It continues in the thread that ends the awaited future. A chain of finished futures runs in a loop, without
-    recursion.
+    The generator continues in the thread that completes the yielded future. Futures that are already done are handled
+    in a loop, without recursion.
     """
     outcome: Future[T] = Outcome()
     _advance(steps, outcome, None)

@@ -34,7 +34,7 @@ _SHOWN = 100
 
 
 def numbered(key: str, number: int) -> str:
-    """Return a sequential key.
+    """Return a key with a sequential number as suffix.
 
     Raises:
         QuotaExceeded: The number has more digits than the suffix, and would sort before others.
@@ -45,12 +45,12 @@ def numbered(key: str, number: int) -> str:
 
 
 def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> bool:
-    """Return whether a text has more characters or segments than allowed."""
+    """Return whether a key has more characters or segments than allowed."""
     return len(text) > chars or text.count("/") >= segments
 
 
 def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
-    """Return the sizes of a text that is too long, for a message."""
+    """Describe the size of a key that is too long, for a message."""
     return (
         f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "
         f"and may have {chars:,} and {segments}; use a shorter one"
@@ -58,7 +58,10 @@ def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENT
 
 
 def is_key(text: str) -> bool:
-    """Return whether a text below a root is a key, reserved or not, with any number of segments. O(characters)."""
+    """Return whether a text below a root is a valid key, reserved or not, with any number of segments.
+
+    Takes time proportional to its length.
+    """
     return _KEY.match(text) is not None
 
 
@@ -76,11 +79,11 @@ class Strangers:
 
     @property
     def count(self) -> int:
-        """The number of invalid keys, up to a thousand."""
+        """The number of invalid keys that were found, up to a thousand."""
         return len(self._seen)
 
     def note(self, found: Iterable[bytes | str]) -> None:
-        """Record invalid keys, which may have been recorded before."""
+        """Record invalid keys, some of which may have been recorded before."""
         if not found:
             return
         with self._lock:

@@ -15,7 +15,7 @@ _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    """Return a description of a transaction for messages: its operations and keys, writes first."""
+    """Describe a transaction for messages: its operations and keys, writes first."""
     if len(ops) == 1 and not checks:
         return _step(ops[0], "")
     steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
@@ -24,7 +24,7 @@ def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
 
 
 def read_of(keys: Sequence[str]) -> str:
-    """Return a description of a read for messages."""
+    """Describe a read for messages."""
     return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
 
 
@@ -39,7 +39,7 @@ def _and_more(named: str, count: int) -> str:
 
 
 def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
-    """Return the error of a tree deletion that stopped after deleting a part of the keys.
+    """Return the error for the deletion of a tree that stopped after some keys were deleted.
 
     It has the type of the transaction's error, unless that type means that nothing was done. ``what`` is the call, at
     the beginning of the message.

@@ -56,7 +56,7 @@ class SchemeSpec:
     extra: str | None = None
 
     def known_options(self) -> list[str]:
-        """Return all options of URLs of this scheme, sorted."""
+        """Return all options of URLs with this scheme, sorted."""
         place = {"hosts": ["password_file"], "database": ["password_file", "root"], "file": ["root"], "name": []}[
             self.location
         ]
@@ -64,19 +64,19 @@ class SchemeSpec:
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """Import and call ``importlib.metadata.entry_points``, which takes as long to import as the rest of latchwork."""
+    """Call ``importlib.metadata.entry_points``, imported only now because the import is slow."""
     from importlib.metadata import entry_points as installed
 
     return installed(group=group)
 
 
 def known_schemes() -> list[str]:
-    """Return all schemes, sorted: our own with their aliases, and those of installed packages."""
+    """Return all schemes of URLs, sorted: the built-in ones with their aliases, and those of installed packages."""
     return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def find_spec(scheme: str) -> SchemeSpec:
-    """Return the spec of a scheme or alias.
+    """Return the description of a URL scheme or alias.
 
     Raises:
         InvalidURL: The scheme is unknown.
@@ -88,7 +88,7 @@ def find_spec(scheme: str) -> SchemeSpec:
 
 
 def one_of(*allowed: str) -> Validator:
-    """Return a validator for options with a few allowed values."""
+    """Return a validator for options that allow only these values."""
 
     def check(text: str) -> str:
         if text not in allowed:
@@ -99,7 +99,7 @@ def one_of(*allowed: str) -> Validator:
 
 
 def readable_file(text: str) -> Path:
-    """Validate an option that names a file."""
+    """Validate an option that names a file, and return its path."""
     path = Path(text)
     try:
         is_file = path.is_file()
@@ -111,7 +111,9 @@ def readable_file(text: str) -> Path:
 
 
 def file_mode(text: str) -> str:
-    """Validate the mode of a file: its owner can read and write it, and it is not executable."""
+    """Validate the permissions of a file: its owner must be able to read and write it, and it must not be
+    executable.
+    """
     try:
         mode = int(text, 8)
     except ValueError:
@@ -122,7 +124,7 @@ def file_mode(text: str) -> str:
 
 
 def module_of(scheme: str) -> Any:
-    """Return the module with the spec of a scheme and ``open_backend``. Raises as ``find_spec``."""
+    """Return the module that opens backends of a scheme. Raises the errors of ``find_spec``."""
     if scheme in _MODULES:
         return importlib.import_module(_MODULES[scheme])
     added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
@@ -141,7 +143,10 @@ def not_installed(scheme: str, extra: str | None, error: ImportError) -> Backend
 
 
 def installed_specs() -> dict[str, SchemeSpec | str]:
-    """Return the spec of every backend by its canonical scheme, or why the package that adds it cannot be imported."""
+    """Return the description of each backend by its main scheme.
+
+    If the package that adds a backend cannot be imported, the value is the reason.
+    """
     found: dict[str, SchemeSpec | str] = {}
     for scheme in known_schemes():
         try:

@@ -12,15 +12,11 @@ _log = logging.getLogger(__name__)
 
 
 class SpaceNotice:
-    """The notices of one store. Thread-safe.
+    """Logs once that a store is out of space, and once that it has space again. Thread-safe.
 
     Args:
         where: The store, for messages.
-        has_space: Returns whether a successful write shows that there is space. On a full disk, small writes may still
-            fit where large ones do not.
-
-    Attributes:
-        is_full: Whether a write was refused for lack of space, and there has been none since.
+        has_space: Returns whether a successful write shows that there is space.
     """
 
     def __init__(self, where: str, has_space: Callable[[], bool] = lambda: True) -> None:
@@ -30,14 +26,14 @@ class SpaceNotice:
         self._lock = mutex()
 
     def refused(self, error: StoreFull) -> None:
-        """Note that a write was refused for lack of space."""
+        """Record that a write was refused because there is no space."""
         with self._lock:
             is_new, self.is_full = not self.is_full, True
         if is_new:
             _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
 
     def written(self) -> None:
-        """Note that a write that needs space has succeeded. Cheap unless the store was full."""
+        """Record that a write that needs space has succeeded. Cheap unless the store was full."""
         if not self.is_full or not self._has_space():
             return
         with self._lock:

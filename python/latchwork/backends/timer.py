@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Timer:
-    """Runs functions that do not block, in the order of their times. Thread-safe."""
+    """Calls functions at a later time in a thread. The functions must not block. Thread-safe."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
@@ -32,13 +32,15 @@ class Timer:
         self._thread.start()
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Call a function after a delay, unless the timer is closed before."""
+        """Call a function after ``delay_s`` seconds, unless the timer is closed before."""
         with self._mutex:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
             self._changed.notify()
 
     def after(self, delay_s: float) -> Future[None]:
-        """Return a future that ends after a delay, or with ``Closed`` if the timer is closed before."""
+        """Return a future that completes after ``delay_s`` seconds, or fails with ``Closed`` if the timer is closed
+        before.
+        """
         future: Future[None] = Outcome()
         with self._mutex:
             closed = self._closed
@@ -51,7 +53,7 @@ class Timer:
         return future
 
     def close(self) -> None:
-        """Stop, drop pending calls and join the thread. Idempotent."""
+        """Stop the timer, discard pending calls and join the thread. Idempotent."""
         with self._mutex:
             self._closed = True
             waiting, self._waiting = self._waiting, set()

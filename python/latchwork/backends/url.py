@@ -97,7 +97,7 @@ class StoreURL:
     given_session_ttl_s: float | None = field(default=None, compare=False)
 
     def redacted(self) -> str:
-        """Return the URL for logs and messages: without the password, with durations that differ from their
+        """Return the URL for logs and messages: without the password, and with durations that differ from their
         defaults.
         """
         options = dict(self.options)
@@ -183,7 +183,7 @@ def url_of_client(client: object) -> str:
 
 
 def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
-    """Open the backend of the URL, on the connection of a client if one is given. Blocks until connected.
+    """Open the backend for a URL, on the connection of a client if one is given. Blocks until connected.
 
     Raises:
         BackendNotInstalled: Its client library is missing. The message has the install command.
@@ -204,7 +204,7 @@ def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
 
 
 def _split(rest: str) -> tuple[str, str, str]:
-    """Split what follows ``scheme://`` into authority, path and query."""
+    """Split the text after ``scheme://`` into authority, path and query."""
     if "#" in rest:
         raise InvalidURL(f"a connection URL has no '#' part; {_ESCAPES}, and a '#' inside a name as %23")
     place, _, query = rest.partition("?")
@@ -213,7 +213,7 @@ def _split(rest: str) -> tuple[str, str, str]:
 
 
 def _parse_query(query: str) -> list[tuple[str, str]]:
-    """Return names and values in order. An empty value counts as not given."""
+    """Return the names and values in a query, in order. An empty value counts as not given."""
     parts = (part.partition("=") for part in query.split("&") if part)
     return [(unquote(name), unquote(value)) for name, _, value in parts]
 
@@ -235,9 +235,7 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
 
 
 def _option(name: str) -> str:
-    """Return an option for a message. Text that does not look like an option may be a part of a password and is
-    hidden.
-    """
+    """Return the name of an option for a message. Text that may be a part of a password is hidden."""
     return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
 
@@ -245,7 +243,7 @@ _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | N
 
 
 def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
-    """Return the hosts, user, password, path and root of a URL."""
+    """Return the hosts, user, password, path and root in a URL."""
     if spec.location == "file":
         return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT).removeprefix("/")
     root = unquote(path[1:]) or DEFAULT_ROOT
@@ -259,7 +257,10 @@ def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]
 
 
 def _database(spec: SchemeSpec, path: str) -> str:
-    """Return the name of the database. A malformed name may be a part of a password and is not shown."""
+    """Return the name of the database in a path.
+
+    A malformed name is not shown, because it may be a part of a password.
+    """
     name = unquote(path[1:])
     if not _DATABASE.fullmatch(name):
         raise InvalidURL(
@@ -299,7 +300,10 @@ def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str 
 
 
 def _named(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
-    """Yield each host with what a message may show. Text after a colon may be a password without its host."""
+    """Yield each host in an authority, with the text that a message may show.
+
+    Text after a colon is not shown if it may be a password whose host is missing.
+    """
     at = len(authority) - len(hosts)
     for host in hosts.split(","):
         yield host, "" if ":" in authority[:at] else f" {host.partition(':')[0]!r}"
@@ -321,7 +325,7 @@ def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
 
 
 def _is_address(text: str | None) -> bool:
-    """Return whether the text in brackets, if there is any, is an IPv6 address."""
+    """Return whether the text in brackets is an IPv6 address. True without brackets."""
     try:
         return text is None or bool(ipaddress.IPv6Address(text))
     except ValueError:
@@ -329,7 +333,7 @@ def _is_address(text: str | None) -> bool:
 
 
 def _check_root(root: str, *, show: bool) -> str:
-    """Validate the root. A message shows it unless it may be a part of a password without its host."""
+    """Validate the root in a URL. A message shows it unless it may be a part of a password whose host is missing."""
     segments = root.split("/")
     if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} or part.startswith("@") for part in segments):
         what = f"malformed root {root!r}" if show else "malformed root"
@@ -380,7 +384,7 @@ def _credentials(user: str | None, password: str | None) -> str:
 
 
 def join_hosts(hosts: Iterable[tuple[str, int]]) -> str:
-    """Return hosts as in a URL."""
+    """Join hosts and ports as in a URL."""
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 

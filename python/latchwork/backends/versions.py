@@ -20,7 +20,7 @@ _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
 def warn_once(log: logging.Logger, message: str, *what: str) -> None:
-    """Log a warning about a server, such as its version and hosts, once per process."""
+    """Log a warning about a server once per process. ``what`` identifies it, such as its version and hosts."""
     if (message, *what) not in _warned:
         _warned.add((message, *what))
         log.warning(message, *what)
@@ -36,19 +36,17 @@ def has(version: str, cured: Patches) -> bool:
 
 
 def survives_cut_reads(version: str) -> bool:
-    """Return whether a read-only transaction may be cut off safely; see ``reads.py``."""
+    """Return whether this version of etcd survives a read-only transaction that is canceled."""
     return has(version, _SURVIVES_CUT_READS)
 
 
 def progress_is_proof(version: str) -> bool:
-    """Return whether a progress request is answered only after all watches of the stream have caught up; see
-    ``watches.py``.
-    """
+    """Return whether etcd answers a progress request only after all watches of the stream have caught up."""
     return has(version, _PROGRESS_IS_PROOF)
 
 
 def etcd_may_lose_data(version: str) -> bool:
-    """Return whether a killed server may lose confirmed writes, which no client can prevent.
+    """Return whether a server of this version may lose confirmed writes when it is killed. No client can prevent that.
 
     Single servers may lose the last writes before 3.4.21 and 3.5.5. Members of a cluster may diverge before 3.5.3. A
     server that does not report its version is not reported.
@@ -57,8 +55,8 @@ def etcd_may_lose_data(version: str) -> bool:
 
 
 def parse_server_info(answer: str) -> tuple[str, bool]:
-    """Return the version of a server and whether it is a member of an ensemble; ("", False) if it does not report
-    that.
+    """Return the version of a ZooKeeper server, and whether it is a member of an ensemble. ("", False) if it does not
+    say.
     """
     found = {name: line[len(name) :] for line in answer.splitlines() for name in (_VERSION, _MODE) if name in line[:20]}
     version = found.get(_VERSION, "").partition("-")[0].partition(",")[0].strip()
@@ -66,7 +64,7 @@ def parse_server_info(answer: str) -> tuple[str, bool]:
 
 
 def zookeeper_may_lose_data(version: str) -> bool:
-    """Return whether an ensemble may lose confirmed writes when its leader changes, which no client can prevent.
+    """Return whether an ensemble of this version may lose confirmed writes when its leader changes.
 
     Fixed in 3.8.4 and 3.9.2; 3.9.3 has another defect with the same effect. A server that does not report its version
     is not reported.

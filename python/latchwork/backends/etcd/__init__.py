@@ -27,7 +27,7 @@ SPEC = SchemeSpec(
 
 
 def url_of_client(client: object) -> str:
-    """Return the URL of the server that a client of python-etcd3, or of a fork of it, is connected to.
+    """Return the URL of the server to which a client of python-etcd3, or of a fork of it, is connected.
 
     Raises:
         TypeError: this is something else.
@@ -39,7 +39,7 @@ def url_of_client(client: object) -> str:
 
 
 def open_backend(url: StoreURL, clock: Clock, client: Any = None) -> Backend:
-    """Connect to the etcd cluster that the URL names, or use the channel and the token of a client of python-etcd3.
+    """Connect to the etcd cluster that the URL names, or use the channel and token of a client of python-etcd3.
 
     Raises:
         InvalidURL: TLS options with a client, whose channel is open already.

@@ -69,7 +69,7 @@ class EtcdBackend(Backend):
 
     @property
     def waiting(self) -> EtcdBackend:
-        """The same backend, with calls made in the caller's thread."""
+        """A form of this backend that makes its calls in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
@@ -77,7 +77,9 @@ class EtcdBackend(Backend):
 
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock, client: Any = None) -> EtcdBackend:
-        """Open the backend, on the channel of a client if one is given. Blocks until the cluster has answered.
+        """Connect to an etcd cluster, on the channel of a client if one is given.
+
+        Blocks until the cluster has answered.
 
         Raises:
             ConnectFailed: The cluster did not answer within ``connect_timeout_s``.
@@ -92,7 +94,10 @@ class EtcdBackend(Backend):
         return backend
 
     def server_info(self) -> ServerInfo:
-        """Ask for the version and the size of the database. etcd does not tell its clock."""
+        """Read the version of the server and the size of its database.
+
+        The result has no clock, because etcd does not report it.
+        """
         deadline = self._clock.now() + self._call_timeout_s
         found = drive(self._link.call("Status", pb.StatusRequest(), "tell its version", deadline)).result()
         return ServerInfo(
@@ -100,17 +105,17 @@ class EtcdBackend(Backend):
         )
 
     def notices(self) -> tuple[str, ...]:
-        """Return what threatens the server's database; see ``ReportsNotices``."""
+        """Return a sentence for each problem that threatens the server's database."""
         return self._link.notices()
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Return the entry, or None."""
+        """Read a key. The future returns its entry, or None."""
         if self._settling.unsettled and not stale_ok:
             return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Return one entry or None per key, in order."""
+        """Read several keys. The future returns an entry or None for each key, in order."""
         if stale_ok:
             return self._reader.get_many(keys, stale_ok=True)
         return self._when_settled(lambda: self._reader.get_many(keys))
@@ -124,17 +129,17 @@ class EtcdBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
-        """Return the entries below a prefix, sorted by key. Never stale, because that is as fast."""
+        """Read the entries below a prefix, sorted by key. Never stale, because a stale read is not faster."""
         return self._when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Return the names directly below a prefix. Never stale, because that is as fast."""
+        """Read the names directly below a prefix. Never stale, because a stale read is not faster."""
         return self._when_settled(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """See ``Backend.commit``."""
+        """Commit a transaction: check all conditions, and apply all operations if they hold."""
         commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.txn())
@@ -142,11 +147,11 @@ class EtcdBackend(Backend):
             return failed(error)
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with the next number of its parent, in one transaction."""
+        """Create a key whose suffix is the next number below its parent, in one transaction."""
         return self._sequences.create(key, value, session)
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older ones in one transaction."""
+        """Create a key and read the older keys of its kind in one transaction."""
         plan = partial(self._compiler.ordered, stem, Create(stem + unique, value, session), self._sessions.ended)
         try:
             return self._writer.write(plan(), plan, now=self._now)
@@ -154,12 +159,15 @@ class EtcdBackend(Backend):
             return failed(error)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and everything below it, in one transaction."""
+        """Delete the key at a prefix and all keys below it in one transaction.
+
+        The future returns how many keys existed.
+        """
         txn = tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
         return self._writer.write(txn, lambda: txn, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session."""
+        """Open a session, which is a lease of the server."""
         return self._sessions.open(ttl_s, on_gone)
 
     def watch(
@@ -171,11 +179,11 @@ class EtcdBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and everything below it. ``siblings`` would save nothing."""
+        """Watch all keys at and below a prefix. The option ``siblings`` has no effect here."""
         return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
-        """End watches, sessions and the writer, close the channel, and join the threads. Idempotent."""
+        """End the watches, sessions and writes, close the channel, and join the threads. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -190,7 +198,9 @@ class EtcdBackend(Backend):
     # Private.
 
     def _end(self, limit_s: float) -> None:
-        """End everything in one thread, because gRPC may wait forever for a lock that an interrupt left held."""
+        """Close everything in one separate thread, because gRPC may wait forever for a lock that an interrupt left
+        held.
+        """
         self._hub.close(limit_s)
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
@@ -199,7 +209,7 @@ class EtcdBackend(Backend):
         self._timer.close()
 
     def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
-        """Read after all unknown writes have been settled, so that the answer is final."""
+        """Make a read after all writes with an unknown outcome have been settled, so that its answer is final."""
         if not self._settling.unsettled:
             return call()
 
@@ -210,12 +220,15 @@ class EtcdBackend(Backend):
         return drive(steps())
 
     def _verify(self, txn: Txn) -> Future[Committed]:
-        """Commit a transaction of checks only: a read that is safe to repeat and needs no guard."""
+        """Commit a transaction without operations. It is a read that may be repeated safely."""
         deadline = self._clock.now() + self._call_timeout_s
         return self._when_settled(lambda: drive(self._check(txn, deadline)))
 
     def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
-        """Let the server compare. If a check fails, or if there are too many compares, read the keys."""
+        """Let the server check the conditions of a transaction.
+
+        If one fails, or if there are too many, read the keys instead.
+        """
         if not txn.is_flat:
             yield from self._writer.explain(txn, deadline)
             return Committed(0)

@@ -85,7 +85,7 @@ class Channel:
         )
 
     def is_connected(self) -> bool:
-        """Return whether a member is connected, and TLS agreed with it. May take as long as ``_STATE_S``."""
+        """Return whether a member is connected, including TLS. May take as long as ``_STATE_S``."""
         states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
         self._channel.subscribe(states.put)
         try:
@@ -96,13 +96,15 @@ class Channel:
             self._channel.unsubscribe(states.put)
 
     def close_in_thread(self) -> None:
-        """Have ``close`` start a thread and return: gRPC may hold a lock of this channel forever."""
+        """Make ``close`` return at once and do its work in a thread, because gRPC may hold a lock of this channel
+        forever.
+        """
         close = self.close
         self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()
 
 
 def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_s: float) -> Channel:
-    """Open a channel that uses the first member that can be reached.
+    """Open a channel that uses the first member of the cluster that can be reached.
 
     With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name. Each attempt
     to connect to a member may take ``connect_s``.
@@ -115,17 +117,17 @@ def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_
 
 
 def _keep_open() -> None:
-    """Leave a channel that is not ours as it is."""
+    """Do nothing, because the channel belongs to the user's client."""
 
 
 def _encoded(request: Any) -> bytes:
-    """The bytes of a request, which is a message or encoded already."""
+    """Return a request as bytes. It may be a message or already encoded."""
     encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
     return encoded
 
 
 def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
-    """What TLS needs, if the URL asks for it.
+    """Return the TLS credentials that the URL asks for, or None without TLS.
 
     Raises:
         InvalidURL: half of a key pair, or a file that cannot be read.
@@ -144,7 +146,10 @@ def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
 
 
 def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """The name that gRPC has for the hosts, and channel options that go with it; one host if it is secure."""
+    """Return gRPC's name for the hosts, and the options of the channel that go with it.
+
+    With TLS only one host is used.
+    """
     if len(hosts) == 1 and not _is_ip(hosts[0][0]):
         return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()
     addresses = [address for host in hosts for address in _resolve(*host)]

@@ -79,7 +79,7 @@ _TLS_TROUBLE = (
 
 
 class _Read(Outcome[T]):
-    """A read under way, and the future of its decoded answer."""
+    """A read in progress, and the future of its decoded answer."""
 
     __slots__ = ("_again", "_deadline", "_decode", "_link", "_what")
 
@@ -182,7 +182,10 @@ class Link:
             raise
 
     def _abandon_channel(self, channel: Channel) -> None:
-        """Leave a channel whose call was interrupted: gRPC may hold a lock of it forever. Later calls have another."""
+        """Stop using a channel whose call was interrupted, because gRPC may hold a lock of it forever.
+
+        Later calls open another.
+        """
         if self._client is not None:
             return
         channel.close_in_thread()
@@ -191,7 +194,10 @@ class Link:
                 self._replace_channel()
 
     def _replace_channel(self) -> None:
-        """With the lock held: give later calls a new channel, and close the old one once its calls have ended."""
+        """Open a new channel for later calls, and close the old one once its calls have ended.
+
+        The caller holds the lock.
+        """
         old, self._channel = self._channel, open_channel(self._hosts, self._credentials, self._connect_s)
         self._channels.append(self._channel)
         self.timer.call_later(self.call_timeout_s + 1.0, partial(self._retire, old))
@@ -204,7 +210,7 @@ class Link:
         channel.close()
 
     def _refuse_closed(self, error: ValueError) -> None:
-        """Raise ``Closed`` for the error with which gRPC refuses calls on a closed channel."""
+        """Raise ``Closed`` if gRPC refused a call because its channel was closed."""
         if self.closed:
             raise Closed(_CLOSED) from error
         if self._client is not None:
@@ -220,15 +226,15 @@ class Link:
         deadline: float | None = None,
         now: bool = False,
     ) -> Future[T]:
-        """A call that may be repeated: its decoded answer, in time.
+        """Send a read, which may be repeated, and return a future of its decoded answer.
 
         Args:
             method: "Range" or "Txn".
-            request: as a message or encoded.
-            what: the action with its key, for messages.
-            decode: reads the answer; raises ``ValueError`` when it is malformed.
-            deadline: by default the call timeout from now.
-            now: as for ``send``.
+            request: The request as a message, or encoded.
+            what: The action with its key, for messages.
+            decode: Decodes the answer. It raises ``ValueError`` if the answer is malformed.
+            deadline: Local clock time; the call timeout from now by default.
+            now: Make the call in this thread, as in ``send``.
         """
         left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
         deadline = self.clock.now() + left_s
@@ -240,7 +246,7 @@ class Link:
         return outcome
 
     def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Make a call that may be repeated until it is answered, and return its answer as a message.
+        """Make a call that may be repeated until it is answered, and return the answer as a message.
 
         Raises:
             LatchworkError: what the server said, or ``Unavailable``.
@@ -254,7 +260,7 @@ class Link:
             raise unreadable_error(what, error) from error
 
     def fetch(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Steps of a call as ``call``; its answer as it came: of a Range or a Txn as bytes."""
+        """Make a call like ``call``, and return the answer undecoded: as bytes for a Range or a Txn."""
         refreshed = False
         while True:
             left_s = max(deadline - self.clock.now(), 0.001)
@@ -267,7 +273,7 @@ class Link:
                 return answer
 
     def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
-        """Pause before the next attempt.
+        """Pause before the next attempt of a call.
 
         Raises:
             Unavailable: there is no time for a next try.
@@ -279,9 +285,10 @@ class Link:
         yield self.timer.after(RETRY_S)
 
     def refresh_token(self, deadline: float | None = None) -> Future[None]:
-        """Get a new token, unless one is on its way already; the future fails as ``Authenticate`` does.
+        """Log in again to get a new authentication token, unless a login is already in progress.
 
-        All who ask meanwhile share one login, which has the call timeout; each waits until its own deadline.
+        Concurrent callers share one login, which has the call timeout. Each one waits until its own deadline. The
+        future fails as ``Authenticate`` does.
         """
         with self._lock:
             refreshing = self._refreshing
@@ -298,7 +305,9 @@ class Link:
         return self.with_deadline(refreshing, deadline, f"log in {self._url.user!r}")
 
     def with_deadline(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
-        """A future that ends as one that others wait for too, or with ``Unavailable`` when our deadline comes first."""
+        """Return a future that completes like a shared one, or fails with ``Unavailable`` if the deadline comes
+        first.
+        """
         ours: Future[T] = Outcome()
 
         def give_up() -> None:
@@ -310,11 +319,11 @@ class Link:
 
     @property
     def hosts(self) -> str:
-        """The members, for messages."""
+        """The addresses of the members, for messages."""
         return join_hosts(self._url.hosts)
 
     def record_failure(self, error: grpc.RpcError) -> None:
-        """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
+        """Record that a call failed because of the connection, and disconnect from a member that cannot serve."""
         self.healthy = False
         if rpc_errors.effect(error) is Effect.NEVER_SENT:
             self._connect_error = rpc_errors.details(error)
@@ -322,7 +331,7 @@ class Link:
             self._rotate()
 
     def watch_stream(self, requests: Iterable[Any]) -> Any:
-        """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
+        """Open the stream of watch answers. The member ends it when it loses the other members."""
         metadata = (*self.metadata, ("hasleader", "true"))
         # A stream that waits for a member that is gone would keep the watch from the next one.
         try:
@@ -332,7 +341,7 @@ class Link:
             raise
 
     def connect(self, probe: Any) -> None:
-        """Block until the cluster answers a linearizable read.
+        """Block until the cluster has answered a linearizable read.
 
         Raises:
             ConnectFailed: it did not within ``connect_timeout_s``, or TLS could not be agreed.
@@ -351,7 +360,7 @@ class Link:
             ) from error
 
     def close(self) -> None:
-        """Close the channel; calls in flight end. Twice is fine."""
+        """Close the channel and end the calls in flight. Idempotent."""
         with self._lock:
             self.closed = True
             channels, self._channels = self._channels, []
@@ -361,7 +370,7 @@ class Link:
     # Private.
 
     def _connect_trouble(self, error: Unavailable) -> str:
-        """Return how far connecting came, and what gRPC said."""
+        """Describe in which phase connecting failed, and what gRPC reported."""
         said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
         if self._channel.is_connected():
             return f"it got no further than the first answer ({said})"
@@ -388,7 +397,10 @@ class Link:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
     def notices(self) -> tuple[str, ...]:
-        """Return what threatens the server's database. Does not block: looks again in the background once an hour."""
+        """Return a sentence for each problem that threatens the server's database. Does not block.
+
+        Once an hour a call starts a new check in the background.
+        """
         now = self.clock.now()
         if now - self._noticed_at >= _HISTORY_S and not self.closed:
             self._noticed_at = now
@@ -404,7 +416,7 @@ class Link:
             _log.debug("etcd did not tell the size of its database: %s", error)
 
     def _look_at_history(self, status: Any, deadline: float) -> Steps[None]:
-        """Note and warn of a database that is on its way to its quota, where etcd refuses all writes."""
+        """Warn if the history in the database is about to reach the quota, where etcd refuses all writes."""
         self._noticed_at = self.clock.now()
         hosts, found = join_hosts(self._url.hosts), []
         if status.dbSize > _LARGE_BYTES:
@@ -452,12 +464,15 @@ class Link:
                 return
 
     def retry_read(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
-        """Go on with a read whose first try has failed."""
+        """Continue a read whose first attempt has failed."""
         yield from self._recover(error, what, deadline, refreshed=False)
         return (yield from self.fetch(*again, what, deadline))
 
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
-        """Make a next try worth it, or raise; True when the token is new."""
+        """Prepare the next attempt of a failed call, or raise an error if it would be useless.
+
+        Return True if the token is new.
+        """
         effect = rpc_errors.effect(error)
         may_refresh = self._url.user is not None or self._client is not None
         if effect is Effect.STALE_TOKEN and may_refresh and not refreshed:
@@ -472,7 +487,7 @@ class Link:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Raise ``ConnectFailed`` for a TLS error: trying again does not help, unless there is another member."""
+        """Raise ``ConnectFailed`` for a TLS error, because a retry does not help, unless there is another member."""
         said = rpc_errors.details(error)
         if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
@@ -481,10 +496,10 @@ class Link:
             ) from error
 
     def attempt_timeout_s(self, left_s: float) -> float:
-        """Time for one try: with several members, leave some for another one.
+        """Return the timeout of one attempt in seconds, so that time remains for an attempt with another member.
 
-        A member that forwards to a leader that has just died would keep a call for 6 s. The first try is short for that
-        reason only; when it failed, later ones are longer, in case it is the answer that takes long.
+        A member that forwards to a leader that has just died would keep a call for 6 s. For this reason only, the first
+        attempt is short. Later ones are longer, in case the answer itself takes long.
         """
         if len(self._hosts) == 1:
             return left_s
@@ -502,7 +517,7 @@ class Link:
 
 
 class CompletedCall:
-    """A call made in the calling thread: what gRPC's own future offers, and nobody else to wait for."""
+    """A call that was made in the calling thread, with the interface of gRPC's future."""
 
     __slots__ = ("_answer", "_error")
 
@@ -511,30 +526,30 @@ class CompletedCall:
         self._error = error
 
     def code(self) -> grpc.StatusCode:
-        """The status of the call."""
+        """Return the status of the call."""
         return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
 
     def done(self) -> bool:
-        """It has ended."""
+        """Return True, because the call has ended."""
         return True
 
     def exception(self) -> grpc.RpcError | None:
-        """Its error, if it failed."""
+        """Return the error of the call, or None."""
         return self._error
 
     def result(self) -> Any:
-        """Its answer."""
+        """Return the answer, or raise the error of the call."""
         if self._error is not None:
             raise self._error
         return self._answer
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call at once."""
+        """Call ``fn`` at once."""
         fn(self)
 
 
 def decode_answer(method: str, answer: bytes) -> Any:
-    """The answer to a Range or a Txn as a message.
+    """Decode the answer to a Range or a Txn.
 
     Raises:
         ValueError: it is none.
@@ -547,5 +562,5 @@ def decode_answer(method: str, answer: bytes) -> Any:
 
 
 def unreadable_error(what: str, error: ValueError) -> LatchworkError:
-    """The error of a read whose answer cannot be read."""
+    """Return the error to raise for a read whose answer cannot be decoded."""
     return rpc_errors.caused(Unavailable(f"could not {what}: {error}; try again"), error)

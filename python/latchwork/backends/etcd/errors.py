@@ -38,7 +38,7 @@ _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline
 
 
 class Effect(enum.Enum):
-    """What may have become of a failed call."""
+    """What effect a failed call may have had."""
 
     REFUSED = "the server said no: it was not applied and never will be"
     STALE_TOKEN = "refused for its token only: with a new one it may succeed"  # noqa: S105 - no secret
@@ -66,13 +66,13 @@ def details(error: grpc.RpcError) -> str:
 
 
 def code(error: grpc.RpcError) -> grpc.StatusCode:
-    """Return the status of a failed call."""
+    """Return the status code of a failed call."""
     found = error.code() if hasattr(error, "code") else None
     return found if isinstance(found, grpc.StatusCode) else _Code.UNKNOWN
 
 
 def effect(error: grpc.RpcError) -> Effect:
-    """Return what may have become of a failed call."""
+    """Return what effect a failed call may have had, given its error."""
     said = details(error)
     if any(words in said for words in _STALE_TOKEN):
         return Effect.STALE_TOKEN
@@ -84,23 +84,26 @@ def effect(error: grpc.RpcError) -> Effect:
 
 
 def connect_phase(said: str) -> str:
-    """Return the phase of connecting in which an attempt failed, by gRPC's words; empty if they do not say."""
+    """Return the phase of connecting in which an attempt failed, according to gRPC's message. Empty if unknown."""
     return next((phase for words, phase in _CONNECT_PHASES if words in said), "")
 
 
 def is_member_failing(error: grpc.RpcError) -> bool:
-    """Return whether another member is worth a try although the connection to this one is open."""
+    """Return whether to try another member, although the connection to this one is open."""
     return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
 
 
 def details_contain(error: BaseException, words: str) -> bool:
-    """Return whether the details of an error contain these words."""
+    """Return whether the message of an error contains these words."""
     return isinstance(error, grpc.RpcError) and words in details(error)
 
 
 def translate(error: grpc.RpcError, what: str) -> LatchworkError:
-    """Return our error for a failed call, which is its cause. ``what`` is the action with its key, such as "read
-    'a/b'".
+    """Convert the error of a failed call to one of latchwork's errors.
+
+    Args:
+        error: The error, which becomes the cause.
+        what: The action with its key, such as "read 'a/b'".
     """
     said = details(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
@@ -111,7 +114,7 @@ def translate(error: grpc.RpcError, what: str) -> LatchworkError:
 
 
 def caused(ours: LatchworkError, error: BaseException) -> LatchworkError:
-    """Return our error with the original as its cause."""
+    """Set the cause of an error and return it."""
     ours.__cause__ = error
     return ours
 

@@ -18,7 +18,7 @@ KeyRange = tuple[bytes, bytes]
 
 
 class Keys:
-    """Raw keys below one root. Thread-safe.
+    """Converts the keys of a store to etcd's keys ("raw keys") and back. Thread-safe.
 
     Attributes:
         root: The prefix of every raw key.
@@ -35,11 +35,11 @@ class Keys:
         return self.root + key.encode()
 
     def key_of(self, raw: bytes) -> str:
-        """Return the key of a valid raw key."""
+        """Return the key of a raw key that is valid."""
         return raw[self._skip :].decode()
 
     def key_or_none(self, raw: bytes) -> str | None:
-        """Return the key of a raw key. Invalid ones are recorded and return None."""
+        """Return the key of a raw key, or None for one that is invalid. Invalid ones are recorded."""
         try:
             name = self.key_of(raw)
         except UnicodeDecodeError:
@@ -50,15 +50,15 @@ class Keys:
         return None
 
     def session_key(self, session_id: str) -> bytes:
-        """Return the raw key of a session's marker."""
+        """Return the raw key that exists as long as a session."""
         return self.root + b"@s/" + session_id.encode()
 
     def slot_key(self, writer_id: int, number: int) -> bytes:
-        """Return the raw key of a writer's guard."""
+        """Return the raw key that guards writes of one client, one write at a time."""
         return b"%s@w/%x/%d" % (self.root, writer_id, number)
 
     def counter_key(self, parent: str) -> bytes:
-        """Return the raw key of the last number below a parent."""
+        """Return the raw key that stores the last sequential number below a parent."""
         return self.root + b"@q/" + parent.encode()
 
     def unused_key(self, number: int) -> bytes:
@@ -66,18 +66,18 @@ class Keys:
         return b"%s@never/%d" % (self.root, number)
 
     def ranges_below(self, prefix: str) -> list[KeyRange]:
-        """Return the ranges of the subtree below a prefix, without the prefix itself and without reserved keys."""
+        """Return the ranges of raw keys below a prefix, without the prefix itself and without reserved keys."""
         if not prefix:
             return [(self.root, self.root + b"@"), (self.root + b"A", self.root[:-1] + b"0")]
         key = self.raw_key(prefix)
         return [(key + b"/", key + b"0")]
 
     def ranges_at_or_below(self, prefix: str) -> list[KeyRange]:
-        """Return the ranges of the subtree at and below a prefix."""
+        """Return the ranges of raw keys at and below a prefix."""
         return ([single_key_range(self.raw_key(prefix))] if prefix else []) + self.ranges_below(prefix)
 
     def entry(self, kv: Any) -> Entry:
-        """Return the entry of a key that was read from the server."""
+        """Return the entry of a key-value pair that was read from the server."""
         revision = kv.mod_revision
         return Entry(
             kv.key[self._skip :].decode(),
@@ -90,17 +90,17 @@ class Keys:
 
 
 def single_key_range(raw: bytes) -> KeyRange:
-    """Return the range of one key."""
+    """Return the range that contains only this key."""
     return raw, raw + b"\0"
 
 
 def owner_of(lease: int) -> str | None:
-    """Return the session ID of a lease; None for no lease."""
+    """Return the ID of the session with this lease. None for no lease."""
     return f"{lease:x}" if lease else None
 
 
 def lease_of(session_id: str) -> int:
-    """Return the lease of a session ID.
+    """Return the lease of a session.
 
     Raises:
         ValueError: It is not the ID of an etcd session.
@@ -116,7 +116,7 @@ def lease_of(session_id: str) -> int:
 
 
 def without(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
-    """Return the range without some keys, which are sorted."""
+    """Split a range so that it excludes some keys, which are sorted."""
     start, end = span
     parts = []
     for hole in holes:

@@ -59,14 +59,17 @@ class Reader:
         self._merged = {stale_ok: MergedReads(link, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Read one key, merged with others under load if the server allows it."""
+        """Read a key. Under load, the read is combined with others if the server allows it."""
         if self._link.survives_cut_reads and not self._now:
             return self._merged[stale_ok].get(key)
         codec = self._codec
         return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Read many keys, a hundred per request, with all requests at once. Only a single request may be stale."""
+        """Read many keys, a hundred per request, with all requests in flight at once.
+
+        Only a single request may be stale.
+        """
         stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
         now = self._now and len(keys) <= _GETS_AT_ONCE
         starts = range(0, len(keys), _GETS_AT_ONCE)
@@ -81,11 +84,11 @@ class Reader:
     def entries(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> Future[list[Entry]]:
-        """Return the entries below a prefix, sorted by key."""
+        """Read the entries below a prefix, sorted by key."""
         return drive(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
 
     def children(self, prefix: str) -> Future[list[str]]:
-        """Return the names directly below a prefix: keys, and parents of keys."""
+        """Read the names directly below a prefix: those of keys, and of parents of keys."""
         skip = len(prefix) + 1 if prefix else 0
 
         def steps() -> Steps[list[str]]:
@@ -145,7 +148,7 @@ class Reader:
         return found
 
     def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
-        """Return direct children among many deeper keys: names first, then the values of those that are keys."""
+        """Read the entries directly below a prefix that has many deeper keys: first the names, then the values."""
         skip = self._skip(prefix)
         found: list[Entry] = []
         names = yield from self._walk(span, prefix, limit)
@@ -156,8 +159,9 @@ class Reader:
         return found if limit is None else found[:limit]
 
     def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
-        """Return the keys of a range without most keys of subtrees larger than a page. Stops at ``limit`` direct
-        children.
+        """Read the keys in a range, and skip most of the keys in subtrees larger than a page.
+
+        Stops after ``limit`` keys that are directly below the prefix.
         """
         found: list[str] = []
         skip = self._skip(prefix)
@@ -174,29 +178,31 @@ class Reader:
         return found
 
     def _skip(self, prefix: str) -> int:
-        """Return the index at which names below a prefix begin."""
+        """Return the index in a raw key at which the name below a prefix begins."""
         return len(self._keys.raw_key(prefix)) + (1 if prefix else 0)
 
 
 def _after(raw: bytes, skip: int | None) -> bytes:
-    """Return where to continue after a page: behind its last key, or behind the subtree that contains it."""
+    """Return the raw key at which to continue after a page: after its last key, or after the subtree that contains
+    it.
+    """
     slash = -1 if skip is None else raw.find(b"/", skip)
     return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
 def _least(size: int, limit: int | None, found: int) -> int:
-    """Return how many keys to request when ``found`` were found."""
+    """Return how many keys to request when ``found`` were already found."""
     return size if limit is None else max(min(size, limit - found), 0)
 
 
 def _next_size(page: EtcdPage) -> int:
-    """Return how many entries fit into a megabyte if they are like those of this page."""
+    """Return how many entries fit into a megabyte, assuming that they are like those of this page."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
 
 class _PendingRead(Outcome["Entry | None"]):
-    """A read that waits to be merged with others."""
+    """A read that waits to be combined with others."""
 
     __slots__ = ("deadline", "key")
 
@@ -207,7 +213,7 @@ class _PendingRead(Outcome["Entry | None"]):
 
 
 class MergedReads:
-    """The single reads of one store, either linearizable or stale. Thread-safe."""
+    """Combines reads of single keys into few requests. All are linearizable, or all may be stale. Thread-safe."""
 
     def __init__(self, link: Link, codec: EtcdCodec, *, stale_ok: bool) -> None:
         self._link = link
@@ -218,7 +224,7 @@ class MergedReads:
         self._waiting: list[_PendingRead] = []
 
     def get(self, key: str) -> Future[Entry | None]:
-        """Return the entry or None. The read is sent now, or with others when an earlier read has ended."""
+        """Read a key. It is sent now, or together with others when an earlier read has ended."""
         with self._lock:
             alone = self._in_flight < _AT_ONCE
             if alone:
@@ -241,7 +247,7 @@ class MergedReads:
         return wish
 
     def _take(self) -> list[_PendingRead]:
-        """Return the reads to send next. The caller holds the lock."""
+        """Return the reads to send in the next request. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         if batch:
             self._in_flight += 1
@@ -291,9 +297,14 @@ class MergedReads:
 def read_ranges(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
 ) -> Future[list[Any]]:
-    """Return the answers to at most 128 ``RangeRequest``s in order. The default deadline is the call timeout from now.
+    """Read at most 128 ranges, and return a future of the answers in order.
 
-    With ``now`` a single request is made in this thread.
+    Args:
+        link: The connection.
+        ranges: ``RangeRequest`` messages.
+        what: The action with its key, for messages.
+        deadline: Local clock time; the call timeout from now by default.
+        now: Make a single request in this thread.
     """
     if not link.survives_cut_reads:
         return read_separately(link, ranges, what, deadline=deadline)
@@ -304,7 +315,7 @@ def read_ranges(
 
 
 def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
-    """Return the pages of some ranges, with one request each, all in flight at once for the call timeout."""
+    """Read one page of each range, with one request each, all in flight at once. Returns a future of the pages."""
     until = link.clock.now() + link.call_timeout_s
 
     def page(request: Any) -> Steps[EtcdPage]:
@@ -320,7 +331,7 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
 def read_separately(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None
 ) -> Future[list[Any]]:
-    """Return the answers to ranges with one request each, whatever the server is, all in flight at once."""
+    """Read ranges with one request each, all in flight at once. Returns a future of the answers in order."""
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
     return together(sent)
@@ -329,7 +340,7 @@ def read_separately(
 def read_at_one_revision(
     link: Link, reads: Sequence[Operation], what: str, deadline: float
 ) -> Steps[list[pb.ResponseOp]]:
-    """Return the answers to reads, all of one time after the call began.
+    """Read several ranges at one revision, which is current after the call began. Return the answers.
 
     Raises:
         Unavailable: The server compacts its history faster than it can be read.

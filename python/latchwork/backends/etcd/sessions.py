@@ -32,7 +32,7 @@ _LEAST_PATIENCE_S = 0.5
 
 
 class EtcdSession:
-    """A lease and its marker. Thread-safe."""
+    """A session: a lease, and a key bound to it that exists as long as the session. Thread-safe."""
 
     confirm_gap_s = 0.0
 
@@ -47,11 +47,14 @@ class EtcdSession:
         self._owner = owner
 
     def renew(self) -> Future[float]:
-        """Ask the cluster's leader for another TTL, and return the local time of the request."""
+        """Renew the lease for another TTL. The future returns the local time at which the request was sent."""
         return self._owner.renew(self)
 
     def close(self) -> Future[None]:
-        """Revoke the lease, which deletes the session's keys. After the call timeout the lease is left to its TTL."""
+        """End the session by revoking its lease, which deletes the session's keys.
+
+        If the server does not answer within the call timeout, the lease expires after its TTL.
+        """
         return self._owner.end(self)
 
 
@@ -73,17 +76,17 @@ class Sessions:
         self.ended: set[str] = set()
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Grant a lease, write its marker, and watch it to call ``on_gone`` at its end."""
+        """Open a session: grant a lease, write its key, and watch that key in order to call ``on_gone`` at its end."""
         return drive(self._opening(ttl_s, on_gone))
 
     def renew(self, session: EtcdSession) -> Future[float]:
-        """Send one keepalive once. The session's thread decides when to retry."""
+        """Send one request to renew a session, without a retry."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
         return drive(self._renewing(session))
 
     def end(self, session: EtcdSession) -> Future[None]:
-        """Refuse the session from now on, and revoke its lease."""
+        """Refuse further requests of a session, and revoke its lease."""
         with self._lock:
             if session.closing is not None:
                 return session.closing
@@ -104,7 +107,7 @@ class Sessions:
     # Private.
 
     def _renewal_timeout_s(self, session: EtcdSession) -> float:
-        """Return the timeout of one renewal in seconds, which leaves time to ask another member."""
+        """Return the timeout of one renewal in seconds. It leaves time for a renewal through another member."""
         return min(self._link.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
 
     def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> Steps[BackendSession]:
@@ -162,7 +165,7 @@ class Sessions:
 
 
 class _MarkerSink:
-    """The sink of a watch on a marker, which reports its deletion once."""
+    """Receives the events of the watch on a session's key, and reports the deletion of the key once."""
 
     def __init__(self, session_id: str, on_gone: Callable[[], None]) -> None:
         self._id = session_id

@@ -80,7 +80,7 @@ class EtcdWatch:
         self._drop = drop
 
     def close(self) -> None:
-        """Stop. Nothing is delivered afterwards, except when called from inside the sink."""
+        """Stop the watch. Nothing is delivered afterwards, except when called from inside the sink."""
         with self.lock:
             self.closed = True
         self._drop(self)
@@ -113,17 +113,20 @@ class Stream:
         self._requests.put(pb.WatchRequest(create_request=request))
 
     def cancel(self, watch_id: int) -> None:
-        """Ask the server to end a watch."""
+        """Ask the server to stop watching a range."""
         self._requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
 
     def end(self) -> None:
-        """End the stream, from any thread."""
+        """End the stream. May be called from any thread."""
         self._requests.put(_END)
         if self.call is not None:
             self.call.cancel()
 
     def outgoing(self, closing: Signal) -> Iterator[Any]:
-        """Yield requests as they arrive, with progress requests in between. Runs in gRPC's sending thread."""
+        """Yield the requests to send as they arrive, and progress requests in between.
+
+        Runs in gRPC's sending thread.
+        """
         next_at = self._clock.now() + _PROGRESS_EVERY_S
         while True:
             try:
@@ -138,17 +141,18 @@ class Stream:
             yield request
 
     def progressed(self) -> float | None:
-        """Handle the answer to a progress request, and return the time as of which it proves the state current, or
-        None.
+        """Handle the answer to a progress request.
 
-        That is when the previous request was sent: between two answers the server's sending loop has been idle.
+        Returns:
+            The local clock time as of which the answer proves the state current, or None. That is when the previous
+                request was sent, because between two answers the server has sent all events.
         """
         asked_at, proven_at = self._asked_at, self._answered_ask
         self._answered_ask, self._asked_at = asked_at or proven_at, None
         return proven_at
 
     def _progress(self) -> Any:
-        """Return a progress request; None while the previous one is open or nothing has to be asked."""
+        """Return a progress request, or None while the previous one is unanswered or nothing needs to be asked."""
         now = self._clock.now()
         if not self.parts or (self._asked_at is not None and now < self._asked_at + _ANSWER_WITHIN_S):
             return None

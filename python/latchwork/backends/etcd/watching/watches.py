@@ -79,7 +79,7 @@ class WatchHub:
         self._name = name
 
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
-        """Watch the key equal to a prefix and, unless it is a leaf, everything below it."""
+        """Watch a key and, unless ``leaf`` is true, all keys below it."""
         spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
         watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
         self._rights.start()
@@ -101,13 +101,13 @@ class WatchHub:
         return watch
 
     def drop(self, watch: EtcdWatch) -> None:
-        """Remove a watch and inform the server."""
+        """Remove a closed watch and inform the server."""
         with self._lock:
             self._watches.discard(watch)
             self._cancel(watch)
 
     def close(self, join_s: float) -> None:
-        """End all watches, and wait for the thread for ``join_s`` seconds. Idempotent."""
+        """End all watches, and wait at most ``join_s`` seconds for the thread to end. Idempotent."""
         with self._lock:
             self._closing.set()
             watches, stream, thread = list(self._watches), self._stream, self._thread
@@ -121,7 +121,7 @@ class WatchHub:
     # From the snapshot to the stream.
 
     def _start(self, watch: EtcdWatch) -> None:
-        """Read the current state; the watch continues with the answer. A leaf is put on the stream first."""
+        """Read the current state for a new watch, which continues from there. A leaf is added to the stream first."""
         if watch.leaf:
             with self._lock:
                 if self._stream is not None:
@@ -175,7 +175,7 @@ class WatchHub:
             self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
 
     def _restart(self, watch: EtcdWatch) -> None:
-        """After a gap: deliver nothing more of the old ranges, and read the state again."""
+        """Read the state of a watch again after a gap, and deliver nothing more of its old ranges."""
         with self._lock:
             self._cancel(watch)
             for part in watch.parts:
@@ -193,7 +193,7 @@ class WatchHub:
         self.drop(watch)
 
     def _break_all(self, error: LatchworkError) -> None:
-        """End all watches: the user's channel is closed, or refuses answers of this size."""
+        """End all watches with an error, because the user's channel is closed or refuses answers of this size."""
         with self._lock:
             watches = [] if self._closing.is_set() else [*self._watches]
         for watch in watches:
@@ -244,7 +244,7 @@ class WatchHub:
             self._link.clock.wait(self._closing, _RETRY_S / 4)
 
     def _follow(self, stream: Stream) -> None:
-        """Open a stream, put all watches on it, and deliver its events until it ends."""
+        """Open a stream, add all watches to it, and deliver its events until it ends."""
         stream.call = self._link.watch_stream(stream.outgoing(self._closing))
         with self._lock:
             if self._closing.is_set():
@@ -316,7 +316,10 @@ class WatchHub:
             self._deliver(watch, Delta(tuple(changes.values())))
 
     def _created(self, stream: Stream, response: Any) -> None:
-        """Handle the answer to a creation. Answers are in the order of the requests; a refusal may lack its ID."""
+        """Handle the server's answer to a request to watch a range.
+
+        Answers are in the order of the requests. A refusal may lack the ID of the range.
+        """
         with self._lock:
             if not stream.creating:
                 return
@@ -344,7 +347,10 @@ class WatchHub:
             self._read(part.watch)
 
     def _note_live(self, watch: EtcdWatch) -> None:
-        """Note when progress answers begin to count, because an old server also answers while a watch catches up."""
+        """Record that a watch has caught up.
+
+        From then on progress answers count for it, which an old server sends earlier too.
+        """
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)
@@ -360,8 +366,9 @@ class WatchHub:
             self._ended(stream, part.watch, response)
 
     def _ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
-        """Handle a range that the server ended. A stale token looks like a missing permission, so a new token is
-        tried.
+        """Handle a range that the server has stopped watching.
+
+        An expired token looks like a missing permission, so a new token is tried.
         """
         reason = response.cancel_reason
         if response.compact_revision:
@@ -382,7 +389,7 @@ class WatchHub:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
-        """Read with the new token, and move all watches to a stream with it."""
+        """Read the state with a new token, and move all watches to a new stream that uses it."""
         self._restart(watch)
         stream.end()
 
@@ -399,7 +406,7 @@ class WatchHub:
                     self._deliver(watch, Current(proven_at))
 
     def _deliver(self, watch: EtcdWatch, event: Any) -> None:
-        """Call the sink, which never blocks. The caller holds its lock."""
+        """Deliver an event to a watch, which does not block. The caller holds the lock of the watch."""
         try:
             watch.sink(event)
         except Exception:
@@ -421,7 +428,7 @@ class PermissionChecks:
         self._looking = False
 
     def start(self) -> None:
-        """Start checking."""
+        """Start checking the permissions regularly."""
         with self._lock:
             begin, self._looking = not self._looking, True
         if begin:

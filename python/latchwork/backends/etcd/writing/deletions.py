@@ -50,7 +50,7 @@ class Deletion:
         self._request = requests.transaction(txn.compares() + compares, deletes, reads)
 
     def run(self, deadline: float) -> Steps[Any]:
-        """Send it until it is answered. Return the answer if it was applied, None if the keys must be read again.
+        """Send the deletion until it is answered. Return the answer, or None if the keys must be read again.
 
         Raises:
             LatchworkError: The error of the transaction; ``OutcomeUnknown`` if the outcome cannot be determined.
@@ -77,7 +77,7 @@ class Deletion:
             yield self._link.timer.after(0.05)
 
     def settle(self, timeout_s: float) -> Steps[None]:
-        """Make sure that it cannot be applied later, if necessary by applying it now.
+        """Make sure that the deletion cannot be applied later, if necessary by applying it now.
 
         Raises:
             LatchworkError: There was no answer, or it may still be applied.
@@ -117,12 +117,12 @@ class Deletion:
         return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
 
     def _is_undone(self, answer: Any) -> bool:
-        """Return whether a key is as it was read, or none existed: it has not been applied."""
+        """Return whether the deletion was certainly not applied, because a key is unchanged or none existed."""
         now = zip(self._seen.values(), self._found(answer), strict=True)
         return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
 
     def _is_over(self, answer: Any) -> bool:
-        """Return whether something that it compares has changed permanently."""
+        """Return whether the deletion can no longer be applied, because a compared key has changed."""
         now = zip(self._seen.values(), self._found(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True
@@ -142,15 +142,15 @@ class Deletion:
 
 
 def can_do_without_space(txn: Txn) -> bool:
-    """Return whether a transaction only deletes, and fits."""
+    """Return whether a server that is out of space can execute a transaction, because it only deletes a few keys."""
     keys = txn.deleted_keys
     return txn.deleted_ranges is not None or (keys is not None and len(keys) + len(txn.conditions) <= FLAT_LIMIT)
 
 
 def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[Any]:
-    """Execute a transaction for which ``can_do_without_space`` is true, and return its outcome.
+    """Execute a transaction that only deletes, on a server that is out of space. Return its result.
 
-    A deletion with an unknown outcome is left to ``settling``.
+    A deletion whose outcome is unknown is passed to ``settling``.
     """
     if txn.deleted_ranges is not None:
         return (yield from _delete_ranges(link, txn, settling, deadline))
@@ -168,7 +168,7 @@ def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: flo
 
 
 def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[int]:
-    """Delete a hundred keys at a time, and return their number."""
+    """Delete the keys in ranges, a hundred at a time. Return how many were deleted."""
     deleted = found = 0
     assert txn.deleted_ranges is not None
     try:

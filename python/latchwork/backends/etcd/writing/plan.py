@@ -72,7 +72,7 @@ class Commit:
         self._txn: Txn | None = None
 
     def txn(self) -> Txn:
-        """Return the transaction that was sent last.
+        """Return the transaction as it was sent last.
 
         Raises:
             SessionLost, ValueError: See ``Compiler.commit``.
@@ -82,29 +82,29 @@ class Commit:
         return self._txn
 
     def again(self) -> Txn:
-        """Return the transaction of another try, with what the last one learned."""
+        """Return the transaction for another attempt, which uses what the last one has learned."""
         learned = self.txn().learned
         self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
         return self._txn
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """See ``Txn.request``."""
+        """Encode the request that is guarded by a slot; see ``Txn.request``."""
         codec = self._compiler.codec
         encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
         return self.txn().request(keys, slot) if encoded is None else encoded
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """See ``Txn.outcome``."""
+        """Decode the answer; see ``Txn.outcome``."""
         if self._txn is None:
             return self._compiler.codec.committed(answer, self._ops)
         return self._txn.outcome(answer)
 
 
 class Compiler:
-    """Builds transactions below one root. Thread-safe.
+    """Builds etcd transactions from checks and operations. Thread-safe.
 
     Attributes:
-        codec: Works without a ``Txn`` where possible.
+        codec: Encodes and decodes most transactions without a ``Txn``.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -128,7 +128,7 @@ class Compiler:
         ended: Collection[str],
         learned: dict[bytes, int] | None = None,
     ) -> Txn:
-        """Return the transaction of a commit.
+        """Return the etcd transaction for checks and operations.
 
         Args:
             checks: Flattened checks.
@@ -156,8 +156,9 @@ class Compiler:
         )
 
     def ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
-        """Return the transaction that creates a key and reads the older ones with its stem. Its outcome is an
-        ``Ordered``.
+        """Return the transaction that creates a key and reads the older keys with the same stem.
+
+        Its result is an ``Ordered``.
 
         Raises:
             SessionLost: The session was closed here.
@@ -194,7 +195,7 @@ class Compiler:
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
     ) -> list[Condition]:
-        """Return the conditions of the operations: creations, sessions, owners and the leaf rule."""
+        """Return the conditions of operations: for created keys, sessions, owners, and keys without children."""
         conditions: list[Condition] = []
         sessions: dict[str, None] = {}
         bound: list[str] = []
@@ -221,9 +222,10 @@ class Compiler:
     def _leaf_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], written: list[str], bound: list[str]
     ) -> list[Condition]:
-        """Return the conditions of the leaf rule for keys that exist; the store has validated the operations.
+        """Return the conditions which ensure that no key is below a session-bound key.
 
-        A key that a check shows to exist has no bound ancestor, because binding one would have found it.
+        The store has already checked the operations against each other. A key that exists by a check has no
+        session-bound parent.
         """
         deleted = [op.key for op in ops if isinstance(op, Delete)] if len(ops) > 1 else []
         above: dict[str, None] = {}
@@ -260,7 +262,10 @@ class Compiler:
         return [absence(Kind.LEAF, span, key) for span in without(self._keys.ranges_below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
-        """Return the messages of an operation. A put is followed by a read that shows when the key was created."""
+        """Return the etcd operations for an operation.
+
+        A put is followed by a read that shows when the key was created.
+        """
         raw = self._keys.raw_key(op.key)
         if isinstance(op, Delete):
             return _Spec(op, raw, (requests.delete(raw),), 0)
@@ -274,19 +279,25 @@ class Compiler:
 
 @dataclass(slots=True)
 class _Spec:
+    """One operation of the caller, with the etcd operations for it."""
+
     op: Op
     raw: bytes
     requests: tuple[requests.Operation, ...]
     lease: int
 
     def recall(self, revision: int) -> Any:
-        """Return the read that shows what this operation did at a revision: the key then, or what a delete found."""
+        """Return the read that shows at a revision what this operation has done: the key, or what a delete has
+        found.
+        """
         at = revision - 1 if isinstance(self.op, Delete) else revision
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
 def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the creation revision (0 for this one) and the number of deleted keys per operation."""
+    """Return for each operation the revision at which its key was created (0 for this one) and how many keys were
+    deleted.
+    """
     found, at = [], 0
     for spec in specs:
         if isinstance(spec.op, Delete):
@@ -301,7 +312,9 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
 
 
 def _oldest(stem: bytes) -> requests.Operation:
-    """Return the read of the oldest keys with a stem: one more than are returned, for our own."""
+    """Return the operation that reads the oldest keys with a stem, one more than are returned because of the caller's
+    own key.
+    """
     by_creation = {"sort_order": pb.RangeRequest.ASCEND, "sort_target": pb.RangeRequest.CREATE}
     span = {"key": stem, "range_end": stem[:-1] + bytes([stem[-1] + 1])}
     return {"request_range": {**span, **by_creation, "limit": MAX_OLDER + 1, "keys_only": True}}
@@ -327,7 +340,7 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
-    """Store a value in a bounded cache. Safe without a lock: at worst a value is computed again."""
+    """Store a value in a cache of limited size. Needs no lock: at worst a value is computed again."""
     if len(cache) >= 4096:
         cache.clear()
     cache[name] = value

@@ -22,12 +22,12 @@ _TARGETS = {
 
 
 def transaction(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> bytes:
-    """Return the encoded request of a transaction."""
+    """Encode the request of a transaction."""
     return pb.TxnRequest(compare=compares, success=success, failure=failure).SerializeToString()
 
 
 def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> Compare:
-    """Return the compare of a key with a number; with an end, of every key of the range that begins there."""
+    """Return a comparison of a key's attribute with a number. With ``end``, it applies to every key in a range."""
     made: Compare = {"target": _TARGETS[target], "key": key, target: operand}
     if end:
         made["range_end"] = end
@@ -37,12 +37,12 @@ def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, great
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
-    """Return the operation that writes a key, on a lease unless that is 0."""
+    """Return the operation that writes a key, bound to a lease unless that is 0."""
     return {"request_put": {"key": key, "value": value, "lease": lease}}
 
 
 def delete(key: bytes, end: bytes = b"") -> Operation:
-    """Return the operation that deletes a key, or the range that begins there."""
+    """Return the operation that deletes a key, or with ``end`` a range of keys."""
     return {"request_delete_range": {"key": key, "range_end": end}}
 
 
@@ -52,10 +52,10 @@ def read(key: bytes) -> Operation:
 
 
 def peek(key: bytes, end: bytes = b"") -> Operation:
-    """Return the operation that reads a key without its value, or the first one of the range that begins there."""
+    """Return the operation that reads a key without its value, or with ``end`` the first key of a range."""
     return {"request_range": {"key": key, "range_end": end, "limit": 1, "keys_only": True}}
 
 
 def nested(success: Sequence[Operation]) -> Operation:
-    """Return a transaction without compares as an operation of another one."""
+    """Return a transaction without comparisons, as an operation of another transaction."""
     return {"request_txn": {"success": success}}

@@ -31,6 +31,8 @@ _REMEMBERED = 1_000
 
 @dataclass(slots=True)
 class _PendingCreation:
+    """A requested sequential key, and the future of its entry."""
+
     key: str
     value: bytes
     session: HasId | None
@@ -39,7 +41,7 @@ class _PendingCreation:
 
 
 class _CreationQueue:
-    """The creations that wait below one parent, and the counter as last seen: revision (0 for none) and number."""
+    """The creations that wait below one parent, and the last known revision (0 for none) and number of its counter."""
 
     def __init__(self) -> None:
         self.waiting: deque[_PendingCreation] = deque()
@@ -60,7 +62,7 @@ class Sequences:
         self._lines: dict[str, _CreationQueue] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with a suffix greater than all committed before below its parent."""
+        """Create a key whose suffix is greater than all committed before below its parent."""
         deadline = self._link.clock.now() + self._link.call_timeout_s
         wish = _PendingCreation(key, value, session, deadline, Outcome())
         parent = key.rpartition("/")[0]
@@ -91,7 +93,7 @@ class Sequences:
             return line.waiting.popleft() if line.busy else None
 
     def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> Steps[Entry]:
-        """Try numbers until one succeeds. Each failed try shows the newest number."""
+        """Try numbers for one key until a transaction succeeds. Each failed attempt returns the newest number."""
         while True:
             if self._link.clock.now() >= wish.deadline:
                 raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
@@ -131,7 +133,7 @@ class Sequences:
 
 
 class _StartOver(LatchworkError):
-    """The transaction was not applied, and the counter may have moved: build it again."""
+    """Raised when a transaction was not applied and must be built again, because the counter may have changed."""
 
 
 def _start_over() -> Txn:

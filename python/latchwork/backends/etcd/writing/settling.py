@@ -61,7 +61,7 @@ class Settling:
     def determine_outcome(
         self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
     ) -> Steps[Any]:
-        """Return what a failed transaction did; None if it was not applied and never will be.
+        """Find out what a failed transaction did. Return its result, or None if it was not applied and never will be.
 
         With ``answered`` the server has finished it: it was applied or never will be, and the slot decides.
 
@@ -87,18 +87,21 @@ class Settling:
         return txn.decode_recall(found, revision)
 
     def settle_slot_later(self, slot: Slot) -> None:
-        """Settle the write on this slot later; no caller waits for its outcome."""
+        """Make sure in the background that the write guarded by this slot cannot be applied any more."""
         self.leave(partial(self._settle_slot, slot))
 
     def leave(self, settle: Settle) -> None:
-        """Settle a write before the next read or write of this store, and as soon as the server answers."""
+        """Add a write whose outcome is unknown.
+
+        It is settled before the next call of this store, or when the server answers.
+        """
         self._link.healthy = False
         with self._lock:
             self.unsettled.append(settle)
         self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
     def ready(self, deadline: float) -> Steps[None]:
-        """Wait until the server answers, slots have a lease, and no earlier write can be applied any more.
+        """Wait until the server answers, this client has guard keys, and no earlier write can be applied any more.
 
         Raises:
             Unavailable: Not before the deadline.
@@ -114,7 +117,7 @@ class Settling:
                 yield self._link.timer.after(0.05)
 
     def settled(self, deadline: float) -> Steps[None]:
-        """Wait until no write that was reported as unknown can be applied any more.
+        """Wait until no write whose outcome was reported as unknown can be applied any more.
 
         Raises:
             LatchworkError: Not before the deadline.
@@ -129,7 +132,7 @@ class Settling:
     # Settling one slot.
 
     def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
-        """Settle a slot, and retry until the deadline or until the store is closed."""
+        """Settle the write of a slot. Retry until the deadline or until the store is closed."""
         while True:
             left_s = deadline - self._link.clock.now()
             try:
@@ -140,7 +143,9 @@ class Settling:
                 yield self._link.timer.after(0.05)
 
     def _settle(self, slot: Slot, timeout_s: float) -> Steps[int]:
-        """Make sure that a slot's write cannot be applied later. Return its revision, or 0 if it was not applied.
+        """Make sure that the write guarded by a slot cannot be applied later.
+
+        Return its revision, or 0 if it was not applied.
 
         Raises:
             Unavailable: The server gave no reliable answer.
@@ -169,7 +174,7 @@ class Settling:
         return slot.revision if kvs[0].value == WRITTEN else 0
 
     def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
-        """Return the revision of the slot's write if it was applied; 0 if not.
+        """Return the revision at which the write of a slot was applied, or 0 if it was not applied.
 
         Raises:
             _GuardGone: The slot existed and is gone; what was applied is unknown.
@@ -184,7 +189,7 @@ class Settling:
         return revision if landed else 0
 
     def _revoke(self, lease: int, deadline: float) -> Steps[None]:
-        """Revoke a lease of slots, so that nothing sent under it can be applied any more."""
+        """Revoke the lease of guard keys, so that no write sent with them can be applied any more."""
         with contextlib.suppress(SessionLost):
             yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "settle a write", deadline)
         self._slots.forget(lease)
@@ -202,7 +207,7 @@ class Settling:
             self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
     def _recover(self) -> Future[None]:
-        """Get ready once, for all that wait."""
+        """Make the store ready to write again, once for all callers that wait for it."""
         recovering: Future[None] = Outcome()
         with self._lock:
             if self._recovering is not None:
@@ -235,7 +240,7 @@ class Settling:
 
 
 class _GuardGone(Exception):
-    """A slot has disappeared: its lease ended, or somebody deleted it."""
+    """Raised when a guard key has disappeared, because its lease has ended or another client has deleted it."""
 
 
 def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:

@@ -31,8 +31,7 @@ _OURS_ALREADY = "lease already exists"
 
 
 def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int, float]]:
-    """Grant a lease with an ID that was never used, and return its ID and its TTL in seconds. The request may be
-    repeated.
+    """Grant a lease with an ID that was never used before. Return its ID and its TTL in seconds.
 
     Its life counts from before this call, because a request with a lost answer may have started it.
     """
@@ -66,11 +65,13 @@ class Slot:
         self.read = requests.read(key)
 
     def compare(self) -> requests.Compare:
-        """Return the compare that guards a transaction."""
+        """Return the comparison that makes a transaction fail if the slot was overwritten."""
         return requests.compare("mod_revision", self.key, self.revision)
 
     def settling(self) -> bytes:
-        """Return the transaction that prevents a write on this slot, or shows that it was applied."""
+        """Return the transaction that prevents a write with this slot from being applied, or shows that it was
+        applied.
+        """
         settle = requests.put(self.key, _SETTLED, self.lease)
         return requests.transaction([self.compare()], [settle], [self.read])
 
@@ -93,7 +94,10 @@ class GuardSlots:
         self.closing = False
 
     def take(self) -> Slot | None:
-        """Return a slot on the current lease; None without a lease, which may have ended just now."""
+        """Return an unused slot on the current lease, or None if there is no lease.
+
+        The lease may have ended meanwhile.
+        """
         try:
             return self._free.pop()
         except IndexError:
@@ -101,12 +105,12 @@ class GuardSlots:
             return Slot(self._keys.slot_key(lease, next(self._numbers)), lease) if lease else None
 
     def return_slot(self, slot: Slot) -> None:
-        """Return a slot on which no write is in flight."""
+        """Return a slot that no write in flight uses."""
         if slot.lease == self.lease:
             self._free.append(slot)
 
     def open(self, deadline: float) -> Steps[None]:
-        """Grant a new lease, never one that was used before, so that old guards have no meaning."""
+        """Grant a new lease with a new ID, so that all slots of earlier leases are invalid."""
         lease, _ = yield from grant(self._link, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
@@ -115,7 +119,7 @@ class GuardSlots:
         self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
     def forget(self, lease: int) -> None:
-        """Use a new lease from now on. Writes under the old lease are settled under it."""
+        """Stop using a lease. Writes that use it are still settled with it."""
         with self._lock:
             if self.lease == lease and lease:
                 self.lease = 0
@@ -123,7 +127,7 @@ class GuardSlots:
                 _log.info("writer %x has ended on the server; the next write opens another one", lease)
 
     def close(self, deadline: float) -> Steps[None]:
-        """Revoke the lease: all slots disappear, and nothing in flight can be applied."""
+        """Revoke the lease. All slots disappear, so that nothing in flight can be applied."""
         self.closing = True
         lease, self.lease = self.lease, 0
         if lease:

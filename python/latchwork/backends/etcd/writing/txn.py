@@ -54,15 +54,15 @@ class Txn:
 
     @property
     def is_flat(self) -> bool:
-        """Whether compares and operations fit side by side."""
+        """Whether the comparisons and operations fit into one transaction without nested ones."""
         return len(self.conditions) <= FLAT_LIMIT
 
     def txn(self) -> Txn:
-        """Return the transaction itself; see ``Commit``."""
+        """Return this transaction; the same method of ``Commit`` builds one."""
         return self
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """Return the encoded request under the guard of a slot."""
+        """Encode the request, guarded by a slot."""
         ops = [slot.write, *self.ops]
         if self.is_flat:
             return requests.transaction([slot.compare(), *self.compares()], ops, [slot.read, *self.reads()])
@@ -70,7 +70,7 @@ class Txn:
         return requests.transaction([slot.compare()], parts, [slot.read])
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """Return the revision and the result of an applied transaction; None for a refused one.
+        """Decode the answer. Return the revision and the result, or None if the transaction was refused.
 
         Raises:
             ValueError: The answer is malformed.
@@ -84,7 +84,7 @@ class Txn:
         return response.header.revision, self.decode(answers[1:], response.header.revision)
 
     def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
-        """Return the error that the reads of the conditions show, if any, and learn leases and counters."""
+        """Return the error that the reads of the conditions show, or None. Also learn leases and counters from them."""
         failed: dict[Kind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
             found = answer.response_range.kvs
@@ -97,16 +97,16 @@ class Txn:
         return explain(failed, self.what)
 
     def compares(self) -> list[requests.Compare]:
-        """Return the compares of the conditions."""
+        """Return the comparisons of the conditions."""
         return [condition.compare() for condition in self.conditions]
 
     def reads(self) -> list[requests.Operation]:
-        """Return the reads that ``failure`` evaluates."""
+        """Return the reads whose answers ``failure`` evaluates."""
         return [condition.read() for condition in self.conditions]
 
 
 def _assertions(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
-    """Return nested transactions that refuse the whole one when a compare fails."""
+    """Return nested transactions that make the server refuse the whole one when a comparison fails."""
     return [
         {"request_txn": {"compare": compares[at : at + NESTED_LIMIT], "failure": [_refusal(keys.unused_key(at))]}}
         for at in range(0, len(compares), NESTED_LIMIT)
@@ -114,12 +114,12 @@ def _assertions(keys: Keys, compares: list[requests.Compare]) -> list[requests.O
 
 
 def _refusal(absent: bytes) -> requests.Operation:
-    """Return the operation that the server refuses, and with it the whole transaction, as long as the key is absent."""
+    """Return an operation that the server refuses together with the whole transaction, as long as a key is absent."""
     return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
 def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
-    """Return the transaction that deletes all keys in some ranges. Its outcome is their number."""
+    """Return the transaction that deletes all keys in some ranges. Its result is their number."""
     return Txn(
         [],
         [requests.delete(start, end) for start, end in spans],
@@ -134,7 +134,7 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
 
 
 def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
-    """Return the transaction that creates a session's marker, which must not exist. Its outcome is the revision."""
+    """Return the transaction that creates the key of a session, which must not exist. Its result is the revision."""
     raw, lease = keys.session_key(session_id), lease_of(session_id)
     return Txn(
         [absence(Kind.SESSION, (raw, b""), session_id)],
@@ -147,7 +147,7 @@ def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
 
 
 class CounterMoved(LatchworkError):
-    """Another client took a number. Contains the counter, and never reaches a caller."""
+    """Raised inside the backend when another client took a sequential number. Contains the counter."""
 
     def __init__(self, revision: int, number: int) -> None:
         super().__init__(f"the counter is at {number}")
@@ -156,7 +156,7 @@ class CounterMoved(LatchworkError):
 
 
 class Kind(enum.Enum):
-    """The meaning of a failed condition."""
+    """What it means if a condition fails."""
 
     CHECK = "a public check: Conflict"
     SESSION = "the session of an operation: SessionLost"
@@ -187,46 +187,46 @@ class Condition:
     greater: bool = False
 
     def compare(self) -> requests.Compare:
-        """Return the compare."""
+        """Return the comparison that the server evaluates."""
         return requests.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
 
     def read(self) -> requests.Operation:
-        """Return the read that ``holds`` evaluates."""
+        """Return the read whose answer ``holds`` evaluates."""
         return requests.read(self.key) if self.kind is Kind.COUNTER else requests.peek(self.key, self.end)
 
     def holds(self, kvs: Any) -> bool:
-        """Return whether it held, given the keys that its read found."""
+        """Return whether the condition held, given the keys that its read has found."""
         found: int = getattr(kvs[0], self.target) if kvs else 0
         return found > self.operand if self.greater else found == self.operand
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
-    """Require that the key was not written since the revision."""
+    """Return the condition that a key was not written since a revision."""
     return Condition(Kind.CHECK, "mod_revision", raw, revision, check)
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
-    """Require that nothing exists in the range. The end of a single key is empty."""
+    """Return the condition that no key exists in a range. The end of a single key is empty."""
     return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
 
 
 def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
-    """Require that the key exists."""
+    """Return the condition that a key exists."""
     return Condition(kind, "create_revision", raw, 0, subject, greater=True)
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
-    """Require that the key has this lease; 0 for none, which holds for an absent key, too."""
+    """Return the condition that a key is bound to this lease. 0 means to none, which is also true for an absent key."""
     return Condition(kind, "lease", raw, lease, subject)
 
 
 def counter_at(raw: bytes, revision: int) -> Condition:
-    """Require that no number was taken since the revision, 0 for never. The subject of a failure is the counter."""
+    """Return the condition that no sequential number was taken since a revision, or ever if that is 0."""
     return Condition(Kind.COUNTER, "mod_revision", raw, revision, None)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:
-    """Return the error for failed conditions; None if they were only our assumptions."""
+    """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps."""
     for kind, make in _EXPLANATIONS.items():
         if kind in failed:
             return make(failed[kind], what)

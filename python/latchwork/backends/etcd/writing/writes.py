@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Write(Outcome[Any]):
-    """A transaction in flight, and the future of its outcome."""
+    """A transaction in flight, and the future of its result."""
 
     __slots__ = ("_writer", "asked", "deadline", "replan", "slot")
 
@@ -48,7 +48,7 @@ class _Write(Outcome[Any]):
         self.deadline = deadline
 
     def answered(self, rpc: Any) -> None:
-        """Handle the end of the first try. Only success is handled here; the writer handles all else."""
+        """Handle the end of the first attempt. If it was not successful, pass it to the writer."""
         try:
             found = self.asked.outcome(rpc.result())
         except (grpc.RpcError, ValueError):
@@ -83,7 +83,7 @@ class Writer:
     def write(
         self, asked: Txn | Commit, replan: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
     ) -> Future[Any]:
-        """Apply a transaction once, or say exactly why not. With ``now`` the first try is made in this thread.
+        """Send a transaction that is applied at most once, and return a future of its result.
 
         The future returns the outcome. It fails with the error of the transaction, with ``Unavailable`` (not applied,
         and never will be) or with ``OutcomeUnknown`` (not determined within the call timeout).
@@ -111,7 +111,7 @@ class Writer:
         return outcome
 
     def go_on(self, rpc: Any, write: _Write) -> None:
-        """Continue a transaction whose first try did not succeed."""
+        """Continue a transaction whose first attempt was not successful."""
         chain(drive(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
@@ -121,9 +121,9 @@ class Writer:
         return result
 
     def explain(self, txn: Txn, deadline: float) -> Steps[None]:
-        """Read what a transaction compared, and raise its error if a check fails.
+        """Read the keys that a transaction has compared, and raise an error if a check fails.
 
-        All reads are of one time, so checks that never failed together are not reported together.
+        All reads are from one point in time. Checks that never failed together are therefore not reported together.
         """
         answers = yield from read_at_one_revision(self._link, txn.reads(), txn.what, deadline)
         error = txn.failure(answers)
@@ -133,7 +133,7 @@ class Writer:
     # Private.
 
     def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> Steps[Any]:
-        """Send a transaction, and again while it is known to be not applied, until there is an answer."""
+        """Send a transaction, and send it again as long as it is known not to be applied, until there is an answer."""
         while True:
             try:
                 yield from self._ready_for(txn, deadline)
@@ -182,7 +182,10 @@ class Writer:
         return None
 
     def _handle_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
-        """Handle the failure branch: nothing was applied. Raise the reason, if there is one."""
+        """Handle a transaction that the server refused, so that nothing was applied.
+
+        Raise the reason if there is one.
+        """
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
             self.slots.return_slot(slot)
@@ -224,7 +227,7 @@ class Writer:
         return result
 
     def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        """Handle a server that is out of space, which says so instead of the write or after it. The slot decides."""
+        """Handle a server that reports that it is out of space, before or after the write. The slot shows which."""
         result = yield from self.settling.determine_outcome(txn, slot, error, deadline, answered=True)
         full = rpc_errors.translate(error, txn.what)
         assert isinstance(full, StoreFull)
@@ -236,7 +239,7 @@ class Writer:
         return result
 
     def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> Steps[None]:
-        """Handle a lease that has ended: that of the guard, which is replaced, or that of a session."""
+        """Handle a lease that has ended: that of the guard keys, which is replaced, or that of a session."""
         answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline)
         if answer.TTL > 0:
             raise SessionLost(f"could not {txn.what}: its session ended on the server; open a new session") from error
