@@ -39,7 +39,7 @@ SPEC = SchemeSpec(
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Connect to the server that takes writes, and make the schema and the root when they are not there.
+    """Connect to the server that takes writes. Create the schema and the root of the store if they do not exist.
 
     Raises:
         BackendNotInstalled: psycopg is missing.

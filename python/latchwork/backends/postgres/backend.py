@@ -1,4 +1,4 @@
-"""The backend: puts the pieces together. Safe to share between threads.
+"""The PostgreSQL backend, which combines reads, writes, sessions and watches. Thread-safe.
 
 A store has up to three connections: one for reads, one for writes and renewals, one for watches.
 """
@@ -22,14 +22,14 @@ from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.outcomes import read_of
 from latchwork.backends.postgres import SPEC
-from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered, sequential
+from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered_commit, sequential_commit
 from latchwork.backends.postgres.connection import Query, Row, Statement
-from latchwork.backends.postgres.link import Call, Lane, Link
-from latchwork.backends.postgres.notices import Notices
-from latchwork.backends.postgres.reads import Read, Reading, ReadLane, entry, text
+from latchwork.backends.postgres.link import Call, CallQueue, Link
+from latchwork.backends.postgres.notices import ChangeNotices
+from latchwork.backends.postgres.reads import Read, Reading, ReadQueue, entry, text
 from latchwork.backends.postgres.sessions import Sessions
-from latchwork.backends.postgres.watches import POLL_S, Hub
-from latchwork.backends.postgres.writes import Notify, Settle, WriteLane
+from latchwork.backends.postgres.watches import POLL_S, ChangeWatcher
+from latchwork.backends.postgres.writes import Notify, Settle, WriteQueue
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -55,7 +55,7 @@ _INFO = Statement(
 
 
 class PostgresBackend(Backend):
-    """One open store on one root of a database."""
+    """A store on one root of a PostgreSQL database."""
 
     _now = False
 
@@ -67,19 +67,23 @@ class PostgresBackend(Backend):
         self._link = Link(url, clock)
         greeted = self._link.connect_first()
         self._reading = Reading(self._link.schema, self._link.root)
-        self._reads = ReadLane(self._link, f"latchwork-postgres-reads-{number}", greeted)
+        self._reads = ReadQueue(self._link, f"latchwork-postgres-reads-{number}", greeted)
         self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
-        notices = self._notices = Notices(secrets.token_hex(8), clock, self._timer, self._notify)
-        self._hub = Hub(self._link, self._reading, f"latchwork-postgres-watch-{number}", notices)
-        self._writes = WriteLane(self._link, f"latchwork-postgres-writes-{number}", self._hub.wrote, notices)
-        self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect)
+        notices = self._notices = ChangeNotices(secrets.token_hex(8), clock, self._timer, self._notify)
+        self._hub = ChangeWatcher(self._link, self._reading, f"latchwork-postgres-watch-{number}", notices)
+        self._writes = WriteQueue(self._link, f"latchwork-postgres-writes-{number}", self._hub.record_write, notices)
+        self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect_expiry)
         self._lock = mutex()
         self._closed = False
         self._hub.start()
 
     @property
     def capabilities(self) -> Capabilities:
-        """Behind a pooler, changes are polled. Without synchronous commits, a crash loses the last writes."""
+        """The features and limits of the backend.
+
+        Behind a connection pooler, changes are polled. Without synchronous commits, a crash of the server loses the
+        last writes.
+        """
         return replace(
             SPEC.capabilities,
             survives="restart" if self._commits_later else SPEC.capabilities.survives,
@@ -88,7 +92,7 @@ class PostgresBackend(Backend):
 
     @property
     def waiting(self) -> PostgresBackend:
-        """The same with calls that are made in the caller's thread."""
+        """A form of this backend that makes its calls in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         return face
@@ -96,12 +100,12 @@ class PostgresBackend(Backend):
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
-        """The entry, or None."""
+        """Read a key. The future returns its entry, or None."""
         statement = self._reading.get(key)
         return self._read(f"read {key!r}", [statement], lambda rows: entry(rows[0]) if rows else None)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """One answer per key, in order, all of one moment."""
+        """Read several keys at one point in time. The future returns an entry or None for each key, in order."""
 
         def decode(rows: builtins.list[Row]) -> builtins.list[Entry | None]:
             found = {each.key: each for each in map(entry, rows)}
@@ -118,12 +122,12 @@ class PostgresBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """Entries below a prefix, in order of their keys."""
+        """Read the entries below a prefix, sorted by key."""
         statements = self._reading.listing(prefix, recursive=recursive, limit=limit, start_after=start_after)
         return self._read(f"list {prefix!r}", statements, lambda rows: [entry(row) for row in rows[:limit]])
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Names directly below, sorted, each once."""
+        """Read the names directly below a prefix, unique and sorted."""
         return self._read(
             f"read the children of {prefix!r}",
             self._reading.names(prefix),
@@ -131,7 +135,7 @@ class PostgresBackend(Backend):
         )
 
     def server_info(self) -> ServerInfo:
-        """Ask for the version, the clock and the connections."""
+        """Read the version of the server, its clock, and the number of its connections."""
         version, clock, used, limit = map(
             text, self._read("ask the server about itself", [_INFO], itemgetter(0)).result()
         )
@@ -141,26 +145,32 @@ class PostgresBackend(Backend):
     # Writes.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """All or nothing, together with other commits of this store that wait."""
+        """Commit a transaction, all or nothing, in one statement with other transactions of this store that wait."""
         return self._write(lambda deadline: Commit(deadline, checks, ops, self._sessions.ended))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with the next number of its parent."""
-        return self._write(lambda deadline: sequential(deadline, key, value, session, self._sessions.ended))
+        """Create a key whose suffix is the next number below its parent."""
+        return self._write(lambda deadline: sequential_commit(deadline, key, value, session, self._sessions.ended))
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older ones in one transaction."""
+        """Create a key and read the older keys of its kind in one transaction."""
         op = Create(stem + unique, value, session)
-        return self._write(lambda deadline: ordered(deadline, stem, op, self._sessions.ended))
+        return self._write(lambda deadline: ordered_commit(deadline, stem, op, self._sessions.ended))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and all below it, a part at a time; how many keys were there."""
+        """Delete the key at a prefix and all keys below it, in several transactions.
+
+        The future returns how many keys existed.
+        """
         return self._write(lambda deadline: TreeDeletion(deadline, prefix))
 
     # Sessions and watches.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:  # noqa: ARG002
-        """Open a session; the least TTL is a second. That it was ended by others shows at its next renewal."""
+        """Open a session. The minimum TTL is one second.
+
+        If another client ends the session, its next renewal fails.
+        """
         return self._sessions.open(ttl_s)
 
     def watch(
@@ -172,27 +182,27 @@ class PostgresBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it; ``leaf`` and ``siblings`` would save nothing."""
+        """Watch all keys at and below a prefix. The options ``leaf`` and ``siblings`` have no effect here."""
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """End the watches and the sessions, join the threads, close the connections. Idempotent."""
+        """End the watches and sessions, join the threads and close the connections. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
             return
         deadline = self._clock.now() + min(_CLOSE_S, self._link.call_timeout_s)
         if self._writes.is_used:
-            self._notices.hurry()
-            leaving = self._writes.leaving(deadline, [*self._sessions.ids, *self._sessions.ended])
+            self._notices.send_soon()
+            leaving = self._writes.make_close_call(deadline, [*self._sessions.ids, *self._sessions.ended])
             try:
-                self._writes.begin(leaving).result(min(_CLOSE_S, self._link.call_timeout_s))
+                self._writes.submit(leaving).result(min(_CLOSE_S, self._link.call_timeout_s))
             except (LatchworkError, TimeoutError) as error:
                 _log.info("sessions of a store that is closed end at their deadlines only: %s", error)
         self._link.closing.set()
         self._timer.close()
-        for lane in (self._writes, self._reads):
-            lane.close(deadline)
+        for queue in (self._writes, self._reads):
+            queue.close(deadline)
         self._hub.close()
 
     # Private.
@@ -200,8 +210,8 @@ class PostgresBackend(Backend):
     def _deadline(self) -> float:
         return self._clock.now() + self._link.call_timeout_s
 
-    def _made(self, lane: Lane, call: Call) -> Future[Any]:
-        return lane.make(call) if self._now else lane.begin(call)
+    def _made(self, queue: CallQueue, call: Call) -> Future[Any]:
+        return queue.call_now(call) if self._now else queue.submit(call)
 
     def _read(
         self, what: str, statements: Sequence[Statement], decode: Callable[[builtins.list[Row]], Any]
@@ -211,8 +221,10 @@ class PostgresBackend(Backend):
             return self._made(self._reads, read)
 
         def steps() -> Steps[Any]:  # a read is final only once it is known what became of the writes before
-            yield self._writes.begin(Settle(f"{what}, which waits for a write whose outcome is unknown", read.deadline))
-            return (yield self._reads.begin(read))
+            yield self._writes.submit(
+                Settle(f"{what}, which waits for a write whose outcome is unknown", read.deadline)
+            )
+            return (yield self._reads.submit(read))
 
         return drive(steps())
 
@@ -223,4 +235,4 @@ class PostgresBackend(Backend):
             return failed(error)
 
     def _notify(self) -> None:
-        self._writes.begin(Notify(self._deadline()))
+        self._writes.submit(Notify(self._deadline()))

@@ -1,4 +1,4 @@
-"""The calls that write: what they ask of the server, and what its answers mean."""
+"""The calls that write: their parameters, and the meaning of the server's answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.outcomes import describe
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.connection import Row, Statement, number, number_array, text_array
+from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_number_array, encode_text_array
 from latchwork.backends.postgres.errors import ServerError
 from latchwork.backends.postgres.link import Call
 from latchwork.backends.postgres.reads import text
@@ -40,12 +40,12 @@ _KINDS: dict[type, str] = {At: "a", Absent: "n", Exists: "e"}
 
 
 class Write(Call):
-    """A write whose lost answer is found out.
+    """A write whose outcome can be found out after its answer was lost. Base class.
 
     Attributes:
-        request: its number while it is under way or in doubt, else 0.
-        sent_at: local clock time of the last send.
-        changes: False for one that only checks.
+        request: Its number while it is sent or its outcome is unknown, else 0.
+        sent_at: Local clock time at which it was last sent.
+        changes: False for a transaction that only checks.
     """
 
     changes = True
@@ -55,10 +55,13 @@ class Write(Call):
         self.request = 0
         self.sent_at = 0.0
 
-    def late(self, reason: Exception | None) -> LatchworkError:
-        """Unknown while it is in doubt."""
+    def timeout_error(self, reason: Exception | None) -> LatchworkError:
+        """Return the error for a write that was not answered in time.
+
+        It is an ``OutcomeUnknown`` if the write was sent, so that it may have been applied.
+        """
         if not self.request:
-            return super().late(reason)
+            return super().timeout_error(reason)
         why = "" if reason is None else f" ({reason})"
         made = OutcomeUnknown(
             f"PostgreSQL did not answer in time when asked to {self.what}{why}; it may have been applied, or may be "
@@ -67,18 +70,18 @@ class Write(Call):
         made.__cause__ = reason
         return made
 
-    def found(self, rows: Sequence[Row]) -> None:
-        """It was applied: these are its changes."""
+    def record_applied(self, rows: Sequence[Row]) -> None:
+        """Record that the write was applied, with the changes that the server has stored for it."""
         raise NotImplementedError
 
 
 class Commit(Write):
-    """All or nothing, in one statement together with others.
+    """A transaction, which is sent in one statement together with others.
 
     Args:
-        kind: of its operation: "n" for one that takes a number, "o" for one that names older keys; else empty.
-        stem: of the older keys.
-        ended: ids of the sessions that were closed here.
+        kind: Its special operation: "n" creates a key with a number, "o" also names the older keys. Empty for none.
+        stem: The stem of the older keys.
+        ended: IDs of the sessions that were closed by this client.
     """
 
     def __init__(
@@ -101,32 +104,32 @@ class Commit(Write):
         if ended:
             for session in self.sessions:
                 if session in ended:
-                    raise gone(session)
+                    raise session_lost_error(session)
             failed = [check for check in checks if isinstance(check, SessionAlive) and check.session_id in ended]
             if failed:
-                raise conflict(failed)
+                raise conflict_error(failed)
         self.size = sum(len(op.value) for op in ops if not isinstance(op, Delete))
 
     @property
     def steps(self) -> int:
-        """Checks and operations."""
+        """The number of checks and operations."""
         return len(self.checks) + len(self.ops)
 
     def end(self, rows: Sequence[Row]) -> None:
-        """What the server says of it."""
+        """Complete the call with the server's answer."""
         kinds = {row[1] for row in rows}
         if b"g" in kinds:
-            reject(self.future, gone(text(rows[0][5])))
+            reject(self.future, session_lost_error(text(rows[0][5])))
         elif kinds & {b"c", b"x"}:
-            failed = [(self.checks if row[1] == b"c" else self.ops)[number(row[2])] for row in rows]
-            reject(self.future, conflict(failed))
+            failed = [(self.checks if row[1] == b"c" else self.ops)[decode_number(row[2])] for row in rows]
+            reject(self.future, conflict_error(failed))
         else:
-            entries = [self._entry(number(row[2]), row[3:7]) for row in rows if row[1] != b"d"]
-            deleted = [self.ops[number(row[2])].key for row in rows if row[1] == b"d"]
-            self._resolve(number(rows[0][3]) if rows else 0, entries, deleted, rows[-1][7] if rows else None)
+            entries = [self._entry(decode_number(row[2]), row[3:7]) for row in rows if row[1] != b"d"]
+            deleted = [self.ops[decode_number(row[2])].key for row in rows if row[1] == b"d"]
+            self._resolve(decode_number(rows[0][3]) if rows else 0, entries, deleted, rows[-1][7] if rows else None)
 
-    def found(self, rows: Sequence[Row]) -> None:
-        """It was applied: these are its changes."""
+    def record_applied(self, rows: Sequence[Row]) -> None:
+        """Complete the call, given the changes that the server has stored for it."""
         by_key = {text(row[2]): row for row in rows}
         entries, deleted = [], []
         for at, op in enumerate(self.ops):
@@ -135,14 +138,19 @@ class Commit(Write):
                 deleted.append(op.key)
             elif row is not None:
                 entries.append(self._entry(at, (row[1], row[3], row[4], row[2])))
-        self._resolve(number(rows[0][1]), entries, deleted, None)
+        self._resolve(decode_number(rows[0][1]), entries, deleted, None)
 
     def _entry(self, at: int, row: Row) -> Entry:
         op = self.ops[at]
         assert not isinstance(op, Delete)
-        token, owner = number(row[0]), row[2]
+        token, owner = decode_number(row[0]), row[2]
         return Entry(
-            text(row[3]), op.value, VersionKey(token), token, number(row[1]), None if owner is None else owner.decode()
+            text(row[3]),
+            op.value,
+            VersionKey(token),
+            token,
+            decode_number(row[1]),
+            None if owner is None else owner.decode(),
         )
 
     def _resolve(self, token: int, entries: list[Entry], deleted: list[str], older: bytes | None) -> None:
@@ -156,7 +164,7 @@ class Commit(Write):
 
 
 class TreeDeletion(Write):
-    """Deletes a subtree, a part at a time."""
+    """The deletion of a subtree, in several transactions."""
 
     def __init__(self, deadline: float, prefix: str) -> None:
         super().__init__(f"delete the tree at {prefix!r}", deadline)
@@ -164,30 +172,33 @@ class TreeDeletion(Write):
         self.deleted = 0
 
     def add(self, count: int) -> None:
-        """So many more were deleted."""
+        """Add to the number of deleted keys. Complete the call if that was the last part."""
         self.deleted += count
         if count < TREE_BATCH:
             resolve(self.future, self.deleted)
 
-    def late(self, reason: Exception | None) -> LatchworkError:
-        """Unknown once a part was deleted."""
-        error = super().late(reason)
+    def timeout_error(self, reason: Exception | None) -> LatchworkError:
+        """Return the error for a deletion that was not completed in time.
+
+        After a part of it, the outcome is unknown.
+        """
+        error = super().timeout_error(reason)
         if not self.deleted:
             return error
         return OutcomeUnknown(f"{self.what}: {self.deleted} keys were deleted, then: {error}; do it again for the rest")
 
-    def found(self, rows: Sequence[Row]) -> None:
-        """It was applied: these are its changes."""
+    def record_applied(self, rows: Sequence[Row]) -> None:
+        """Record that a part of the deletion was applied."""
         self.add(len(rows))
 
 
-class Ask(Call):
+class RepeatableCall(Call):
     """A statement that may be run twice.
 
     Args:
-        once: it is not sent again when its answer is lost.
-        writes: keys may vanish by it.
-        sent: called right before it is sent.
+        once: Do not send it again if its answer is lost.
+        writes: Whether it may delete keys.
+        sent: Called directly before it is sent.
     """
 
     def __init__(
@@ -206,7 +217,7 @@ class Ask(Call):
         self._decode = decode
 
     def end(self, rows: list[Row]) -> None:
-        """Give the answer."""
+        """Complete the call with the server's answer."""
         try:
             resolve(self.future, self._decode(rows))
         except LatchworkError as error:
@@ -214,7 +225,7 @@ class Ask(Call):
 
 
 def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
-    """Many commits as parameters of one statement."""
+    """Encode many transactions as the parameters of one statement."""
     check_ends: list[int] = []
     op_ends: list[int] = []
     value_ends: list[int] = []
@@ -247,28 +258,28 @@ def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
         check_ends.append(len(kinds))
         op_ends.append(len(op_kinds))
     return (
-        number_array([commit.request for commit in commits]),
-        number_array(check_ends),
+        encode_number_array([commit.request for commit in commits]),
+        encode_number_array(check_ends),
         "".join(kinds).encode(),
-        text_array(keys),
-        number_array(tokens),
-        number_array(op_ends),
+        encode_text_array(keys),
+        encode_number_array(tokens),
+        encode_number_array(op_ends),
         "".join(op_kinds).encode(),
-        text_array(op_keys),
-        text_array(sessions),
-        text_array(stems),
-        number_array(value_ends),
+        encode_text_array(op_keys),
+        encode_text_array(sessions),
+        encode_text_array(stems),
+        encode_number_array(value_ends),
         b"".join(values),
     )
 
 
-def gone(session_id: str | None) -> SessionLost:
-    """The error for a session that has ended."""
+def session_lost_error(session_id: str | None) -> SessionLost:
+    """Return the error for a session that has ended."""
     return SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
 
 
-def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
-    """The error that names what did not hold."""
+def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
+    """Return the error for checks that do not hold."""
     first = failed[0]
     if isinstance(first, SessionAlive):
         what = f"session {first.session_id} has ended"
@@ -278,18 +289,18 @@ def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
     return Conflict(f"nothing was written: {what}{more}; read again, then try again", failed)
 
 
-def sequential(deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]) -> Commit:
-    """Create a key with the next number of its parent."""
+def sequential_commit(deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]) -> Commit:
+    """Return the transaction that creates a key whose suffix is the next number below its parent."""
     return Commit(deadline, (), (Create(key, value, session),), ended, kind="n")
 
 
-def ordered(deadline: float, stem: str, op: Create, ended: Collection[str]) -> Commit:
-    """Create a key, and name the older ones of its kind."""
+def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str]) -> Commit:
+    """Return the transaction that creates a key and reads the older keys of its kind."""
     return Commit(deadline, (), (op,), ended, kind="o", stem=stem)
 
 
-def refusal(error: ServerError, what: str) -> LatchworkError:
-    """Our error for a statement of one call that was refused."""
+def refusal_error(error: ServerError, what: str) -> LatchworkError:
+    """Return the error for a call whose statement the server refused."""
     if error.code == errors.NOT_A_LEAF:
         return InvalidKey(f"could not {what}: of {error.detail!r}, {error}; use another key")
     return errors.translate(error, what)

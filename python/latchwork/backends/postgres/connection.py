@@ -35,12 +35,12 @@ _SHORTEST_TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement that is prepared once per connection. Its rows come in binary form.
+    """A statement that is prepared once per connection. Its rows are in binary form.
 
     Attributes:
-        name: unique.
-        sql: with the parameters $1, $2, ...
-        binary: numbers of the parameters that are bytes; the others are text.
+        name: Unique name.
+        sql: Text with the parameters $1, $2, ...
+        binary: Numbers of the parameters that are bytes. The others are text.
     """
 
     name: bytes
@@ -50,17 +50,18 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A query with its parameters, as they are sent; None is null."""
+    """A query with its parameters as they are sent. None is null."""
 
     query: Query
     params: tuple[bytes | None, ...] = ()
 
 
 class Connector:
-    """Opens connections to the server that takes writes. Safe to share between threads.
+    """Opens connections to the server that takes writes. Thread-safe.
 
     Attributes:
-        pooled: a pooler such as PgBouncer stands between: statements may run in different sessions of the server.
+        pooled: Whether there is a connection pooler such as PgBouncer, so that statements may run in different sessions
+            of the server.
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -70,16 +71,16 @@ class Connector:
         self.pooled = False
 
     @property
-    def where(self) -> str:
-        """The server, for messages."""
+    def server_name(self) -> str:
+        """The name of the server, for messages."""
         return f"PostgreSQL at {join_hosts(self._url.hosts)}"
 
     def open(self, deadline: float) -> Connection:
-        """Connect to the first host that takes writes; the last one that did is tried first.
+        """Connect to the first host that takes writes. The last host that did is tried first.
 
         Raises:
-            ConnectionBroken: none did before the deadline, or the server has no room for a connection.
-            LatchworkError: the server refused the account or the database.
+            ConnectionBroken: No host did before the deadline, or the server allows no more connections.
+            LatchworkError: The server refused the account or the database.
         """
         reasons: list[str] = []
         are_timeouts = True
@@ -109,7 +110,7 @@ class Connector:
                 if not self.pooled and errors.is_refused_parameter(error):
                     self.pooled = True
                     continue
-                raise errors.as_connect_failure(error, self.where) from error
+                raise errors.as_connect_failure(error, self.server_name) from error
             except BaseException:
                 connection.close()
                 raise
@@ -123,7 +124,8 @@ class Connector:
         if "synchronous_commit" in options:
             if self.pooled:
                 raise ConnectFailed(
-                    f"{self.where} is behind a pooler that refuses synchronous_commit; set it with ALTER ROLE instead"
+                    f"{self.server_name} is behind a pooler that refuses synchronous_commit; set it with ALTER ROLE "
+                    "instead"
                 )
             settings["synchronous_commit"] = options["synchronous_commit"]
         given: dict[str, str | int | None] = {
@@ -148,7 +150,7 @@ class Connector:
 
 
 class Connection:
-    """One connection. One thread at a time uses it; one that has failed is of no more use."""
+    """A connection for one thread at a time. After a failure it can no longer be used."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -161,7 +163,7 @@ class Connection:
 
     @property
     def fileno(self) -> int:
-        """The socket, for those who wait for several things."""
+        """Return the socket of the connection, so that a thread can wait for several."""
         return self._raw.socket
 
     @property
@@ -171,21 +173,21 @@ class Connection:
         return self._pg
 
     def connect(self, conninfo: bytes, deadline: float) -> None:
-        """Open it.
+        """Open the connection.
 
         Raises:
-            ConnectionBroken: no answer before the deadline, or the connection broke.
-            ServerError: the server refused it.
+            ConnectionBroken: The server did not answer before the deadline, or the connection ended.
+            ServerError: The server refused the connection.
         """
         pg = self._pg = pq.PGconn.connect_start(conninfo)
         while True:
             if pg.status == pq.ConnStatus.BAD:
-                raise errors.of_connecting(_message(pg))
+                raise errors.error_of_connecting(_message(pg))
             status = pg.connect_poll()
             if status == pq.PollingStatus.OK:
                 break
             if status == pq.PollingStatus.FAILED:
-                raise errors.of_connecting(_message(pg))
+                raise errors.error_of_connecting(_message(pg))
             event = _READ if status == pq.PollingStatus.READING else _WRITE
             poll = select.poll()  # the socket is another one for each address of the host
             poll.register(pg.socket, event)
@@ -196,38 +198,40 @@ class Connection:
         self._poll.register(pg.socket, _READ)
 
     def is_pooled(self, deadline: float) -> bool:
-        """Whether the process that serves it is another one than the connection was opened by."""
+        """Return whether there is a pooler, because the server process is not the one to which the connection was
+        opened.
+        """
         (answer,) = self.run([Statement(_PID)], deadline)
         if isinstance(answer, ServerError):
             raise ConnectionBroken(str(answer))
-        return number(answer[0][0]) != self._raw.backend_pid
+        return decode_number(answer[0][0]) != self._raw.backend_pid
 
-    def run(self, statements: Sequence[Statement], deadline: float, *, owe: int = 0) -> list[Answer]:
-        """Send the statements at once, and wait for their answers, which come in order.
+    def run(self, statements: Sequence[Statement], deadline: float, *, unanswered: int = 0) -> list[Answer]:
+        """Send statements together, wait for their answers, and return them in order.
 
         Args:
-            statements: each a transaction of its own; an error of one does not keep the others from being run.
-            deadline: local clock time.
-            owe: so many at the end are sent, too, and their answers dropped when they come.
+            statements: Each is a separate transaction. An error of one does not prevent the others from being run.
+            deadline: Local clock time.
+            unanswered: Do not wait for the answers to so many statements at the end, and ignore them.
         Raises:
-            ConnectionBroken: the connection ended, or the deadline passed: whether they were run is unknown.
+            ConnectionBroken: The connection ended or the deadline passed. Whether the statements were run is unknown.
         """
         pg = self._raw
         try:
             for statement in statements:
                 self._send(pg, statement)
             dropped, self._owed = self._owed, 0
-            answers = list(self._receive(pg, dropped + len(statements) - owe, deadline))[dropped:]
-            self._owed = owe
+            answers = list(self._receive(pg, dropped + len(statements) - unanswered, deadline))[dropped:]
+            self._owed = unanswered
         except psycopg.Error as error:
             raise ConnectionBroken(_line(str(error)) or "the connection ended") from error
         return answers
 
-    def notified(self) -> list[bytes]:
-        """Take what came from the server unasked: the payloads of notifications.
+    def take_notifications(self) -> list[bytes]:
+        """Return the contents of the notifications that have arrived from the server.
 
         Raises:
-            ConnectionBroken: the connection ended.
+            ConnectionBroken: The connection has ended.
         """
         pg = self._raw
         try:
@@ -243,11 +247,11 @@ class Connection:
         return found
 
     def is_readable(self) -> bool:
-        """Whether the server has sent something: on an idle connection without answers owed, its end."""
+        """Return whether the server has sent something. On an idle connection this means that it has ended."""
         return self._owed == 0 and any(event & ~_WRITE for _, event in self._poll.poll(0))
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the connection. Idempotent."""
         pg, self._pg = self._pg, None
         if pg is not None:
             pg.finish()
@@ -285,13 +289,16 @@ class Connection:
                 answer = []
                 count -= 1
             elif status == pq.ExecStatus.FATAL_ERROR:
-                answer = errors.of_result(result)
+                answer = errors.error_of_result(result)
                 self._generation += 1  # it is not known whether the failed one was prepared, and twice is an error
                 if pg.status == pq.ConnStatus.BAD:
                     raise ConnectionBroken(str(answer))
 
     def _exchange(self, pg: pq.abc.PGconn, deadline: float, *, flush: bool) -> bool:
-        """Wait until the socket can be read, or written if something is left to send; whether something is left."""
+        """Wait until the socket can be read, or written if there is something to send.
+
+        Return whether something remains to send.
+        """
         self._poll.modify(pg.socket, _READ | _WRITE if flush else _READ)
         ready = self._poll.poll(self._left_ms(deadline))
         if not ready:
@@ -307,30 +314,33 @@ class Connection:
 _PID = Query(b"pid", b"select pg_backend_pid()")
 
 
-def number(data: bytes | None) -> int:
-    """A number of the server."""
+def decode_number(data: bytes | None) -> int:
+    """Decode a number that the server has sent."""
     assert data is not None
     return int.from_bytes(data, "big", signed=True)
 
 
-def text_array(values: Sequence[str | None]) -> bytes:
-    """An array of texts, as a parameter."""
+def encode_text_array(values: Sequence[str | None]) -> bytes:
+    """Encode texts as an array parameter."""
     return ("{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}").encode()
 
 
-def number_array(values: Sequence[int]) -> bytes:
-    """An array of numbers, as a parameter."""
+def encode_number_array(values: Sequence[int]) -> bytes:
+    """Encode numbers as an array parameter."""
     return ("{" + ",".join(map(str, values)) + "}").encode()
 
 
-def as_text(value: str) -> bytes:
-    """A text, as a parameter: what the server cannot store is replaced, and so equals nothing that is stored."""
+def encode_text(value: str) -> bytes:
+    """Encode a text as a parameter.
+
+    Characters that the server cannot store are replaced, so that the text matches no key.
+    """
     return value.replace("\0", "\ufffd").encode(errors="replace")
 
 
 def _quoted(value: str) -> str:
     if not value.isascii() or "\0" in value:
-        value = as_text(value).decode()
+        value = encode_text(value).decode()
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,4 +1,4 @@
-"""The one seam between PostgreSQL's errors and ours. Nothing here touches the network."""
+"""Translation of PostgreSQL's errors into latchwork's errors. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 class ConnectionBroken(Exception):
-    """The connection ended or gave no answer in time: whether what was sent was done is unknown."""
+    """The connection ended or the server did not answer in time, so that it is unknown whether the statements were
+    run.
+    """
 
 
 class NoAnswer(ConnectionBroken):
-    """The deadline passed without an answer."""
+    """The server did not answer before the deadline."""
 
 
-def clearer(earlier: Exception | None, later: Exception) -> Exception:
-    """Return the later reason of a failure, or the earlier one if the later one is only that the time was over."""
+def prefer_informative(earlier: Exception | None, later: Exception) -> Exception:
+    """Return the later of two errors, or the earlier one if the later one only says that time has run out."""
     return earlier if earlier is not None and isinstance(later, NoAnswer) else later
 
 
@@ -54,22 +56,21 @@ class ServerError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether another try may succeed."""
+        """Whether another attempt may succeed."""
         return self.code in _PASSING
 
     @property
     def ends_connection(self) -> bool:
-        """Whether another connection is needed for another try: this one leads to a server that takes no writes."""
+        """Whether another attempt needs another connection, because this one leads to a server that takes no writes."""
         return self.code == _READ_ONLY
 
 
-def of_result(result: pq.abc.PGresult) -> ServerError:
-    """Return the error that a result is.
+def error_of_result(result: pq.abc.PGresult) -> ServerError:
+    """Return the error that a result of libpq contains.
 
     Raises:
-        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server answers so as
-            well, and
-            does not know whether the statement was run.
+        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server reports this
+            too, and does not know whether the statement was run.
     """
 
     def field(name: pq.DiagnosticField) -> str:
@@ -82,19 +83,22 @@ def of_result(result: pq.abc.PGresult) -> ServerError:
     return ServerError(message, field(pq.DiagnosticField.SQLSTATE), field(pq.DiagnosticField.MESSAGE_DETAIL))
 
 
-def of_connecting(message: str) -> Exception:
-    """What kept a connection from being opened: a ``ServerError`` only if the server will say so again."""
+def error_of_connecting(message: str) -> Exception:
+    """Return the error for a failed attempt to connect.
+
+    It is a ``ServerError`` only if a retry would fail in the same way.
+    """
     is_final = "unsupported startup parameter" in message or any(words in message for words in _REFUSED)
     return ServerError(message) if is_final else ConnectionBroken(message)
 
 
 def is_refused_parameter(error: ServerError) -> bool:
-    """Whether a pooler refused a setting that PostgreSQL itself would have taken."""
+    """Return whether a pooler refused a setting that PostgreSQL itself would accept."""
     return "unsupported startup parameter" in str(error)
 
 
 def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
-    """Our error for a server that refused the connection."""
+    """Convert the error of a server that refused a connection to one of latchwork's errors."""
     said = str(error)
     if "permission denied" in said:
         return PermissionDenied(f"{where}: {said}; grant the account CONNECT on the database")
@@ -106,12 +110,17 @@ def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
 
 
 def translate(error: ServerError, what: str) -> LatchworkError:
-    """Our error for a statement that was refused: it had no effect. ``what`` is the action with its key."""
+    """Convert the error of a refused statement, which had no effect, to one of latchwork's errors.
+
+    Args:
+        error: The error of the server.
+        what: The action with its key, for the message.
+    """
     return _caused(_made(error, what), error)
 
 
-def unavailable(error: Exception, what: str) -> LatchworkError:
-    """Our error for what was not done in time."""
+def unavailable_error(error: Exception, what: str) -> LatchworkError:
+    """Return the error for a call that was not made in time."""
     return _caused(Unavailable(f"PostgreSQL could not {what} in time ({error}); try again"), error)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a store share of its server, and a lane: one connection, and the calls that take turns on it."""
+"""The connection settings that the parts of a store share, and queues of calls that each use one connection."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RETRY_S = 0.05
 
 
 class Link:
-    """The way to one root on one server. Safe to share between threads.
+    """Connects to one root on one server. Thread-safe.
 
     Attributes:
-        closing: set when the store is closed.
+        closing: Set when the store is closed.
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -43,53 +43,53 @@ class Link:
 
     @property
     def pooled(self) -> bool:
-        """A pooler stands between: no session of the server is ours."""
+        """Whether there is a connection pooler, so that no session of the server belongs to this store."""
         return self._connector.pooled
 
     @property
-    def where(self) -> str:
-        """The server, for messages."""
-        return self._connector.where
+    def server_name(self) -> str:
+        """The name of the server, for messages."""
+        return self._connector.server_name
 
     @property
-    def channel(self) -> str:
-        """On which the clients of the root notify each other."""
+    def channel_name(self) -> str:
+        """The name of the PostgreSQL channel on which the clients of this root notify each other."""
         return f"{self.schema.name}_{self.root}"
 
     def connect_first(self) -> Connection:
-        """Connect for the first time.
+        """Open the first connection of the store.
 
         Raises:
-            ConnectFailed: no server that takes writes answered within ``connect_timeout_s``.
+            ConnectFailed: No server that takes writes answered within ``connect_timeout_s``.
         """
         limit_s = self._url.connect_timeout_s
         try:
             return self.open(self.clock.now() + limit_s)
         except ConnectionBroken as error:
             raise ConnectFailed(
-                f"{self.where} did not answer within {limit_s:g} s ({error}); check that it runs and takes writes, and "
-                "the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
+                f"{self.server_name} did not answer within {limit_s:g} s ({error}); check that it runs and takes "
+                "writes, and the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
             ) from error
 
     def open(self, deadline: float) -> Connection:
-        """Connect; try again until the deadline.
+        """Open a connection. Retry until the deadline.
 
         Raises:
-            ConnectionBroken: there was no connection until then.
-            Closed: the store was closed.
-            LatchworkError: the server refused the account or the schema.
+            ConnectionBroken: No connection could be opened in time.
+            Closed: The store was closed.
+            LatchworkError: The server refused the account or the schema.
         """
         reason: Exception | None = None
         while True:
             connection = None
             try:
                 connection = self._connector.open(deadline)
-                self.root = self.schema.enter(connection, self._url.root, self.where, deadline)
+                self.root = self.schema.prepare_connection(connection, self._url.root, self.server_name, deadline)
                 return connection
             except ConnectionBroken as error:
                 if connection is not None:
                     connection.close()
-                reason = errors.clearer(reason, error)
+                reason = errors.prefer_informative(reason, error)
                 if self.clock.now() + RETRY_S >= deadline:
                     raise reason from None
             except BaseException:
@@ -97,16 +97,16 @@ class Link:
                     connection.close()
                 raise
             if self.clock.wait(self.closing, RETRY_S):
-                raise Closed(f"the store on {self.where} was closed; connect again")
+                raise Closed(f"the store on {self.server_name} was closed; connect again")
 
 
 class Call:
-    """One call of a store, which ends in time.
+    """One call of a store, with a deadline.
 
     Attributes:
-        what: the action with its key, for messages.
-        deadline: local clock time.
-        future: what the caller gets.
+        what: The action with its key, for messages.
+        deadline: Local clock time.
+        future: The future that is returned to the caller.
     """
 
     def __init__(self, what: str, deadline: float) -> None:
@@ -114,15 +114,16 @@ class Call:
         self.deadline = deadline
         self.future: Future[Any] = Outcome()
 
-    def late(self, reason: Exception | None) -> LatchworkError:
-        """The error of a call that was not served in time."""
-        return errors.unavailable(reason or ConnectionBroken("other calls took all the time"), self.what)
+    def timeout_error(self, reason: Exception | None) -> LatchworkError:
+        """Return the error for a call that was not made in time."""
+        return errors.unavailable_error(reason or ConnectionBroken("other calls took all the time"), self.what)
 
 
-class Lane(ABC):
-    """One connection. Calls use it one after the other, or several at once; in the caller's thread or in its own.
+class CallQueue(ABC):
+    """Makes calls over one connection, in order or several at once. Thread-safe.
 
-    Safe to share between threads. Its thread starts when a call has to wait for the first time.
+    A call is made in the caller's thread, or in a separate thread that is started when a call has to wait for the first
+    time.
     """
 
     def __init__(self, link: Link, name: str, connection: Connection | None = None) -> None:
@@ -138,15 +139,15 @@ class Lane(ABC):
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a connection, or a call that wants one."""
+        """Whether the connection is open or a call is waiting for it."""
         return self._connection is not None or bool(self._queue)
 
     @abstractmethod
     def _serve(self, calls: list[Call]) -> None:
-        """End the future of each call; the turn is held."""
+        """Make these calls and complete their futures. The caller has exclusive use of the connection."""
 
-    def begin(self, call: Call) -> Future[Any]:
-        """Have the call served in the lane's thread."""
+    def submit(self, call: Call) -> Future[Any]:
+        """Make a call in the separate thread, and return its future."""
         with self._mutex:
             if self._closed:
                 reject(call.future, self._refusal())
@@ -158,10 +159,10 @@ class Lane(ABC):
             self._changed.notify()
         return call.future
 
-    def make(self, call: Call) -> Future[Any]:
-        """Serve the call in this thread, unless others have their turn first."""
+    def call_now(self, call: Call) -> Future[Any]:
+        """Make a call in this thread, unless other calls come first. Return its future."""
         if self._queue or not self._turn.acquire(blocking=False):
-            return self.begin(call)
+            return self.submit(call)
         try:
             if self._closed:
                 reject(call.future, self._refusal())
@@ -172,7 +173,7 @@ class Lane(ABC):
         return call.future
 
     def close(self, deadline: float) -> None:
-        """Refuse further calls, end the thread and the connection. Idempotent."""
+        """Refuse further calls, stop the thread and close the connection. Idempotent."""
         with self._mutex:
             self._closed = True
             self._changed.notify_all()
@@ -186,15 +187,15 @@ class Lane(ABC):
             _log.warning("%s was still waiting for an answer when it was closed", self._name)
 
     def _still_pending(self, calls: list[Call], reason: Exception | None) -> list[Call]:
-        """Those that have not ended; ends those whose time is over, for this reason."""
+        """Fail the calls whose deadline has passed, with this reason. Return the calls that are not complete."""
         now = self._link.clock.now()
         for call in calls:
             if call.deadline <= now:
-                reject(call.future, call.late(reason))
+                reject(call.future, call.timeout_error(reason))
         return [call for call in calls if not call.future.done()]
 
     def _refusal(self) -> Closed:
-        return Closed(f"the store on {self._link.where} was closed; connect again")
+        return Closed(f"the store on {self._link.server_name} was closed; connect again")
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -202,7 +203,7 @@ class Lane(ABC):
             connection.close()
 
     def _connected(self, deadline: float) -> Connection:
-        """The connection, or a new one; raises as ``Link.open``."""
+        """Return the open connection, or open a new one. Raises the errors of ``Link.open``."""
         if self._connection is not None and self._connection.is_readable():
             self._disconnect()  # the server has ended it
         if self._connection is None:
@@ -223,6 +224,6 @@ class Lane(ABC):
                     self._serve(calls)
 
     def _take(self) -> list[Call]:
-        """What is served next, together; the mutex is held."""
+        """Remove and return the calls to make together next. The caller holds the mutex."""
         count = min(len(self._queue), 100)
         return [self._queue.popleft() for _ in range(count)]

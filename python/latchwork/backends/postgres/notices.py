@@ -19,12 +19,12 @@ _MOST_CHARS = 4_000
 _EVERYTHING = "*"
 
 
-class Notices:
-    """What one store owes the others. Safe to share between threads.
+class ChangeNotices:
+    """Collects the keys that a store has changed, and notifies the other stores of them. Thread-safe.
 
     Args:
-        who: names the store.
-        send: has a notification sent, without a write; must not block.
+        who: A unique name of the store.
+        send: Sends a notification without a write. Must not block.
     """
 
     def __init__(self, who: str, clock: Clock, timer: Timer, send: Callable[[], None]) -> None:
@@ -39,7 +39,10 @@ class Notices:
         self._is_due = False
 
     def add(self, keys: Iterable[str] | None) -> None:
-        """These keys are being written, or any; the others are notified behind the write or a moment later."""
+        """Add keys that are being written, or None for any key.
+
+        A notification is sent with the write or shortly after.
+        """
         with self._lock:
             for key in (_EVERYTHING,) if keys is None else keys:
                 if key not in self._keys:
@@ -53,7 +56,7 @@ class Notices:
         self._timer.call_later(_EVERY_S, self._tick)
 
     def take(self) -> bytes | None:
-        """The notification that is sent now; None if there is nothing to tell, or it is too soon."""
+        """Return the notification to send now. None if there is none, or if the last one was sent too recently."""
         with self._lock:
             now = self._clock.now()
             if not self._keys or now < self._sent_at + _EVERY_S:
@@ -63,12 +66,15 @@ class Notices:
         told = _EVERYTHING if _EVERYTHING in keys else " ".join(keys)
         return f"{self._who} {told}".encode()
 
-    def hurry(self) -> None:
-        """Let the next one be sent at once: the store is being closed."""
+    def send_soon(self) -> None:
+        """Allow the next notification to be sent at once, because the store is being closed."""
         self._sent_at = float("-inf")
 
     def keys_of(self, notification: bytes) -> list[str] | None:
-        """The keys that another store has written; None for any, and none for a notification of our own."""
+        """Return the keys that a notification of another store contains. None means any key.
+
+        The result is empty for a notification of this store.
+        """
         who, _, told = notification.decode(errors="replace").partition(" ")
         if who == self._who:
             return []

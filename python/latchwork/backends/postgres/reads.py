@@ -1,4 +1,4 @@
-"""Reading entries: the statements, what their rows say, and the lane for them.
+"""Reads of entries: the statements, the meaning of their rows, and the queue of read calls.
 
 Keys are ASCII and compared by their bytes, so what lies below ``a`` is everything from ``a/`` up to, not including,
 ``a0`` (the character after the slash). The index has the head of a key only: every comparison is made twice.
@@ -13,9 +13,9 @@ from typing import Any
 from latchwork.backends.base import VersionKey
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.connection import Row, Statement, number, text_array
+from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.link import RETRY_S, Call, Lane
+from latchwork.backends.postgres.link import RETRY_S, Call, CallQueue
 from latchwork.backends.postgres.schema import Schema
 from latchwork.errors import LatchworkError
 from latchwork.types import Entry
@@ -44,7 +44,7 @@ with recursive visited (key) as (
 
 
 class Reading:
-    """The statements for one root, and what their rows say."""
+    """The statements that read the entries of one root, and the decoding of their rows."""
 
     def __init__(self, schema: Schema, root: int) -> None:
         self._root = b"%d" % root
@@ -68,17 +68,20 @@ class Reading:
         )
 
     def get(self, key: str) -> Statement:
-        """One key."""
+        """Return the statement that reads one key."""
         return Statement(self._get, (self._root, key.encode()))
 
     def get_many(self, keys: Sequence[str]) -> Statement:
-        """Those of the keys that are there, in no order."""
-        return Statement(self._get_many, (self._root, text_array(keys)))
+        """Return the statement that reads several keys. The rows have no particular order."""
+        return Statement(self._get_many, (self._root, encode_text_array(keys)))
 
     def listing(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> builtins.list[Statement]:
-        """The entries below a prefix, in order: the rows of the statements one after the other."""
+        """Return the statements that list the entries below a prefix.
+
+        Their rows, one statement after the other, are in order.
+        """
         most = None if limit is None else b"%d" % limit
         found = []
         for low, high in ranges(prefix, start_after):
@@ -89,19 +92,19 @@ class Reading:
         return found
 
     def names(self, prefix: str) -> builtins.list[Statement]:
-        """The names directly below a prefix; each may come twice."""
+        """Return the statements that read the names directly below a prefix. A name may appear twice."""
         return [
             Statement(self._names, (self._root, low, high, _position(prefix))) for low, high in ranges(prefix, None)
         ]
 
     def at_and_below(self, prefix: str) -> builtins.list[Statement]:
-        """The entry at the prefix and its whole subtree."""
+        """Return the statements that read the entry at a prefix and its whole subtree."""
         below = self.listing(prefix, recursive=True, limit=None, start_after=None)
         return [self.get(prefix), *below] if prefix else below
 
 
 def ranges(prefix: str, start_after: str | None) -> list[tuple[bytes, bytes]]:
-    """The key ranges of a subtree, in order; those at the top leave out the hidden keys."""
+    """Return the ranges of keys of a subtree, in order. At the root they exclude hidden keys."""
     found = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     first = "" if start_after is None else start_after + "!"
     return [(max(low, first).encode(), high.encode()) for low, high in found if first < high]
@@ -112,22 +115,27 @@ def _position(prefix: str) -> bytes:
 
 
 def entry(row: Row) -> Entry:
-    """The entry that a row is."""
+    """Decode a row as an entry."""
     key, value, token, created, owner = row
     assert key is not None
-    at = number(token)
+    at = decode_number(token)
     return Entry(
-        key.decode(), value or b"", VersionKey(at), at, number(created), None if owner is None else owner.decode()
+        key.decode(),
+        value or b"",
+        VersionKey(at),
+        at,
+        decode_number(created),
+        None if owner is None else owner.decode(),
     )
 
 
 def text(data: bytes | None) -> str:
-    """A text of the server."""
+    """Decode a text that the server has sent."""
     return "" if data is None else data.decode()
 
 
 class Read(Call):
-    """A call that reads: statements, and what their rows come to."""
+    """A read: the statements, and how to combine their rows."""
 
     def __init__(
         self, what: str, deadline: float, statements: Sequence[Statement], decode: Callable[[list[Row]], Any]
@@ -137,7 +145,7 @@ class Read(Call):
         self._decode = decode
 
     def end(self, answers: Sequence[list[Row]]) -> None:
-        """Give the answer."""
+        """Complete the call with the rows of its statements."""
         rows = answers[0] if len(answers) == 1 else [row for answer in answers for row in answer]
         try:
             resolve(self.future, self._decode(rows))
@@ -145,8 +153,8 @@ class Read(Call):
             reject(self.future, error)
 
 
-class ReadLane(Lane):
-    """Reads, which are made again while there is time when the connection breaks."""
+class ReadQueue(CallQueue):
+    """The reads of one store. They are repeated until their deadline if the connection breaks."""
 
     def _serve(self, calls: list[Call]) -> None:
         reason: Exception | None = None
@@ -154,7 +162,7 @@ class ReadLane(Lane):
             try:
                 reason = self._try([call for call in pending if isinstance(call, Read)])
             except ConnectionBroken as error:
-                reason = errors.clearer(reason, error)
+                reason = errors.prefer_informative(reason, error)
                 self._disconnect()
             except LatchworkError as error:
                 for call in pending:
@@ -164,7 +172,7 @@ class ReadLane(Lane):
                 raise
 
     def _try(self, pending: list[Read]) -> ServerError | None:
-        """Make the reads; why some were not answered."""
+        """Make the reads once. Return why some were not answered, or None."""
         deadline = min(call.deadline for call in pending)
         connection = self._connected(deadline)
         answers = iter(connection.run([each for call in pending for each in call.statements], deadline))

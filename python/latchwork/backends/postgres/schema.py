@@ -20,7 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from latchwork.backends.base import MAX_OLDER
-from latchwork.backends.postgres.connection import Connection, Query, Statement, as_text, number
+from latchwork.backends.postgres.connection import Connection, Query, Statement, decode_number, encode_text
 from latchwork.backends.postgres.errors import NO_NUMBER_LEFT, NOT_A_LEAF, ConnectionBroken, ServerError, translate
 from latchwork.errors import ConnectFailed
 
@@ -47,7 +47,7 @@ _TIMELINE = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
 
 class Schema:
-    """The schema of one store: its name, and what connections ask of it first."""
+    """The database schema of one store: its tables and functions, which are created when they do not exist."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,20 +60,22 @@ class Schema:
         self._make_root = self.query("make_root", "select {s}.make_root($1)")
 
     def query(self, name: str, sql: str, *, binary: tuple[int, ...] = ()) -> Query:
-        """A statement; ``{s}`` in it is the schema's name, ``{head}`` the length of what is in the index."""
+        """Return a query. ``{s}`` in its text becomes the name of the schema, ``{head}`` the length of indexed text."""
         return Query(name.encode(), sql.format(s=self.name, head=HEAD).encode(), frozenset(binary))
 
-    def enter(self, connection: Connection, root: str, where: str, deadline: float) -> int:
-        """Make the schema and the root if they are not there, and notice another server; the root's number.
+    def prepare_connection(self, connection: Connection, root: str, where: str, deadline: float) -> int:
+        """Prepare a new connection: create the schema and the root if they do not exist, and detect another server.
 
+        Returns:
+            The number of the root.
         Raises:
-            ConnectFailed: a format that this version does not know.
-            PermissionDenied: the account may not use the schema.
-            ConnectionBroken: the connection ended.
+            ConnectFailed: The schema has a format that this version does not support.
+            PermissionDenied: The account may not use the schema.
+            ConnectionBroken: The connection ended.
         """
 
         def ask(query: Query, *params: str) -> list[tuple[bytes | None, ...]]:
-            (answer,) = connection.run([Statement(query, tuple(map(as_text, params)))], deadline)
+            (answer,) = connection.run([Statement(query, tuple(map(encode_text, params)))], deadline)
             if isinstance(answer, ServerError):
                 if answer.is_transient:
                     raise ConnectionBroken(str(answer)) from answer
@@ -83,17 +85,17 @@ class Schema:
         if ask(self._exists)[0][0] != b"\x01":
             self._make(connection, where, deadline)
         form, is_known, number_of = ask(self._register_root, root)[0]
-        if number(form) != FORMAT:
+        if decode_number(form) != FORMAT:
             raise ConnectFailed(
-                f"the schema {self.name} of {where} has format {number(form)}, and this version of latchwork knows "
-                f"{FORMAT}; name another schema in the URL, or use the version that made it"
+                f"the schema {self.name} of {where} has format {decode_number(form)}, and this version of latchwork "
+                f"knows {FORMAT}; name another schema in the URL, or use the version that made it"
             )
         if is_known != b"\x01":
             ask(self._succeed)
-        return number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
+        return decode_number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
 
     def _make(self, connection: Connection, where: str, deadline: float) -> None:
-        """Make all of it in one transaction, unless another client does so at the same time."""
+        """Create the schema in one transaction, unless another client is doing so."""
         body = (
             Path(__file__)
             .with_name("schema.sql")

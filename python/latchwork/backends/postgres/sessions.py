@@ -14,11 +14,11 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession
 from latchwork.backends.futures import Outcome, chain, completed, failed, reject, resolve, then
 from latchwork.backends.postgres import SPEC
-from latchwork.backends.postgres.commits import Ask, gone
-from latchwork.backends.postgres.connection import Row, Statement, number, text_array
+from latchwork.backends.postgres.commits import RepeatableCall, session_lost_error
+from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.reads import text
-from latchwork.backends.postgres.writes import WriteLane
+from latchwork.backends.postgres.writes import WriteQueue
 from latchwork.backends.timer import Timer
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
@@ -28,7 +28,7 @@ _RENEWALS_PER_TTL = 3
 
 
 class PostgresSession:
-    """One row of the sessions table. Safe to share between threads."""
+    """A session, stored as a row of the sessions table. Thread-safe."""
 
     confirm_gap_s = 0.0
 
@@ -41,24 +41,24 @@ class PostgresSession:
         self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
 
     def renew(self) -> Future[float]:
-        """Keep it for another TTL; the local clock time at which the server was asked."""
+        """Renew the session for another TTL. The future returns the local time at which the request was sent."""
         return self._owner.renew(self)
 
     def close(self) -> Future[None]:
-        """End it now; what is asked of it from here on fails. Idempotent."""
+        """End the session. Its later requests fail. Idempotent."""
         return self._owner.end(self)
 
 
 class Sessions:
-    """The sessions of one store. Safe to share between threads.
+    """The sessions of one store. Thread-safe.
 
     Attributes:
-        ended: ids of the sessions that were closed here and may be in the database yet.
+        ended: IDs of the sessions that were closed here and may still be in the database.
     """
 
-    def __init__(self, link: Link, lane: WriteLane, timer: Timer, opened: Callable[[float], None]) -> None:
+    def __init__(self, link: Link, calls: WriteQueue, timer: Timer, opened: Callable[[float], None]) -> None:
         self._link = link
-        self._lane = lane
+        self._calls = calls
         self._timer = timer
         self._opened = opened
         self._lock = mutex()
@@ -72,7 +72,7 @@ class Sessions:
 
     @property
     def ids(self) -> list[str]:
-        """Those that are open here."""
+        """Return the IDs of the sessions that are open here."""
         with self._lock:
             return list(self._open)
 
@@ -84,21 +84,21 @@ class Sessions:
         params = (b"%d" % self._link.root, session_id.encode(), repr(ttl_s).encode())
 
         def made(rows: list[Row]) -> BackendSession:
-            session = PostgresSession(self, session_id, ttl_s, opened_at, number(rows[0][0]))
+            session = PostgresSession(self, session_id, ttl_s, opened_at, decode_number(rows[0][0]))
             with self._lock:
                 self._open[session_id] = session
             self._opened(ttl_s)
             return session
 
         deadline = opened_at + self._link.call_timeout_s
-        return self._lane.begin(Ask("open a session", deadline, Statement(self._open_query, params), made))
+        return self._calls.submit(RepeatableCall("open a session", deadline, Statement(self._open_query, params), made))
 
     def renew(self, session: PostgresSession) -> Future[float]:
-        """Have it renewed together with others that ask about now."""
+        """Renew a session, in one request with other sessions that are renewed at about the same time."""
         outcome: Future[float] = Outcome()
         with self._lock:
             if session.id not in self._open:
-                return failed(gone(session.id))
+                return failed(session_lost_error(session.id))
             is_first = not self._asked
             before = self._asked.get(session.id)
             if before is None:
@@ -114,7 +114,7 @@ class Sessions:
         return outcome
 
     def end(self, session: PostgresSession) -> Future[None]:
-        """Refuse the session from now on, and have its keys vanish."""
+        """Refuse further requests of a session, and delete its keys."""
         with self._lock:
             known = self._open.pop(session.id, None) is not None
             if known:
@@ -127,10 +127,10 @@ class Sessions:
             self.ended.discard(session.id)
 
         deadline = self._link.clock.now() + self._link.call_timeout_s
-        params = (b"%d" % self._link.root, text_array([session.id]))
+        params = (b"%d" % self._link.root, encode_text_array([session.id]))
         what = f"close session {session.id}"
-        closing = Ask(what, deadline, Statement(self._close_query, params), lambda _: None, writes=True)
-        return then(self._lane.begin(closing), ended)
+        closing = RepeatableCall(what, deadline, Statement(self._close_query, params), lambda _: None, writes=True)
+        return then(self._calls.submit(closing), ended)
 
     def _send(self) -> None:
         with self._lock:
@@ -143,10 +143,10 @@ class Sessions:
         def sent() -> None:
             sent_at[0] = self._link.clock.now()
 
-        statement = Statement(self._renew_query, (b"%d" % self._link.root, text_array(list(asked))))
+        statement = Statement(self._renew_query, (b"%d" % self._link.root, encode_text_array(list(asked))))
         deadline = self._link.clock.now() + min(self._link.call_timeout_s, max(0.5, ttl_s / 4))
-        ask = Ask(f"renew {len(asked)} sessions", deadline, statement, _names, once=True, sent=sent)
-        self._lane.begin(ask).add_done_callback(lambda done: self._renewed(asked, sent_at[0], done))
+        ask = RepeatableCall(f"renew {len(asked)} sessions", deadline, statement, _names, once=True, sent=sent)
+        self._calls.submit(ask).add_done_callback(lambda done: self._renewed(asked, sent_at[0], done))
 
     def _renewed(self, asked: dict[str, Future[float]], sent_at: float, done: Future[Sequence[str]]) -> None:
         error = done.exception()
@@ -157,7 +157,7 @@ class Sessions:
             elif session_id in alive:
                 resolve(outcome, sent_at)
             else:
-                reject(outcome, gone(session_id))
+                reject(outcome, session_lost_error(session_id))
 
 
 def _names(rows: list[Row]) -> list[str]:

@@ -24,10 +24,10 @@ from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.connection import Connection, Row, Statement, number
+from latchwork.backends.postgres.connection import Connection, Row, Statement, decode_number
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import Link
-from latchwork.backends.postgres.notices import Notices
+from latchwork.backends.postgres.notices import ChangeNotices
 from latchwork.backends.postgres.reads import Reading, entry, text
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
@@ -47,19 +47,19 @@ _IDLE_SWEEP_S = 5.0
 
 
 class PostgresWatch(DeliveringWatch):
-    """One watch. The thread alone delivers to it."""
+    """A watch, to which only the thread of the watcher delivers events."""
 
-    def __init__(self, hub: Hub, prefix: str, sink: Sink, *, beats: bool) -> None:
+    def __init__(self, hub: ChangeWatcher, prefix: str, sink: Sink, *, beats: bool) -> None:
         super().__init__(prefix, sink, hub.forget)
         self.beats = beats
         self.is_new = True
         self.told_at = 0.0
 
 
-class Hub:
-    """The thread and its connection. Safe to share between threads."""
+class ChangeWatcher:
+    """The thread that reads changes of a root, delivers them to the watches and ends expired sessions. Thread-safe."""
 
-    def __init__(self, link: Link, reading: Reading, name: str, notices: Notices) -> None:
+    def __init__(self, link: Link, reading: Reading, name: str, notices: ChangeNotices) -> None:
         self._link = link
         self._reading = reading
         self._clock = link.clock
@@ -85,7 +85,7 @@ class Hub:
             "select token, request, key, created from {s}.changes where root = $1 order by token desc limit 1",
         )
         self._sweep = query("sweep", "select * from {s}.sweep($1)")
-        self._listen = query("listen", f"listen {link.channel}")
+        self._listen = query("listen", f"listen {link.channel_name}")
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
         os.set_blocking(self._wake, False)
@@ -96,17 +96,17 @@ class Hub:
         self._thread.start()
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool) -> PostgresWatch:
-        """Add a watch; its first event comes from the thread."""
+        """Add a watch. The thread delivers its first event."""
         watch = PostgresWatch(self, prefix, sink, beats=beats)
         with self._lock:
             if self._closing:
-                raise Closed(f"the store on {self._link.where} was closed; connect again")
+                raise Closed(f"the store on {self._link.server_name} was closed; connect again")
             self._watches.setdefault(prefix, []).append(watch)
-        self.look()
+        self.look_soon()
         return watch
 
     def forget(self, watch: PostgresWatch) -> None:
-        """Take a watch out."""
+        """Remove a watch."""
         with self._lock:
             same_prefix = self._watches.get(watch.prefix, [])
             if watch in same_prefix:
@@ -114,23 +114,23 @@ class Hub:
             if not same_prefix:
                 self._watches.pop(watch.prefix, None)
 
-    def wrote(self) -> None:
-        """This store has written something."""
+    def record_write(self) -> None:
+        """Look for changes, because this store has written something."""
         if self._watches:
-            self.look()
+            self.look_soon()
 
-    def look(self) -> None:
-        """Look as soon as possible."""
+    def look_soon(self) -> None:
+        """Look for changes as soon as possible."""
         self._look_at = 0.0
         self._wake_thread()
 
-    def expect(self, ttl_s: float) -> None:
-        """A session was opened that may be over so much later."""
+    def expect_expiry(self, ttl_s: float) -> None:
+        """Check for expired sessions after ``ttl_s`` seconds, because a session with this TTL was opened."""
         self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
         self._wake_thread()
 
     def close(self) -> None:
-        """End every watch, join the thread and close the connection. Idempotent."""
+        """End all watches, join the thread and close the connection. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -197,7 +197,7 @@ class Hub:
 
     def _sweep_now(self, connection: Connection, deadline: float) -> None:
         (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._link.root,))], deadline)
-        ended, next_s = number(rows[0][0]), rows[0][1]
+        ended, next_s = decode_number(rows[0][0]), rows[0][1]
         left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, _float(next_s))
         self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
         if ended:
@@ -214,8 +214,10 @@ class Hub:
         since = b"%d" % (known[0] if known is not None else 0)
         first = [Statement(self._begin), Statement(self._newest, (root,)), Statement(self._changes, (root, since))]
         _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
-        is_gap = known is None or not rows or (number(rows[0][0]), number(rows[0][1])) != known
-        changed = {} if is_gap or known is None else {text(row[2]): row for row in rows if number(row[0]) > known[0]}
+        is_gap = known is None or not rows or (decode_number(rows[0][0]), decode_number(rows[0][1])) != known
+        changed = (
+            {} if is_gap or known is None else {text(row[2]): row for row in rows if decode_number(row[0]) > known[0]}
+        )
         told = self._watched(changed)
         wanted = [key for key in told if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
@@ -228,17 +230,17 @@ class Hub:
         if wanted or new:
             answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
         else:  # nobody waits for the end of the transaction
-            answers = iter(_ask(connection, statements[-1:], deadline, owe=1))
+            answers = iter(_ask(connection, statements[-1:], deadline, unanswered=1))
         found = {each.key: each for each in map(entry, next(answers))} if wanted else {}
         events = self._deltas(changed, told, found, as_of)
         for watch, read in zip(new, reads, strict=True):
             events[watch] = Snapshot(tuple(entry(row) for _ in read for row in next(answers)), as_of)
-        self._known = (number(last[0][0]), number(last[0][1])) if last else None
+        self._known = (decode_number(last[0][0]), decode_number(last[0][1])) if last else None
         for watch in watches:
             self._deliver(watch, events.get(watch), as_of)
 
     def _watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
-        """Changed keys that somebody watches, with the watches."""
+        """Return those of the changed keys that are watched, each with its watches."""
         told: dict[str, list[PostgresWatch]] = {}
         with self._lock:
             for key in changed:
@@ -256,9 +258,9 @@ class Hub:
     def _deltas(
         changed: dict[str, Row], told: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
     ) -> dict[PostgresWatch, WatchEvent]:
-        """What the watches are told that have a state already."""
+        """Return the events for watches that already have a state."""
         own: dict[PostgresWatch, list[Change]] = {}
-        for key in sorted(told, key=lambda key: number(changed[key][0])):
+        for key in sorted(told, key=lambda key: decode_number(changed[key][0])):
             for watch in told[key]:
                 own.setdefault(watch, []).append(Change(key, found.get(key)))
         return {watch: Delta(tuple(changes), as_of) for watch, changes in own.items()}
@@ -274,12 +276,12 @@ class Hub:
             watch.deliver(event)
 
     def _is_relevant(self, notification: bytes) -> bool:
-        """Whether another store has written what is watched here, as it says."""
+        """Return whether a notification says that another store has written keys that are watched here."""
         keys = self._notices.keys_of(notification)
         return keys is None or bool(self._watched(keys))
 
     def _pause_s(self) -> float:
-        """Seconds to the next look if nothing is heard."""
+        """Return the seconds until the next look for changes if no notification arrives."""
         if self._link.pooled:
             return POLL_S
         with self._lock:
@@ -304,10 +306,10 @@ class Hub:
         self._sweep_at = self._clock.now() + _IDLE_SWEEP_S
 
     def _wait(self) -> None:
-        """Until something is due or heard; a look comes no sooner than a moment after the one before."""
+        """Wait until something is due or a notification arrives, and at least for a short pause after the last look."""
         connection = self._connection
         while not self._closing:
-            if connection is not None and any(map(self._is_relevant, connection.notified())):
+            if connection is not None and any(map(self._is_relevant, connection.take_notifications())):
                 self._look_at = 0.0  # it may have come with an answer: the socket shows nothing then
             now = self._clock.now()
             due = self._sweep_at
@@ -324,16 +326,23 @@ class Hub:
 
 
 def _ask(
-    connection: Connection, statements: list[Statement], deadline: float, count: int | None = None, *, owe: int = 0
+    connection: Connection,
+    statements: list[Statement],
+    deadline: float,
+    count: int | None = None,
+    *,
+    unanswered: int = 0,
 ) -> list[list[Row]]:
-    """The rows of the statements; of so many, if a count is given: those that were not made have none.
+    """Run statements and return their rows.
+
+    With ``count``, the result has so many lists. A statement that was not run has an empty list.
 
     Raises:
-        ConnectionBroken: the connection ended, or the server refuses for now.
-        LatchworkError: it refuses.
+        ConnectionBroken: The connection ended, or the server refuses the statements for now.
+        LatchworkError: The server refuses the statements.
     """
     rows: list[list[Row]] = []
-    for answer in connection.run(statements, deadline, owe=owe):
+    for answer in connection.run(statements, deadline, unanswered=unanswered):
         if isinstance(answer, ServerError):
             if answer.is_transient:
                 raise ConnectionBroken(str(answer)) from answer

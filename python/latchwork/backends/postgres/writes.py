@@ -17,20 +17,28 @@ from collections.abc import Callable, Collection, Sequence
 
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.commits import TREE_BATCH, Ask, Commit, TreeDeletion, Write, encode, refusal
+from latchwork.backends.postgres.commits import (
+    TREE_BATCH,
+    Commit,
+    RepeatableCall,
+    TreeDeletion,
+    Write,
+    encode,
+    refusal_error,
+)
 from latchwork.backends.postgres.connection import (
     Answer,
     Connection,
     Row,
     Statement,
-    as_text,
-    number,
-    number_array,
-    text_array,
+    decode_number,
+    encode_number_array,
+    encode_text,
+    encode_text_array,
 )
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.link import RETRY_S, Call, Lane, Link
-from latchwork.backends.postgres.notices import Notices
+from latchwork.backends.postgres.link import RETRY_S, Call, CallQueue, Link
+from latchwork.backends.postgres.notices import ChangeNotices
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
 from latchwork.backends.space import SpaceNotice
 from latchwork.errors import LatchworkError, StoreFull
@@ -44,29 +52,29 @@ _TRIM_EVERY = KEPT_CHANGES // 4
 
 
 class Settle(Call):
-    """Ends once nothing is in doubt that was asked before."""
+    """A call that completes when no earlier write has an unknown outcome."""
 
 
 class Notify(Call):
-    """Has the other stores notified of what this one owes them; ends when that is sent."""
+    """A call that completes when the other stores were notified of this store's changes."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__("notify other stores", deadline)
 
 
-class WriteLane(Lane):
-    """Writes of one store, in the order in which they were asked.
+class WriteQueue(CallQueue):
+    """The writes of one store, made in order.
 
     Args:
-        committed: called after something may have been written.
-        notices: what other stores are notified of.
+        committed: Called after something may have been written.
+        notices: Receives the keys of which other stores are notified.
     """
 
-    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: Notices) -> None:
+    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: ChangeNotices) -> None:
         super().__init__(link, name)
         self._committed = committed
         self._notices = notices
-        self._space = SpaceNotice(link.where)
+        self._space = SpaceNotice(link.server_name)
         self._writer = 0
         self._in_doubt: dict[int, Write] = {}
         self._seen = 0  # a token of this store; its later writes have greater ones
@@ -83,13 +91,13 @@ class WriteLane(Lane):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the outcome of a write is unknown: a read would not be final."""
+        """Whether the outcome of a write is unknown, so that a read would not be final."""
         return bool(self._in_doubt)
 
-    def leaving(self, deadline: float, sessions: Sequence[str]) -> Ask:
-        """End the sessions and the writer."""
-        params = (b"%d" % self._link.root, b"%d" % self._writer, text_array(sessions))
-        return Ask("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
+    def make_close_call(self, deadline: float, sessions: Sequence[str]) -> RepeatableCall:
+        """Return the call that ends these sessions and releases the identity under which this store writes."""
+        params = (b"%d" % self._link.root, b"%d" % self._writer, encode_text_array(sessions))
+        return RepeatableCall("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
 
     # Private: in the thread whose turn it is.
 
@@ -113,32 +121,34 @@ class WriteLane(Lane):
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
             except ConnectionBroken as error:
-                reason = errors.clearer(reason, error)
+                reason = errors.prefer_informative(reason, error)
                 self._fail_pending(pending, error)
             except LatchworkError as error:
                 for call in pending:
-                    reject(call.future, call.late(error) if isinstance(call, Write) and call.request else error)
+                    reject(
+                        call.future, call.timeout_error(error) if isinstance(call, Write) and call.request else error
+                    )
             except BaseException:
                 self._disconnect()  # what was sent is in doubt
                 raise
 
     def _fail_pending(self, pending: Collection[Call], error: ConnectionBroken) -> None:
-        """The connection is of no more use, and what was sent on it is in doubt."""
+        """Handle a broken connection: close it, and fail the calls that must not be sent twice."""
         self._disconnect()
         self._notices.add(None)  # one that was on its way may be lost
         for call in pending:
-            if isinstance(call, Ask) and call.once:
-                reject(call.future, call.late(error))
+            if isinstance(call, RepeatableCall) and call.once:
+                reject(call.future, call.timeout_error(error))
 
     def _ready(self, deadline: float) -> Connection:
-        """The connection of a writer that has nothing in doubt."""
+        """Return a connection with which writes can be sent, after settling all writes whose outcome is unknown."""
         connection = self._connected(deadline)
         if self._writer and not self._in_doubt:
             return connection
         after = secrets.randbits(62) or 1
         doubts = dict(self._in_doubt)
         numbers = [self._link.root, self._writer, after, self._seen]
-        params = (*(b"%d" % each for each in numbers), number_array(list(doubts)))
+        params = (*(b"%d" % each for each in numbers), encode_number_array(list(doubts)))
         (answer,) = connection.run([Statement(self._supersede, params)], deadline)
         if isinstance(answer, ServerError):
             self._disconnect()
@@ -149,7 +159,7 @@ class WriteLane(Lane):
         self._in_doubt.clear()
         rows: dict[int, list[Row]] = {}
         for row in answer:
-            rows.setdefault(number(row[0]), []).append(row)
+            rows.setdefault(decode_number(row[0]), []).append(row)
         for request, write in doubts.items():
             self._settle(write, rows.get(request, ()))
         if rows:
@@ -157,21 +167,24 @@ class WriteLane(Lane):
         return connection
 
     def _settle(self, write: Write, rows: Sequence[Row]) -> None:
-        """End a write that was in doubt, if it was applied; if it was not, it can be sent again."""
+        """Complete a write whose outcome was unknown if it was applied. Otherwise it can be sent again."""
         if rows:
-            write.found(rows)
+            write.record_applied(rows)
         elif self._link.clock.now() - write.sent_at > _REMEMBERED_S:
-            reject(write.future, write.late(ConnectionBroken("it is not remembered any more whether it was applied")))
+            reject(
+                write.future,
+                write.timeout_error(ConnectionBroken("it is not remembered any more whether it was applied")),
+            )
         write.request = 0
 
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
-        """Send what is pending, and end what was answered; why something was not."""
+        """Send the pending calls and complete those that were answered. Return why some were not, or None."""
         batches = self._batches(pending)
         writes = self._queue_notices(pending)
         extra = self._extra()
         if not batches and not extra:
             return None
-        answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, owe=len(extra))
+        answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, unanswered=len(extra))
         self._in_doubt.clear()
         refused = [self._answered(calls, answer) for (_, calls), answer in zip(batches, answers, strict=True)]
         if writes:
@@ -184,7 +197,10 @@ class WriteLane(Lane):
         return reason
 
     def _batches(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
-        """The statements for what is pending, each with its calls; what changes something is in doubt from here on."""
+        """Return the statements for the pending calls, each with its calls.
+
+        From then on, the outcome of calls that change something is unknown until they are answered.
+        """
         now = self._link.clock.now()
         for call in pending:
             if isinstance(call, Write) and call.changes:
@@ -199,7 +215,7 @@ class WriteLane(Lane):
             if isinstance(call, TreeDeletion):
                 params = (root, writer, b"%d" % call.request, call.prefix.encode(), b"%d" % TREE_BATCH)
                 batches.append((Statement(self._tree, params), [call]))
-            elif isinstance(call, Ask):
+            elif isinstance(call, RepeatableCall):
                 call.sent()
                 batches.append((call.statement, [call]))
             elif isinstance(call, Settle | Notify):
@@ -207,12 +223,12 @@ class WriteLane(Lane):
         return batches
 
     def _queue_notices(self, pending: Sequence[Call]) -> bool:
-        """Note which keys are written now, for the other stores; whether any are."""
+        """Add the keys that are written now to the notices for other stores. Return whether there are any."""
         writes = False
         for call in pending:
             if isinstance(call, Commit) and call.changes:
                 self._notices.add(None if call.kind == "n" else [op.key for op in call.ops])
-            elif isinstance(call, TreeDeletion) or (isinstance(call, Ask) and call.writes):
+            elif isinstance(call, TreeDeletion) or (isinstance(call, RepeatableCall) and call.writes):
                 self._notices.add(None)
             else:
                 continue
@@ -220,7 +236,7 @@ class WriteLane(Lane):
         return writes
 
     def _extra(self) -> list[Statement]:
-        """What is sent behind the writes, and nobody waits for."""
+        """Return statements to send after the writes, for whose answers nobody waits."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
@@ -228,11 +244,14 @@ class WriteLane(Lane):
             extra.append(Statement(self._trim, params))
         notification = None if self._link.pooled else self._notices.take()
         if notification is not None:
-            extra.append(Statement(self._notify, (as_text(self._link.channel), notification)))
+            extra.append(Statement(self._notify, (encode_text(self._link.channel_name), notification)))
         return extra
 
     def _answered(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
-        """End the calls of one statement as it was answered; the error after which they shall be made again."""
+        """Complete the calls of a statement with its answer.
+
+        Return the error after which they must be sent again, or None.
+        """
         for call in calls:
             if isinstance(call, Write):
                 call.request = 0
@@ -241,7 +260,7 @@ class WriteLane(Lane):
         elif answer.is_transient:
             return answer
         elif len(calls) == 1:
-            error = refusal(answer, calls[0].what)
+            error = refusal_error(answer, calls[0].what)
             if isinstance(error, StoreFull):
                 self._space.refused(error)
             reject(calls[0].future, error)
@@ -252,23 +271,23 @@ class WriteLane(Lane):
 
     def _end(self, calls: Sequence[Call], rows: list[Row]) -> None:
         first = calls[0]
-        if isinstance(first, Ask):
+        if isinstance(first, RepeatableCall):
             first.end(rows)
         elif isinstance(first, TreeDeletion):
             if rows[0][0] is None:  # superseded: to be sent by another writer
                 self._writer = 0
             else:
-                self._untrimmed += number(rows[0][0])
-                first.add(number(rows[0][0]))
+                self._untrimmed += decode_number(rows[0][0])
+                first.add(decode_number(rows[0][0]))
         elif rows and rows[0][1] == b"s":
             self._writer = 0
         else:
             self._untrimmed += len(rows)
             own: list[list[Row]] = [[] for _ in calls]
             for row in rows:
-                own[number(row[0]) - 1].append(row)
+                own[decode_number(row[0]) - 1].append(row)
                 if row[1] in {b"w", b"o", b"d"}:
-                    self._seen = max(self._seen, number(row[3]))
+                    self._seen = max(self._seen, decode_number(row[3]))
             if self._space.is_full and any(row[1] in {b"w", b"o"} for row in rows):
                 self._space.written()
             for call, its in zip(calls, own, strict=True):
