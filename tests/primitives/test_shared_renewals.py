@@ -181,7 +181,7 @@ def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
     other = keepers("other")
     time.sleep(0.2)
     table = other._table
-    table.note([Change(ALIVE(keeper.owner_id), None)])
+    table.record_changes([Change(ALIVE(keeper.owner_id), None)])
     time.sleep(1.2 * grace_s(TTL_S))
     assert other.try_acquire("orders") is None
     assert held.is_held
