@@ -29,7 +29,7 @@ class Deaf:
     def on_event(self, kind, path):
         pass
 
-    def on_events_over(self):
+    def on_event_batch_end(self):
         pass
 
     def on_expired(self):

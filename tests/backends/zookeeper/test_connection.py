@@ -11,7 +11,7 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
-from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
+from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import Reply
 from latchwork.clock import SYSTEM_CLOCK
@@ -26,7 +26,7 @@ class Deaf:
     def on_event(self, kind, path):
         pass
 
-    def on_events_over(self):
+    def on_event_batch_end(self):
         pass
 
     def on_expired(self):
@@ -120,7 +120,7 @@ def test_without_the_evidence_znode_nothing_is_known(connection):
     connection.take(10**6)
     lose(connection, lost)
     answer_settling(connection, 1, wire.NO_NODE)
-    assert isinstance(lost.exception(0), Cut)
+    assert isinstance(lost.exception(0), NoReply)
     assert lost.exception(0).sent
 
 

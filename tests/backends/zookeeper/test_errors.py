@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.backends.zookeeper.errors import Cut, cut_error
+from latchwork.backends.zookeeper.errors import NoReply, no_reply_error
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 
 
 @pytest.mark.parametrize("over", [True, False])
 @pytest.mark.parametrize("session_id", [None, "s1"])
 def test_a_write_that_was_sent_is_unknown_whatever_ended_its_connection(over, session_id):
-    cut = Cut(sent=True, over=over)
-    told = cut_error(cut, what="put 'k'", write=True, session_id=session_id, closed=True)
+    cut = NoReply(sent=True, over=over)
+    told = no_reply_error(cut, what="put 'k'", write=True, session_id=session_id, closed=True)
     assert type(told) is OutcomeUnknown
 
 
@@ -27,5 +27,5 @@ def test_a_write_that_was_sent_is_unknown_whatever_ended_its_connection(over, se
     ],
 )
 def test_what_was_not_sent_or_only_read_was_not_applied(sent, over, write, session_id, closed, expected):
-    cut = Cut(sent=sent, over=over)
-    assert type(cut_error(cut, what="call", write=write, session_id=session_id, closed=closed)) is expected
+    cut = NoReply(sent=sent, over=over)
+    assert type(no_reply_error(cut, what="call", write=write, session_id=session_id, closed=closed)) is expected

@@ -24,7 +24,7 @@ def test_events_that_arrive_together_are_one_read(backend, other, root, monkeypa
     for key in keys:
         on_event(backend._hub, CHANGED, f"/{root}/{key}")
     assert asked == []
-    backend._hub.on_events_over()
+    backend._hub.on_event_batch_end()
     delta = told.get(timeout=WAIT_S)
     assert isinstance(delta, Delta)
     assert sorted(change.key for change in delta.changes) == keys

@@ -14,7 +14,7 @@ from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.timing import Timing
-from latchwork.backends.zookeeper.watching.leaves import LeafHub
+from latchwork.backends.zookeeper.watching.leaves import SingleKeyWatches
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import PermissionDenied
@@ -30,7 +30,7 @@ class Deaf:
     def on_event(self, kind, path):
         pass
 
-    def on_events_over(self):
+    def on_event_batch_end(self):
         pass
 
     def on_expired(self):
@@ -45,7 +45,7 @@ class Stage:
         self.connection = Connection(settings, 5.0, Deaf(), "latchwork-test")
         self.connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
         self.others = set()
-        self.hub = LeafHub(
+        self.hub = SingleKeyWatches(
             self.connection, Reader(Layout("r")), timer, lock=threading.Lock(), is_watched=self.others.__contains__
         )
         self.told = []

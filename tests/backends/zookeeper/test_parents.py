@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.backends.zookeeper.layout import bucket
 from latchwork.backends.zookeeper.writing import states, writes
-from latchwork.backends.zookeeper.writing.states import Parents, Recent
+from latchwork.backends.zookeeper.writing.states import ParentGuesses, RecentValues
 from latchwork.errors import Conflict, InvalidKey
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 
@@ -191,36 +191,36 @@ def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletio
 
 
 def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():
-    parents = Parents()
+    parents = ParentGuesses()
     assert parents.missing("a/b/c") is None
-    parents.saw("a/x", exists=False)
+    parents.record_existence("a/x", exists=False)
     assert parents.missing("a/b/c") == "a/b"
     assert parents.missing("other/b/c") is None
-    parents.made("a/b")
+    parents.record_key_written("a/b")
     assert parents.missing("a/b/d") is None
-    parents.saw("a/y", exists=True)
+    parents.record_existence("a/y", exists=True)
     assert parents.missing("a/z/c") is None
 
 
 def test_a_parent_that_may_be_swept_is_not_taken_for_there():
-    parents = Parents()
-    parents.saw("a/x", exists=False)
-    parents.made("a/b")
-    parents.emptied(["a/b", "never seen"])
+    parents = ParentGuesses()
+    parents.record_existence("a/x", exists=False)
+    parents.record_key_written("a/b")
+    parents.record_emptied(["a/b", "never seen"])
     assert parents.missing("a/b/c") == "a/b"
 
 
 def test_what_is_remembered_of_parents_is_bounded():
-    parents = Parents(10)
+    parents = ParentGuesses(10)
     for number in range(100):
-        parents.made(f"p{number}")
-        parents.saw(f"q{number}/x", exists=False)
+        parents.record_key_written(f"p{number}")
+        parents.record_existence(f"q{number}/x", exists=False)
     assert len(parents._there) <= 10
     assert len(parents._growing) <= 10
 
 
 def test_what_each_transaction_asks_for_is_remembered_however_many_keys_go_by():
-    recent = Recent(10)
+    recent = RecentValues(10)
     recent.note("draft", 1)
     for number in range(100):
         recent.note(f"k{number}", number)

@@ -16,12 +16,12 @@ from latchwork_testkit.proxy import Proxy
 def test_a_connection_gets_as_much_time_as_the_one_before_needed():
     timing = Timing(10.0, servers=1, tls=False)
     assert timing.connect_s == 0.75
-    timing.connect_was_late()
+    timing.record_late_connect()
     assert timing.connect_s == 1.5
-    timing.connected(0.8)
+    timing.record_connected(0.8)
     assert timing.connect_s == pytest.approx(4.0)
     assert timing.handshake_s == pytest.approx(4.0)
-    timing.connected(0.001)
+    timing.record_connected(0.001)
     assert timing.connect_s == 0.75
 
 
@@ -29,7 +29,7 @@ def test_no_attempt_to_connect_is_longer_than_all_of_them_together():
     timing = Timing(1.0, servers=1, tls=False)
     for _ in range(10):
         assert timing.connect_s <= 1.0
-        timing.connect_was_late()
+        timing.record_late_connect()
 
 
 def test_a_server_that_was_away_is_tried_with_the_shortest_limit_again():
@@ -37,7 +37,7 @@ def test_a_server_that_was_away_is_tried_with_the_shortest_limit_again():
     limits = []
     for _ in range(6):
         limits.append(timing.connect_s)
-        timing.connect_was_late()
+        timing.record_late_connect()
     assert limits == [0.75, 1.5, 3.0] * 2
 
 
@@ -54,8 +54,8 @@ def test_a_server_that_was_away_is_tried_with_the_shortest_limit_again():
 )
 def test_silence_is_borne_longer_with_one_server_and_with_long_round_trips(servers, round_trip_s, ttl_s, silence_s):
     timing = Timing(10.0, servers=servers, tls=False)
-    timing.connected(round_trip_s)
-    assert timing.silence_s(ttl_s) == pytest.approx(silence_s)
+    timing.record_connected(round_trip_s)
+    assert timing.max_silence_s(ttl_s) == pytest.approx(silence_s)
 
 
 def test_a_connection_to_the_only_server_survives_a_silence_of_a_third_of_the_ttl(zookeeper, root):

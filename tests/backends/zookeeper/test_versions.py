@@ -117,7 +117,9 @@ def test_what_is_remembered_of_a_key_is_no_verdict(backend, other):
 def test_at_holds_while_others_delete_in_the_same_bucket(backend, other):
     """A deletion elsewhere makes the guard fail; that is answered by reading again, never by a Conflict."""
     entry = put(backend, "k")
-    same_bucket = next(f"n{n}" for n in range(10_000) if backend._layout.guard(f"n{n}") == backend._layout.guard("k"))
+    same_bucket = next(
+        f"n{n}" for n in range(10_000) if backend._layout.guard_path(f"n{n}") == backend._layout.guard_path("k")
+    )
     for _ in range(20):
         put(other, same_bucket)
         delete(other, same_bucket)

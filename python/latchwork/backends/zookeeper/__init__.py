@@ -27,7 +27,9 @@ SPEC = SchemeSpec(
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Connect to one of the servers. Digest accepts any password: a wrong one is a ``PermissionDenied`` later.
+    """Connect to one of the servers.
+
+    Digest authentication accepts any password: a wrong one raises ``PermissionDenied`` later.
 
     Raises:
         BackendNotInstalled: kazoo is missing.

@@ -23,7 +23,7 @@ from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
-from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
+from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, no_reply_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
@@ -87,13 +87,16 @@ class ZooKeeperBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Digest authentication accepts any password, and the ACL refuses later. SASL verifies it."""
+        """The features and limits of the backend.
+
+        With SASL the servers verify passwords; with digest authentication only ACLs do.
+        """
         return replace(SPEC.capabilities, verifies_password=self._sasl)
 
     # Reading.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """See ``Backend.get``. One round trip, two for a key with others below it."""
+        """Read a key with one request, or two for a key with others below it. The future returns its entry, or None."""
         return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline, stale_ok=stale_ok))
 
     def _get(self, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
@@ -102,7 +105,7 @@ class ZooKeeperBackend(Backend):
         return entry
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """See ``Backend.get_many``."""
+        """Read several keys. The future returns an entry or None for each key, in order."""
         return self._read(
             f"get {len(keys)} keys",
             lambda deadline: self._reader.get_many(self._main, list(keys), deadline, stale_ok=stale_ok),
@@ -111,13 +114,16 @@ class ZooKeeperBackend(Backend):
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
-        """See ``Backend.list``. A whole subtree is never stale."""
+        """Read the entries below a prefix, sorted by key. A read of a whole subtree is never stale."""
         level = partial(self._lister.level, stale_ok=stale_ok)
         steps = self._lister.subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
-        """See ``Backend.children``. Implied parents without children are hidden unless stale, and swept soon."""
+        """Read the names directly below a prefix.
+
+        Parents that have become empty are hidden, unless the read may be stale, and are removed soon.
+        """
         steps = partial(self._lister.children, self._main, prefix, stale_ok=stale_ok)
         return then(self._read(f"list {prefix!r}", steps), self._names_only)
 
@@ -129,7 +135,10 @@ class ZooKeeperBackend(Backend):
     # Writing.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """See ``Backend.commit``. One round trip as long as the remembered state of the keys is true."""
+        """Commit a transaction.
+
+        This takes one request, as long as what this client remembers of the keys is still true.
+        """
         owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
         return self._commit_by(owner, checks, ops)
 
@@ -137,7 +146,7 @@ class ZooKeeperBackend(Backend):
         return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """See ``Backend.create_sequential``."""
+        """Create a key whose suffix is greater than all committed before below its parent."""
         return self._write(
             session,
             f"create {key!r} with a suffix",
@@ -145,7 +154,7 @@ class ZooKeeperBackend(Backend):
         )
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """See ``Backend.create_ordered``. One round trip if the parent exists."""
+        """Create a key and read the older keys of its kind. This takes one request if the parent exists."""
         op = Create(stem + unique, value, session)
         return self._write(
             session,
@@ -154,13 +163,13 @@ class ZooKeeperBackend(Backend):
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """See ``Backend.delete_tree``. Parents of sequential keys stay as implied parents."""
+        """Delete the key at a prefix and all keys below it. Parents of sequential keys stay, without a value."""
         return self._write(None, f"delete tree {prefix!r}", lambda task: self._writer.delete_tree(task, prefix))
 
     # Sessions and watches.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """See ``Backend.open_session``. Each session is a separate ZooKeeper session."""
+        """Open a session, which is a ZooKeeper session of its own with a separate connection."""
         with self._lock:
             if self._closed:
                 return failed(Closed("open a session: the store was closed; open a new one"))
@@ -177,13 +186,16 @@ class ZooKeeperBackend(Backend):
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> BackendWatch:
-        """See ``Backend.watch``."""
+        """Watch all keys at and below a prefix, or with ``leaf`` a single session-bound key."""
         if leaf:
             return self._hub.watch_leaf(prefix, sink, siblings=siblings)
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """See ``Backend.close``. Unreachable servers delay it by at most a second."""
+        """End the watches and sessions, and close the connections.
+
+        Unreachable servers delay this by at most a second.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -218,20 +230,20 @@ class ZooKeeperBackend(Backend):
     # Called by the main connection.
 
     def on_up(self) -> None:
-        """Handle a new connection."""
+        """Set the watches again after the connection was established."""
         _log.debug("connected to ZooKeeper, root %s", self._layout.root)
         self._hub.on_up()
 
     def on_event(self, kind: int, path: str) -> None:
-        """Handle an event of a watch."""
+        """Pass an event of the server to the watches."""
         self._hub.on_event(kind, path)
 
-    def on_events_over(self) -> None:
-        """Handle the end of the events that arrived together."""
-        self._hub.on_events_over()
+    def on_event_batch_end(self) -> None:
+        """Let the watches handle the events that have arrived together."""
+        self._hub.on_event_batch_end()
 
     def on_expired(self) -> bool:
-        """Continue with a new session, because nothing is bound to this one."""
+        """Continue with a new ZooKeeper session, because no key is bound to the expired one."""
         with self._lock:
             self._readying = None
         return self._closed
@@ -239,7 +251,7 @@ class ZooKeeperBackend(Backend):
     # Private.
 
     def server_info(self) -> ServerInfo:
-        """Ask for the version, and for the time of a key that is created for this."""
+        """Read the version of the server, and its clock from a key that is created for this."""
         version, _ = parse_server_info(self._main.ask_server(b"srvr", _SERVER_WORD_S))
         key = f"doctor/clock-{uuid.uuid4().hex}"
         self.commit((), (Create(key, b"", None),)).result()
@@ -254,7 +266,7 @@ class ZooKeeperBackend(Backend):
         self._main.start()
         try:
             self._main.first_up.result(url.connect_timeout_s)
-        except (TimeoutError, Cut) as error:
+        except (TimeoutError, NoReply) as error:
             self._closed = True
             refused, trouble = self._main.was_refused, self._main.trouble  # not of the attempt that is cut off here
             self._main.abandon()
@@ -272,7 +284,7 @@ class ZooKeeperBackend(Backend):
             ) from error
 
     def _warn_of_losses(self, url: StoreURL) -> None:
-        """Ask the connected server for its version, without waiting for the answer."""
+        """Ask the connected server for its version, and warn if it may lose data. Does not wait for the answer."""
         version, has_leader = parse_server_info(
             self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s))
         )
@@ -283,16 +295,19 @@ class ZooKeeperBackend(Backend):
         return drive(self._read_steps(what, steps))
 
     def _read_steps(self, what: str, steps: Callable[[float], Steps[T]]) -> Steps[T]:
-        """Retry a read after each lost connection until the deadline. Another ZooKeeper session may see older data."""
+        """Repeat a read after each lost connection until the deadline.
+
+        A new ZooKeeper session may see an older state.
+        """
         main = self._main
         deadline = main.deadline()
         while True:
             zk_session = main.zk_session
             try:
                 result = yield from steps(deadline)
-            except Cut as cut:
+            except NoReply as cut:
                 if main.over or not cut.sent or main.is_late(deadline):
-                    raise cut_error(cut, what=what, write=False, closed=self._closed) from cut
+                    raise no_reply_error(cut, what=what, write=False, closed=self._closed) from cut
                 continue
             if main.zk_session == zk_session:
                 return result
@@ -322,21 +337,21 @@ class ZooKeeperBackend(Backend):
                     self._readying = None
 
     def _ready(self, task: WriteTask) -> Future[int]:
-        """Create the evidence of the main connection. Concurrent first writes share the work."""
+        """Create the znode in which the main connection numbers its writes. Concurrent first writes share this work."""
         readying: Future[int] = Outcome()
         try:
             with self._lock:
                 if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
                     return self._readying
                 self._readying = readying
-            chain(drive(prepare(self._reader, task, self._layout.writer(uuid.uuid4().hex))), readying)
+            chain(drive(prepare(self._reader, task, self._layout.writer_path(uuid.uuid4().hex))), readying)
         except BaseException:  # others wait for it
             reject(readying, Unavailable(f"{task.what}: another thread was interrupted as it prepared it; try again"))
             raise
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:
-        """Remove parents that have been empty for a while, many at once. A parent that is used again remains."""
+        """Remove parents that stay empty for a while, many at once. A parent that is used again remains."""
         due = self._clock.now() + _SWEEP_S
         with self._lock:
             begin = not self._emptied
@@ -359,7 +374,7 @@ class ZooKeeperBackend(Backend):
             self._sweep_now(keys)
 
     def _sweep_now(self, keys: Sequence[str]) -> Future[None]:
-        self._writer.memory.parents.emptied(keys)
+        self._writer.memory.parents.record_emptied(keys)
         return drive(sweep(self._reader, self._main, keys, self._main.deadline()))
 
 

@@ -29,7 +29,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
+from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.timing import Timing
@@ -45,20 +45,20 @@ _SWEEP_S = 0.1
 
 
 class Listener(Protocol):
-    """Called in the connection's thread; must not block."""
+    """Receives the events of a connection, in its thread. Its methods must not block."""
 
     def on_up(self) -> None:
-        """Handle a new connection on which nothing has been sent."""
+        """Called when a connection was established and nothing has been sent on it."""
         ...
 
     def on_event(self, kind: int, path: str) -> None:
-        """Handle an event of a watch. ``on_events_over`` follows the events that arrived together."""
+        """Called for each event of a watch. ``on_event_batch_end`` follows after the events that arrived together."""
         ...
 
-    def on_events_over(self) -> None: ...  # noqa: D102 - see above
+    def on_event_batch_end(self) -> None: ...  # noqa: D102 - see above
 
     def on_expired(self) -> bool:
-        """Handle the end of the session. True ends the connection; False continues with a new session."""
+        """Called when the ZooKeeper session has ended. Return True to stop, or False to continue with a new session."""
         ...
 
 
@@ -80,7 +80,7 @@ class Connection:
     Attributes:
         up: Whether it is connected, as far as is known.
         over: Whether it was closed or ended by the server: nothing will be sent any more.
-        first_up: Ends when there is a session, or with ``Cut`` if there never is one.
+        first_up: Ends when there is a session, or with ``NoReply`` if there never is one.
     """
 
     def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
@@ -108,22 +108,22 @@ class Connection:
             name=name,
             timing=settings.timing,
         )
-        self.ask_server, self.events_over = self._link.ask_server, listener.on_events_over
+        self.ask_server, self.event_batch_end = self._link.ask_server, listener.on_event_batch_end
 
     # Asking.
 
     def start(self) -> None:
-        """Connect in the background; see ``first_up``."""
+        """Connect in the background. ``first_up`` completes when the connection is established."""
         self._link.start()
 
     @property
     def trouble(self) -> str:
-        """Why the last attempt to connect failed; empty if none failed."""
+        """Why the last attempt to connect failed. Empty if none failed."""
         return self._link.loop.trouble
 
     @property
     def was_refused(self) -> bool:
-        """Whether the last attempt to connect failed at authentication."""
+        """Whether the last attempt to connect failed at the authentication."""
         return self._link.loop.was_refused
 
     def deadline(self) -> float:
@@ -131,26 +131,33 @@ class Connection:
         return self._clock.now() + self._settings.call_timeout_s
 
     def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send one request."""
+        """Send a request, and return it as a future of its reply."""
         call = Request(kind, payload, deadline or self.deadline())
         self._submit(call)
         return call
 
     def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send a read behind a barrier. Use the reply only if it is ``linearizable``."""
+        """Send a read after a barrier, a request that a quorum answers.
+
+        The reply is linearizable if ``linearizable`` is true.
+        """
         call = Request(kind, payload, deadline or self.deadline())
         self._submit(call, barrier=True)
         return call
 
     def confirm(self, deadline: float | None = None) -> Request:
-        """Send a barrier alone. A quorum answers it, after all events committed before it was sent."""
+        """Send a barrier alone.
+
+        It is answered by a quorum, after all events of transactions that were committed before.
+        """
         return self.call(MULTI, _BARRIER, deadline)
 
     def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
-        """Send a multi with the evidence as its last part, and another request directly behind it.
+        """Send a transaction that also records the number of the write, and optionally a second request directly after
+        it.
 
         Raises:
-            EvidenceGone: There is none; see ``Writer.prepare``.
+            EvidenceGone: The znode for the number does not exist; see ``prepare``.
         """
         evidence = self.evidence
         if evidence is None:
@@ -194,7 +201,7 @@ class Connection:
             if wake:
                 self._link.flush()
         if over:
-            call.set_exception(Cut(sent=False, over=True))
+            call.set_exception(NoReply(sent=False, over=True))
 
     def _stamp(self, call: Request, head: bytes, evidence: str) -> None:
         self._number += 1
@@ -202,7 +209,7 @@ class Connection:
         call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
 
     def _share_barrier(self, deadline: float) -> Request:
-        """Return the barrier that serves all reads before it is sent."""
+        """Return the barrier that is shared by all reads until it is sent."""
         barrier = self._barrier
         if barrier is None or barrier.epoch or barrier.done():
             barrier = Request(MULTI, _BARRIER, deadline)
@@ -214,9 +221,9 @@ class Connection:
     # Ending.
 
     def finish(self, deadline: float, *, discard: bool) -> Request:
-        """End the ZooKeeper session as soon as a server is reached. Nothing can be requested afterwards.
+        """End the ZooKeeper session as soon as a server can be reached. No requests are accepted afterwards.
 
-        With ``discard``, requests that were not sent end as ``Cut`` now.
+        With ``discard``, requests that were not sent fail with ``NoReply`` now.
         """
         close = Request(CLOSE, b"", deadline)
         self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
@@ -227,25 +234,26 @@ class Connection:
                 self._outbox = deque(call for call in self._outbox if call.kind == CLOSE)
                 self._discards = True
         for waiting in unsent:
-            waiting.set_exception(Cut(sent=False, over=True))
+            waiting.set_exception(NoReply(sent=False, over=True))
         return close
 
     def abandon(self) -> None:
-        """Stop without telling the server. The session expires there."""
+        """Close the connection without informing the server, where the session expires."""
         with self._lock:
             self.over = True
         self._link.stop()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended, and return whether it has."""
+        """Wait until the thread has ended. Return False if it has not ended in time."""
         return self._link.join(timeout_s)
 
     # Called by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """Return the next requests to send, marked as sent. While writes are unsettled, only requests that settle them.
+        """Return the next requests to send, and mark them as sent.
 
-        Otherwise a later write could overtake an earlier one that is sent again, in effect and in the evidence.
+        While the outcome of a write is unknown, only requests that find it out are returned. Otherwise a later write
+        could overtake an earlier one that is sent again.
         """
         batch: list[Request] = []
         size = 0
@@ -266,7 +274,10 @@ class Connection:
         return batch
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Read the evidence of unsettled writes first, then let the listener send, then all others."""
+        """Find out the outcome of writes without a reply first.
+
+        Then let the listener send requests, then send all others.
+        """
         self._link.ask_for(granted_s)
         for call in self._forgotten():
             call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
@@ -287,7 +298,7 @@ class Connection:
         self._link.wake()
 
     def _forgotten(self) -> list[Request]:
-        """Return requests that were taken on an earlier connection and are unknown there, because their sender was
+        """Return requests that were taken on an earlier connection but never sent, because their sender was
         interrupted.
         """
         with self._lock:
@@ -295,11 +306,11 @@ class Connection:
             return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
     def on_disconnected(self) -> None:
-        """Do nothing: writes in flight are held already."""
+        """Do nothing, because writes without a reply are kept already."""
         self.up = False
 
     def expired(self) -> bool:
-        """Give up unsettled writes: the session that owned the evidence has ended."""
+        """Fail the writes whose outcome is unknown, because the session that owned their number has ended."""
         with self._lock:
             self.up = False
             self.evidence = None
@@ -308,25 +319,25 @@ class Connection:
         with self._lock:
             stop = self.over = self.over or stop
         for call in unsettled:
-            call.set_exception(Cut(sent=True, over=True))
+            call.set_exception(NoReply(sent=True, over=True))
         if stop:
             self._fail_unsent()
         return stop
 
     def ended(self) -> None:
-        """Handle the end of the link's thread."""
+        """Handle the end of the connection's thread."""
         with self._lock:
             self.up = False
             self.over = True
             unsettled, self._unsettled = self._unsettled, []
         for call in unsettled:
-            call.set_exception(Cut(sent=True, over=True))
+            call.set_exception(NoReply(sent=True, over=True))
         self._fail_unsent()
         with contextlib.suppress(InvalidStateError):
-            self.first_up.set_exception(Cut(sent=False, over=True))
+            self.first_up.set_exception(NoReply(sent=False, over=True))
 
     def event(self, kind: int, path: str) -> None:
-        """Handle an event of a watch."""
+        """Pass an event of a watch to the listener."""
         self._listener.on_event(kind, path)
 
     def _fail_unsent(self) -> None:
@@ -334,12 +345,15 @@ class Connection:
             unsent = list(self._outbox)
             self._outbox.clear()
         for call in unsent:
-            call.set_exception(Cut(sent=call.epoch > 0, over=True))
+            call.set_exception(NoReply(sent=call.epoch > 0, over=True))
 
     # Settling.
 
     def _hold(self, call: Request) -> bool:
-        """Keep a write with a lost reply until the next connection. Return False if its evidence is gone."""
+        """Keep a write without a reply until the next connection.
+
+        Return False if its outcome can no longer be found out.
+        """
         with self._lock:
             if self.over or self.evidence != call.evidence or call.done():
                 return False
@@ -369,24 +383,24 @@ class Connection:
             discarded = again if self._discards else []
             self._outbox.extendleft(reversed([] if self._discards else again))
         for call in discarded:
-            call.set_exception(Cut(sent=False, over=True))
+            call.set_exception(NoReply(sent=False, over=True))
         for call in unsettled:
             if found is not None and call.number == reached:
                 call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
             elif found is None or call.number < reached:
-                call.set_exception(Cut(sent=True, over=False))
+                call.set_exception(NoReply(sent=True, over=False))
         self._link.wake()
 
     # Deadlines.
 
     def _leave_unresponsive_server(self, now: float) -> None:
-        """Try another server if this one has not answered for long.
+        """Connect to another server if this one has not answered for a long time.
 
-        kazoo detects that with pings, but sends none while requests are sent. Our renewals would keep it on a frozen
-        server until the session is lost.
+        kazoo detects this with pings, but sends none while requests are sent. Renewals would therefore keep the client
+        on a frozen server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
-        if self.up and oldest is not None and now - oldest > self._settings.timing.silence_s(self.ttl_s):
+        if self.up and oldest is not None and now - oldest > self._settings.timing.max_silence_s(self.ttl_s):
             _log.info("a ZooKeeper server has not answered for %.1f s; reconnecting", now - oldest)
             self._link.cut()
 
@@ -398,7 +412,7 @@ class Connection:
             self._outstanding = [call for call in self._outstanding if not call.done()]
             late = [call for call in self._outstanding if call.deadline <= now]
             again = self._sweeping = bool(self._outstanding)
-            cuts = [(call, Cut(sent=call.epoch > 0, over=False)) for call in late]
+            cuts = [(call, NoReply(sent=call.epoch > 0, over=False)) for call in late]
             if late:
                 doomed = set(map(id, late))
                 self._outbox = deque(call for call in self._outbox if id(call) not in doomed)

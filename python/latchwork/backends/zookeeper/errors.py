@@ -18,12 +18,12 @@ from latchwork.errors import (
 FINAL_CODES = frozenset({wire.NO_AUTH, wire.EPHEMERAL_PARENT, wire.INVALID_ACL, wire.QUOTA_EXCEEDED})
 
 
-class Cut(Exception):
+class NoReply(Exception):
     """A request got no reply.
 
     Attributes:
         sent: Whether it was sent, so that its outcome is unknown.
-        over: Whether the ZooKeeper session has ended or the connection was closed; otherwise the deadline passed.
+        over: Whether the ZooKeeper session has ended or the connection was closed.
     """
 
     def __init__(self, *, sent: bool, over: bool) -> None:
@@ -33,15 +33,20 @@ class Cut(Exception):
 
 
 class EvidenceGone(Exception):
-    """The session has no evidence znode (yet, or any more). Nothing was written."""
+    """The znode in which a connection numbers its writes does not exist. Nothing was written."""
 
 
-def cut_error(
-    cut: Cut, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
+def no_reply_error(
+    cut: NoReply, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
 ) -> LatchworkError:
-    """Return the error of a request without a reply. ``session_id`` is None for the store's own connection.
+    """Return the error for a request without a reply.
 
-    ``what`` is the call and its key, such as ``put 'a/b'``. ``write`` is whether it could change something.
+    Args:
+        cut: The lost request.
+        what: The call and its key, such as ``put 'a/b'``.
+        write: Whether the request could change something.
+        session_id: ID of the session; None for the store's own connection.
+        closed: Whether a session that has ended counts as closed.
     """
     if write and cut.sent:
         return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
@@ -53,12 +58,12 @@ def cut_error(
 
 
 def session_lost(session_id: str, what: str) -> SessionLost:
-    """Return the error of every call of a session that has ended."""
+    """Return the error for every call of a session that has ended."""
     return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
 
 
 def code_error(code: int, *, what: str, key: str) -> LatchworkError:
-    """Return the error of a request that the server refused. Nothing of it was done."""
+    """Return the error for a request that the server refused. It had no effect."""
     if code == wire.NO_AUTH:
         return PermissionDenied(f"{what}: this account has no right to do that to {key!r}; fix its ACL or the account")
     if code == wire.INVALID_ACL:
@@ -73,7 +78,7 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
 
 
 def check_found(code: object, what: str, key: str) -> None:
-    """Accept a read that failed only because the znode does not exist.
+    """Raise an error if a read failed for a reason other than that the znode does not exist.
 
     Raises:
         LatchworkError: It failed for another reason.

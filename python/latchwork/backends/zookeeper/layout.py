@@ -89,12 +89,18 @@ class Znode:
 
 
 def known_key(version: Version) -> Znode:
-    """Return the state of a key seen earlier, without children until a reply shows some."""
+    """Return the state of a key that was seen earlier. It has no children until a reply shows some."""
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
 def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
-    """Return the data of a key's znode. ``created`` is for a bound key that may be older than its znode."""
+    """Return the data of a key's znode.
+
+    Args:
+        value: The value of the key.
+        owner: ID of the session to which it is bound, or None.
+        created: The transaction that created a session-bound key, if its znode was created again later.
+    """
     if owner is None:
         return _PLAIN + value
     older = b"" if created is None else _CREATED + str(created).encode()
@@ -102,9 +108,10 @@ def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes
 
 
 def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
-    """Return the value, the owner, and ``created`` if it is in the data. Data of other programs is returned unchanged.
+    """Decode the data of a znode to the value, the owner, and ``created`` if the data contain it.
 
-    What looks like an owner is a part of the value if the znode is not ephemeral, or if the ID is not one of ours.
+    Data of other programs are returned unchanged. Text that looks like an owner is a part of the value if the znode is
+    not ephemeral, or if the ID is not valid.
     """
     if data[:1] == _PLAIN:
         return data[1:], None, None
@@ -116,9 +123,13 @@ def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | No
 
 
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
-    """Return the entry of a znode; None for an implied parent.
+    """Return the entry of a znode, or None for a parent without a value.
 
-    ``gen`` is the version of the bucket's guard before the read, ``born`` the czxid of the key's ``#born`` node.
+    Args:
+        key: The key.
+        found: The data of the znode.
+        gen: The version of the guard of the key's bucket before the read.
+        born: The transaction that created the key's ``#born`` node.
     """
     data, stat = found
     if not data:
@@ -130,17 +141,17 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
 
 
 def bucket(key: str) -> int:
-    """Return the number of a key's guard."""
+    """Return the number of the bucket to which a key belongs. Keys of a bucket share a guard."""
     return zlib.crc32(key.encode()) % BUCKETS
 
 
 def parent(key: str) -> str:
-    """Return the key above; "" is the root."""
+    """Return the parent of a key. "" is the root."""
     return key.rpartition("/")[0]
 
 
 def ancestors(key: str) -> list[str]:
-    """Return the keys above, nearest first, without the root."""
+    """Return the parents of a key at all levels, the nearest first, without the root."""
     found = []
     while key := parent(key):
         found.append(key)
@@ -148,12 +159,12 @@ def ancestors(key: str) -> list[str]:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a name is one of our own znodes below a key: ``#born`` or ``#keep``."""
+    """Return whether a name below a key is that of an internal znode: ``#born`` or ``#keep``."""
     return name[:1] == "#"
 
 
 def below(key: str, names: Iterable[str]) -> list[str]:
-    """Return the full keys of names below a key."""
+    """Return the full keys for names below a key."""
     return [f"{key}/{name}" for name in names] if key else list(names)
 
 
@@ -176,50 +187,49 @@ class Layout:
         self.folders = [f"{self.root}/{name}" for name in _FOLDERS]
 
     def path(self, key: str) -> str:
-        """Return the path of a key; "" is the root."""
+        """Return the path of a key's znode. "" is the root."""
         return f"{self.root}/{key}" if key else self.root
 
-    def guard(self, key: str) -> str:
-        """Return the path of the guard of a key's bucket."""
+    def guard_path(self, key: str) -> str:
+        """Return the path of the guard of a key's bucket, whose version grows with every deletion in the bucket."""
         return self.guards[bucket(key)]
 
-    def creation_mark(self, key: str) -> str:
-        """Return the path of the mark of a key that was created on an existing znode."""
+    def born_path(self, key: str) -> str:
+        """Return the path of the znode that records when a key was created on an existing znode."""
         return f"{self.path(key)}/{BORN}"
 
-    def keep(self, key: str) -> str:
-        """Return the path of the mark of a parent that is never removed."""
+    def keep_path(self, key: str) -> str:
+        """Return the path of the znode that prevents a parent of sequential keys from being removed."""
         return f"{self.path(key)}/{KEEP}"
 
-    def marker(self, session_id: str) -> str:
-        """Return the path of a session's marker."""
+    def session_path(self, session_id: str) -> str:
+        """Return the path of the ephemeral znode of a session."""
         return f"{self.root}/@s/{session_id}"
 
-    def writer(self, unique: str) -> str:
-        """Return the path of the evidence of a store's own connection."""
+    def writer_path(self, unique: str) -> str:
+        """Return the path of the ephemeral znode in which the store's own connection numbers its writes."""
         return f"{self.root}/@w/{unique}"
 
     def create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
-        """Return a create for ``wire.multi``."""
+        """Encode the creation of a znode as a part of a transaction."""
         return wire.create(path, data, self._acl, flags)
 
     def create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
-        """Return the parts of a multi that create an implied parent. It is set once, so that version 0 is reserved for
-        keys.
+        """Encode the creation of a parent without a value, as parts of a transaction.
 
-        It is a container, which the server deletes some time after its last child has gone, unless the same multi makes
-        it a key.
+        The znode is a container, which the server deletes some time after its last child, unless the same transaction
+        makes it a key. It is written once, because version 0 is reserved for keys.
         """
         path = self.path(key)
         return [self.create(path) if is_key else wire.create_container(path, self._acl), wire.set_data(path, b"", 0)]
 
-    def root_parts(self) -> list[str]:
-        """Return the root and the paths above it, from the top."""
+    def root_paths(self) -> list[str]:
+        """Return the paths of the root and of the znodes above it, from the top."""
         segments = self.root[1:].split("/")
         return ["/" + "/".join(segments[: count + 1]) for count in range(len(segments))]
 
     def key_of(self, path: str) -> str | None:
-        """Return the key that an event at this path concerns; None for our own znodes and invalid keys."""
+        """Return the key that an event at a path concerns. None for internal znodes and invalid keys."""
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]
@@ -233,7 +243,7 @@ class Layout:
         return key if is_key(key) else None
 
     def visible(self, names: Iterable[str], key: str) -> list[str]:
-        """Return the names of znodes below a key, without our own and without invalid keys."""
+        """Return the names of the znodes below a key, without internal ones and invalid keys."""
         found = [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found

@@ -72,32 +72,33 @@ class Link:
         self._owner = owner
 
     def start(self) -> None:
-        """Connect in the background, and stay connected."""
+        """Connect in the background, and reconnect whenever the connection is lost."""
         self._client.start_async()
 
     def flush(self) -> None:
-        """Send the outbox, at once if nothing is in flight."""
+        """Send the waiting requests, at once if no request is in flight."""
         if not self.loop.send_now():
             self.wake()
 
     def wake(self) -> None:
-        """Make the loop check the outbox."""
+        """Wake the connection's thread to send the waiting requests."""
         with contextlib.suppress(OSError, AttributeError):  # closed: no thread is left to wake; or full: it is awake
             self.loop._write_sock.send(b"\0", _NOW)  # noqa: SLF001
 
     def stop(self) -> None:
-        """End the thread without telling the server. Does not wait."""
+        """End the thread without informing the server. Does not wait."""
         self._client._stopped.set()  # noqa: SLF001
         self.loop.cut()
         self.wake()
 
     def cut(self) -> None:
-        """Break the connection. Another one is made at once."""
+        """Break the connection. Another one is opened at once."""
         self.loop.cut()
 
     def ask_server(self, word: bytes, within_s: float) -> str:
-        """Return the answer of the connected server to a four-letter word, on a separate connection; empty without an
-        answer.
+        """Send a four-letter command to the connected server, on a separate connection.
+
+        Return its answer, or "" without one.
         """
         client = self._client
         try:
@@ -121,7 +122,7 @@ class Link:
             return ""
 
     def oldest_sent_at(self) -> float | None:
-        """Return when the oldest unanswered request was sent on this connection; None if there is none."""
+        """Return when the oldest unanswered request was sent on this connection, or None if there is none."""
         try:
             sent: Request = self._client._pending[0][0]  # noqa: SLF001
         except IndexError:
@@ -129,7 +130,10 @@ class Link:
         return sent.sent_at
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread. Return True once it has ended and everything it used is closed."""
+        """Wait until the thread has ended and everything that it used is closed.
+
+        Return False if it has not ended in time.
+        """
         thread = self.loop.thread
         if thread is None or thread is threading.current_thread():
             return thread is None
@@ -142,7 +146,7 @@ class Link:
         return True
 
     def ask_for(self, ttl_s: float) -> None:
-        """Set the session timeout of the next handshakes."""
+        """Set the session timeout that the next handshakes request."""
         self._client._session_timeout = int(ttl_s * 1000)  # noqa: SLF001
 
     def _on_state(self, state: KazooState) -> None:
@@ -154,7 +158,7 @@ class Link:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Creates named threads, none for callbacks, and connections that give up early."""
+    """Gives kazoo named threads, no threads for callbacks, and connections that time out early."""
 
     def __init__(self, name: str, timing: Timing, clock: Clock) -> None:
         super().__init__()
@@ -181,15 +185,17 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             connection: socket.socket = super().create_connection(*args, **kwargs)
         except BaseException:
             if self._clock.now() - begun >= limit_s / 2:
-                self._timing.connect_was_late()
+                self._timing.record_late_connect()
             raise
-        self._timing.connected(self._clock.now() - begun)
+        self._timing.record_connected(self._clock.now() - begun)
         return connection
 
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Do the same as kazoo's, for sockets of any number, without a selector per wait."""
+        """Wait for sockets like kazoo's handler does, for any number of sockets and without a new selector for each
+        wait.
+        """
         poll = select.poll()
         by_number: dict[int, Any] = {}
         for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
@@ -201,6 +207,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
+    """A kazoo client that uses our connection loop."""
+
     on_trouble: Callable[[], None]
 
     def _session_callback(self, state: KeeperState) -> None:

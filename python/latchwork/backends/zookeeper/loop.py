@@ -36,7 +36,7 @@ from kazoo.retry import KazooRetry
 
 from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome
-from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
@@ -47,34 +47,34 @@ _MAX_XID = 2_147_483_647
 
 
 class LinkOwner(Protocol):
-    """Called by the link in its thread."""
+    """Receives the events of a link, in the link's thread."""
 
     def take(self, most_bytes: int) -> Sequence[Request]:
         """Return the next requests to send."""
         ...
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Handle an established or resumed session; nothing has been sent yet."""
+        """Called when a session was opened or resumed. Nothing has been sent yet."""
         ...
 
     def on_disconnected(self) -> None:
-        """Handle a broken connection; the session may continue."""
+        """Called when the connection was lost. The session may continue."""
         ...
 
     def expired(self) -> bool:
-        """Handle the end of the session. True stops, False opens a new session."""
+        """Called when the session has ended. Return True to stop, or False to open a new session."""
         ...
 
     def ended(self) -> None:
-        """Handle the end of the thread."""
+        """Called when the thread has ended."""
         ...
 
     def event(self, kind: int, path: str) -> None:
-        """Handle an event of a watch."""
+        """Called for each event of a watch."""
         ...
 
-    def events_over(self) -> None:
-        """Handle the end of the events that arrived together."""
+    def event_batch_end(self) -> None:
+        """Called after the events that arrived together."""
         ...
 
 
@@ -108,17 +108,17 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The thread; None before the start."""
+        """The thread of the connection. None before it is started."""
         routine: threading.Thread | None = self._connection_routine
         return routine
 
     def cut(self) -> None:
-        """Break the connection, from any thread."""
+        """Break the connection. May be called in any thread."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(2)
 
     def zk_loop(self) -> None:
-        """Run the connection loop."""
+        """Run the connection loop until the link is stopped."""
         try:
             super().zk_loop()
         finally:
@@ -127,8 +127,8 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
         """Return all addresses of all hosts in random order. A name that cannot be resolved does not affect the others.
 
-        kazoo's own method does not catch the error for a name that does not fit into a DNS message. It would end the
-        thread, however many other servers there are.
+        kazoo's own method does not catch the error for a name that does not fit into a DNS message. That would end the
+        thread, even if there are other servers.
         """
         found: list[tuple[str, str, int]] = []
         for host, port in self.client.hosts:
@@ -142,7 +142,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return found
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
-        """Try one server. An unexpected error ends the attempt, not the thread."""
+        """Try to connect to one server. An unexpected error ends the attempt, but not the thread."""
         try:
             return super()._connect_attempt(host, hostip, port, retry)
         except KazooException:
@@ -178,27 +178,27 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return read_ms, connect_ms
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
-        """Make a step of the handshake. It is retried with a longer timeout, in case the server is slow."""
+        """Make one step of the handshake, and repeat it with a longer timeout in case the server is slow."""
         try:
             self._timing.phase = "the handshake of ZooKeeper"
             answer: object = super()._invoke(min(timeout, self._timing.handshake_s), request, xid)
         except self.handler.timeout_exception:
-            self._timing.answer_was_late()
+            self._timing.record_late_answer()
             raise
-        self._timing.answered()
+        self._timing.record_answered()
         return answer
 
     def close_to_others(self) -> None:
-        """Let only the connection's thread send until the next connection is up."""
+        """Allow only the connection's thread to send, until the next connection is established."""
         with self._sending:
             self._is_open = False
             self._unsent.clear()
 
     def send_now(self) -> bool:
-        """Send the outbox in the calling thread. Return False if the connection's thread must do it.
+        """Send the waiting requests in the calling thread. Return False if the connection's thread must do it.
 
-        With nothing in flight, readable data is an event or the end of the connection. It is handled first, so that
-        nothing is sent on a closed connection.
+        If no request is in flight, readable data are an event or the end of the connection. They are handled first, so
+        that nothing is sent on a closed connection.
         """
         if self.client._pending or self._sending.locked():  # noqa: SLF001
             return False
@@ -227,7 +227,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._unsent += batch[sent:]
 
     def _next_batch(self) -> bytearray:
-        """Return requests from the outbox as bytes; they are in flight from now on. The caller holds the lock."""
+        """Return the waiting requests as bytes. From then on they are in flight. The caller holds the lock."""
         batch = bytearray()
         for sent in self._owner.take(_BATCH_BYTES):
             self._xid = self._xid % _MAX_XID + 1
@@ -273,11 +273,11 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             del unread[:at]
         if self._has_events:
             self._has_events = False
-            self._owner.events_over()
+            self._owner.event_batch_end()
         return None
 
     def _receive(self) -> None:
-        """Read available data, including data that TLS has buffered."""
+        """Read the available data, including data that TLS has buffered."""
         with self._socket_error_handling():
             while True:
                 try:
@@ -314,7 +314,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
 
 class Request(Outcome[Reply]):
-    """A request and its future reply."""
+    """A request, and the future of its reply."""
 
     def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
         super().__init__()
@@ -329,16 +329,19 @@ class Request(Outcome[Reply]):
         self.hold: Callable[[Request], bool] | None = None
 
     def answer(self, reply: Reply) -> None:
-        """Set the reply, unless the deadline came first."""
+        """Complete the request with its reply, unless the deadline has passed before."""
         with contextlib.suppress(InvalidStateError):
             self.set_result(reply)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End without a reply; kazoo calls it when the connection ends. A write may be held back to be settled."""
-        if isinstance(exception, Cut):
-            end: Cut = exception
+        """Fail the request, because the connection has ended.
+
+        A write may be kept instead until its outcome is found out.
+        """
+        if isinstance(exception, NoReply):
+            end: NoReply = exception
         else:
-            end = Cut(sent=True, over=isinstance(exception, SessionExpiredError))
+            end = NoReply(sent=True, over=isinstance(exception, SessionExpiredError))
             if not end.over and self.hold is not None and self.hold(self):
                 return
         with contextlib.suppress(InvalidStateError):
@@ -346,6 +349,6 @@ class Request(Outcome[Reply]):
 
     @property
     def linearizable(self) -> bool:
-        """Whether the barrier before it was answered on the same connection."""
+        """Whether the reply is linearizable, because the barrier before it was answered on the same connection."""
         barrier = self.barrier
         return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None

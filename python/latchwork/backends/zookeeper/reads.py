@@ -33,7 +33,7 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What the requests of one call share.
+    """What the requests of one read have in common.
 
     Attributes:
         connection: The connection to read through.
@@ -47,8 +47,9 @@ class ReadContext:
 
 
 class Reader:
-    """Reads through any connection, as steps that raise ``Cut`` when it breaks; the caller starts again. Thread-
-    safe.
+    """Reads keys through any connection. If the connection breaks, a read raises ``NoReply`` and the caller repeats it.
+
+    Thread-safe.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -59,23 +60,27 @@ class Reader:
     # Guards and barriers.
 
     def learn(self, number: int, gen: int) -> None:
-        """Record a version of a bucket's guard."""
+        """Record the version of a bucket's guard, as read from a server."""
         before = self._gens[number]
         if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
             self._gens[number] = gen
 
     def gens(self) -> list[int]:
-        """Return, per bucket, a version that its guard has reached; valid for reads and writes from now on."""
+        """Return for each bucket a version that its guard has reached.
+
+        It can be used by reads and writes that start now.
+        """
         return self._gens.copy()
 
     def context(self, connection: Connection, deadline: float) -> ReadContext:
-        """Return the context of reads behind a barrier that is sent from now on."""
+        """Return the context for reads that follow a barrier, which is sent from now on."""
         return ReadContext(connection, deadline, self.gens())
 
     def begin(self, connection: Connection, deadline: float, *, stale_ok: bool = False) -> Steps[ReadContext]:
-        """Return the context of reads from now on: behind a barrier, or of the connected server's state.
+        """Return the context for reads from now on: after a barrier, or with ``stale_ok`` from the connected server's
+        state.
 
-        The versions of a stale read make any check read the keys again; see ``read_with_guards``.
+        A check of a key that was read stale always reads the key again; see ``read_with_guards``.
         """
         if stale_ok:
             return ReadContext(connection, deadline, _NO_GENS)
@@ -86,13 +91,13 @@ class Reader:
     # One key.
 
     def get(self, connection: Connection, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
-        """Read a key, linearizably or from the connected server's state."""
+        """Read a key, linearizably or from the state of the connected server."""
         path, gen = self.layout.path(key), UNKNOWN
         if stale_ok:
             reply: Reply = yield connection.call(GET_DATA, wire.path_and_flag(path), deadline)
             found: Found = wire.parse_data(reply.body)[0] if reply.error == OK else reply.error
         else:
-            payload = wire.multi([wire.read_data(self.layout.guard(key)), wire.read_data(path)])
+            payload = wire.multi([wire.read_data(self.layout.guard_path(key)), wire.read_data(path)])
             call = connection.read(MULTI_READ, payload, deadline)
             reply = yield call
             while not call.linearizable:
@@ -115,16 +120,18 @@ class Reader:
     def get_many(
         self, connection: Connection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
     ) -> Steps[list[Entry | None]]:
-        """Read keys in order, each linearizable unless stale."""
+        """Read keys in order. Each read is linearizable unless ``stale_ok``."""
         context = yield from self.begin(connection, deadline, stale_ok=stale_ok)
         return (yield from self.read_keys(context, keys))
 
     def read_with_guards(
         self, connection: Connection, keys: Sequence[str], deadline: float
     ) -> Steps[list[Entry | None]]:
-        """Read keys without a barrier, after the guards, which are as old as the connected server.
+        """Read the guards of the keys' buckets, then the keys, without a barrier.
 
-        Guards and keys are one request if they fit, because reads of a request are answered in order.
+        The result is as old as the connected server.
+
+        All of it is one request if it fits, because the reads of a request are answered in order.
         """
         context = ReadContext(connection, deadline, _NO_GENS.copy())
         buckets = sorted({bucket(key) for key in keys})
@@ -141,7 +148,7 @@ class Reader:
         return (yield from self.read_keys(context, keys))
 
     def read_keys(self, context: ReadContext, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-        """Return entries from the connected server, in order; None where there is no key."""
+        """Read keys from the connected server. Return their entries in order, or None where there is no key."""
         keys = list(keys)
         entries: list[Entry | None] = []
         parents: list[int] = []
@@ -158,7 +165,7 @@ class Reader:
         return (yield from self._complete(context, keys, entries, parents))
 
     def entries(self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]) -> Steps[list[Entry | None]]:
-        """Return the entries of keys that were read. Those with children are read again."""
+        """Return the entries of keys that were read. Keys with children are read again."""
         entries: list[Entry | None] = []
         parents = []
         for index, (key, each) in enumerate(zip(keys, found, strict=True)):
@@ -174,7 +181,7 @@ class Reader:
     def _complete(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[Entry | None]]:
-        """Read keys with children until none changes between two reads."""
+        """Read keys with children repeatedly, until none changes between two reads."""
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
@@ -184,8 +191,8 @@ class Reader:
     def _complete_parents(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[int]]:
-        """Complete the entries with children, and return those that changed in between."""
-        paths = [self.layout.creation_mark(keys[index]) for index in parents]
+        """Read the missing data of keys with children. Return the indexes of those that changed in between."""
+        paths = [self.layout.born_path(keys[index]) for index in parents]
         paths += [self.layout.path(keys[index]) for index in parents]
         found = yield from self.read_data(context, paths)
         again = []
@@ -203,11 +210,11 @@ class Reader:
     # Many reads of any kind.
 
     def read_data(self, context: ReadContext, paths: Sequence[str]) -> Steps[list[Found]]:
-        """Return the data of znodes, in order."""
+        """Read the data of znodes, in order."""
         return (yield from self.read_each(context, [wire.read_data(path) for path in paths]))
 
     def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> Steps[list[Found]]:
-        """Return the results of the reads of a MULTI_READ, in order."""
+        """Send several reads in one request, and return their results in order."""
         results: list[Found] = []
 
         def take(body: bytes) -> int:
@@ -225,10 +232,13 @@ class Reader:
         encode: Callable[[int, int], bytes],
         take: Callable[[bytes], int],
     ) -> Steps[None]:
-        """Do many reads with few requests, a few of them in flight.
+        """Make many reads with few requests, some of which are in flight at once.
 
-        ``encode`` returns the payload of a range of reads. ``take`` gets the answers in order, and returns for how many
-        reads each was.
+        Args:
+            context: The context of the reads.
+            count: The number of reads.
+            encode: Returns the request for a range of reads.
+            take: Called with the replies in order; returns how many reads each one has answered.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
         flying: list[Request] = []
@@ -245,15 +255,15 @@ class Reader:
     # Names.
 
     def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
-        """Return the names of the znodes directly below, without our own, unsorted."""
-        return (yield from self.names_of(key, self.ask_names(connection, key, deadline)))
+        """Return the names of the znodes directly below a key, without internal ones, unsorted."""
+        return (yield from self.receive_names(key, self.request_names(connection, key, deadline)))
 
-    def ask_names(self, connection: Connection, key: str, deadline: float) -> Request:
-        """Send the request for ``names_of``."""
+    def request_names(self, connection: Connection, key: str, deadline: float) -> Request:
+        """Send the request for the names of the znodes directly below a key."""
         return connection.call(GET_CHILDREN, wire.path_and_flag(self.layout.path(key)), deadline)
 
-    def names_of(self, key: str, asked: Request) -> Steps[list[str]]:
-        """Return the answer to ``ask_names``; see ``names``."""
+    def receive_names(self, key: str, asked: Request) -> Steps[list[str]]:
+        """Return the names for a request of ``request_names``."""
         reply: Reply = yield asked
         if reply.error != OK:
             check_found(reply.error, "list", key)
@@ -262,7 +272,7 @@ class Reader:
 
 
 class Lister:
-    """Lists through any connection, as steps like those of ``Reader``. Thread-safe."""
+    """Lists keys through any connection, like ``Reader`` reads them. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -280,7 +290,7 @@ class Lister:
         *,
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
-        """Return the keys directly below, sorted. A stale entry, too, has a version that a check can use."""
+        """Read the entries directly below a prefix, sorted. Stale entries have versions that checks can use."""
         context, names = yield from self._begin(connection, prefix, deadline, stale_ok=stale_ok)
         keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
@@ -299,7 +309,7 @@ class Lister:
     def subtree_part(
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
-        """Return the subtree in order, up to the limit."""
+        """Read the entries of a subtree in order, up to a limit."""
         if limit is None and start_after is None:
             context, names = yield from self._begin(connection, prefix, deadline)
             return (yield from self._subtree(context, below(prefix, names)))
@@ -319,14 +329,14 @@ class Lister:
     def _begin(
         self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
     ) -> Steps[tuple[ReadContext, list[str]]]:
-        """Begin as ``Reader.begin``, and read the names below a prefix, in one round trip."""
+        """Return the context for reads, as ``Reader.begin`` does, and the names below a prefix, with one request."""
         beginning = drive(self.reader.begin(connection, deadline, stale_ok=stale_ok))
-        asked = self.reader.ask_names(connection, prefix, deadline)
+        asked = self.reader.request_names(connection, prefix, deadline)
         context: ReadContext = yield beginning
-        return context, (yield from self.reader.names_of(prefix, asked))
+        return context, (yield from self.reader.receive_names(prefix, asked))
 
     def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
-        """Return all keys below the prefix, sorted, without a barrier of its own."""
+        """Read the entries below a prefix, sorted. Sends no barrier."""
         names = yield from self.reader.names(context.connection, prefix, context.deadline)
         return (yield from self._subtree(context, below(prefix, names)))
 
@@ -341,16 +351,22 @@ class Lister:
         entries.sort(key=attrgetter("key"))
         return entries
 
-    def ask_first(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
-        """Send the requests that ``whole`` needs in any case: the names below a prefix, and the key there."""
+    def request_subtree(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
+        """Send the first requests of ``whole``: for the names below a prefix, and for the key at the prefix."""
         payload = wire.multi([wire.read_data(self._layout.path(prefix))])
         own = context.connection.call(MULTI_READ, payload, context.deadline)
-        return self.reader.ask_names(context.connection, prefix, context.deadline), own
+        return self.reader.request_names(context.connection, prefix, context.deadline), own
 
     def whole(self, context: ReadContext, prefix: str, asked: tuple[Request, Request]) -> Steps[list[Entry]]:
-        """Return all keys below the prefix, then the one at it, without a barrier of its own; see ``ask_first``."""
+        """Read the entries below a prefix, then the one at the prefix. Sends no barrier.
+
+        Args:
+            context: The context of the reads.
+            prefix: The prefix.
+            asked: The requests that ``request_subtree`` has sent.
+        """
         names, own = asked
-        level = below(prefix, (yield from self.reader.names_of(prefix, names)))
+        level = below(prefix, (yield from self.reader.receive_names(prefix, names)))
         entries = yield from self._subtree(context, level)
         reply: Reply = yield own
         if prefix:
@@ -360,7 +376,7 @@ class Lister:
         return entries
 
     def _below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
-        """Return the existing keys among these, each with the keys directly below it."""
+        """Return those of the keys that exist, each with the keys directly below it."""
         found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
         there = []
         for key, names in zip(keys, found, strict=True):
@@ -375,10 +391,11 @@ class Lister:
     def children(
         self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
     ) -> Steps[tuple[list[str], list[str]]]:
-        """Return the names directly below of keys and parents of keys, sorted, and the keys of childless implied
-        parents.
+        """Read the names directly below a prefix, of keys and of parents of keys.
 
-        A stale answer contains everything below, childless or not, as the connected server has it.
+        Also return parents that have become empty.
+
+        A stale result contains all names of the connected server, even those of empty parents.
         """
         context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.names(connection, prefix, deadline)
@@ -389,7 +406,7 @@ class Lister:
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
     def _alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
-        """Return which of these are keys or have a key below: all together, a level and a few children at a time."""
+        """Return which of these are keys or have a key below them. All are read together, one level at a time."""
         alive: set[str] = set()
         todo = [(key, [key]) for key in keys]  # each, and the znodes any of which may prove it
         width = _PROBES
@@ -405,10 +422,13 @@ class Lister:
     def _probe(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
     ) -> Steps[list[str]]:
-        """Read the probes and return the implied parents with children among them.
+        """Read some keys, and return those that are parents without a value but with children.
 
-        ``alive`` collects the keys that the probes prove to be alive, ``childless`` the implied parents without
-        children.
+        Args:
+            context: The context of the reads.
+            probes: The keys to read, each with the key for which it is read.
+            alive: Receives the keys that are shown to have a key below them.
+            childless: Receives the parents that have no children.
         """
         found = yield from self.reader.read_data(context, [self._layout.path(key) for key in probes])
         implied = []
@@ -437,12 +457,15 @@ class _SubtreePart:
         self._read: dict[str, Entry | None] = {}
 
     def next(self, count: int) -> tuple[list[str], list[str]]:
-        """Return the first things to read: keys, and keys below which to list."""
+        """Return what to read next: keys, and keys below which to list names."""
         some = [heapq.heappop(self.todo) for _ in range(min(count, len(self.todo)))]
         return [each for each in some if each[-1] != "/"], [each[:-1] for each in some if each[-1] == "/"]
 
     def expect(self, keys: list[str]) -> None:
-        """Add existing keys. "0" follows "/": a subtree that ends after the start may contain results."""
+        """Add keys that exist and are to be read.
+
+        A subtree that ends after the start of the listing may contain results ("0" follows "/").
+        """
         after = self._start_after
         for key in keys:
             if after is None or key > after:
@@ -457,7 +480,7 @@ class _SubtreePart:
                 heapq.heappush(self.todo, key + "/")
 
     def take(self) -> list[Entry]:
-        """Return the entries that no unread key can precede, in order."""
+        """Return in order the entries that no unread key can precede."""
         end = self.todo[0] if self.todo else None
         ready = sorted(key for key in self._read if end is None or key < end)
         found = [self._read.pop(key) for key in ready]

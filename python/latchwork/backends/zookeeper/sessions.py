@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome, Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
-from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.errors import NoReply, code_error, no_reply_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
@@ -40,7 +40,7 @@ class ZooKeeperSession:
         self.id = uuid.uuid4().hex
         self.token = 0
         self._settings = settings
-        self._marker = layout.marker(self.id)
+        self._marker = layout.session_path(self.id)
         self._on_gone = on_gone
         self._commit = commit
         self._lock = mutex()
@@ -50,33 +50,40 @@ class ZooKeeperSession:
 
     @property
     def ttl_s(self) -> float:
-        """The TTL that the server granted."""
+        """The TTL in seconds that the server granted."""
         return self.connection.ttl_s
 
     @property
     def opened_at(self) -> float:
-        """When the handshake that opened it was sent."""
+        """The local clock time at which the handshake that opened the session was sent."""
         return self.connection.opened_at
 
     @property
     def renew_every_s(self) -> float:
-        """A third of the TTL: a renewal is a transaction in the log of every server."""
+        """A third of the TTL in seconds.
+
+        A renewal is a transaction in the log of every server, so it is not made more often.
+        """
         return self.ttl_s / 3
 
     @property
     def confirm_gap_s(self) -> float:
-        """A quarter of the TTL: by then a ping has carried news of this session to the leader."""
+        """A quarter of the TTL in seconds.
+
+        Within that time, a server reports to the leader that the session is alive.
+        """
         return self.ttl_s / 4
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """One touch that counts with the next renewal, one before in case it is late, and one that makes this renewal
-        count.
+        """The seconds after a renewal at which touches are sent.
+
+        One makes this renewal count, one counts with the next renewal, and one comes before that in case it is late.
         """
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
     def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
-        """Connect and create the marker.
+        """Connect, and create the ephemeral znode of the session.
 
         Raises:
             Unavailable: Not within ``call_timeout_s``. Nothing is left behind.
@@ -95,7 +102,7 @@ class ZooKeeperSession:
         return self
 
     def renew(self) -> Future[float]:
-        """Check the marker. A quorum answers, and only while the session is alive."""
+        """Renew the session with a check of its znode. A quorum answers it, and only while the session is alive."""
         return drive(self._renew())
 
     def _renew(self) -> Steps[float]:
@@ -104,8 +111,8 @@ class ZooKeeperSession:
         call = self.connection.call(MULTI, self._check, deadline)
         try:
             reply = yield call
-        except Cut as cut:
-            raise cut_error(cut, what=what, write=False, session_id=self.id) from cut
+        except NoReply as cut:
+            raise no_reply_error(cut, what=what, write=False, session_id=self.id) from cut
         error = wire.parse_multi(reply).error
         if error in {NO_NODE, SESSION_EXPIRED}:
             raise session_lost(self.id, what)
@@ -114,7 +121,9 @@ class ZooKeeperSession:
         return call.sent_at
 
     def touch(self) -> Future[float]:
-        """Send a sync, which goes to the leader behind the server's news of this session, and writes nothing."""
+        """Send a sync request, which reaches the leader after the server's report on this session, and writes
+        nothing.
+        """
         return drive(self._touch())
 
     def _touch(self) -> Steps[float]:
@@ -123,18 +132,24 @@ class ZooKeeperSession:
         call = self.connection.call(SYNC, wire.text("/"), deadline)
         try:
             reply = yield call
-        except Cut as cut:
-            raise cut_error(cut, what=what, write=False, session_id=self.id) from cut
+        except NoReply as cut:
+            raise no_reply_error(cut, what=what, write=False, session_id=self.id) from cut
         if reply.error != OK:
             raise code_error(reply.error, what=what, key=self._marker)
         return call.sent_at
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, through this session's connection. It sets the marker, so it is also a renewal."""
+        """Commit a transaction through this session's connection.
+
+        It writes the session's znode, so it is also a renewal.
+        """
         return self._commit(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End the ZooKeeper session. Without a connection, this happens with the next one if the TTL has not passed."""
+        """End the ZooKeeper session.
+
+        Without a connection, this is done with the next one if the TTL has not passed by then.
+        """
         with self._lock:
             if self._closing is not None:
                 return self._closing
@@ -153,7 +168,7 @@ class ZooKeeperSession:
         resolve(closing, None)
 
     def _clean_up_later(self) -> None:
-        """Free what the connection's thread used, once it has ended, or with the store's next session."""
+        """Free the resources of the connection's thread once it has ended, or with the store's next session."""
         self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
     def _late(self, closing: Future[None]) -> None:
@@ -162,16 +177,16 @@ class ZooKeeperSession:
     # Called by the connection.
 
     def on_up(self) -> None:
-        """Do nothing: waiting requests are sent."""
+        """Do nothing, because waiting requests are sent by the connection."""
 
     def on_event(self, kind: int, path: str) -> None:
-        """Do nothing: no watch is set on this connection."""
+        """Do nothing, because no watch is set on this connection."""
 
-    def on_events_over(self) -> None:
-        """Do nothing."""
+    def on_event_batch_end(self) -> None:
+        """Do nothing, because no watch is set on this connection."""
 
     def on_expired(self) -> bool:
-        """Never continue with another ZooKeeper session."""
+        """Return True, because a session never continues with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)
         with self._lock:
             gone = self._closing is None

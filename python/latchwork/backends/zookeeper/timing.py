@@ -37,34 +37,34 @@ class Timing:
 
     @property
     def connect_s(self) -> float:
-        """Seconds for a TCP connection, with TLS if it is used."""
+        """Return the timeout in seconds for opening a TCP connection, including TLS."""
         least_s = max(self._least_s, _ONE_LOST * self._round_trip_s)
         return min(least_s * (1 << self._late_connects % _ATTEMPTS), max(self._most_s, self._least_s))
 
     @property
     def handshake_s(self) -> float:
-        """Seconds for the answer to a step of the handshake."""
+        """Return the timeout in seconds for the answer to a step of the handshake."""
         return max(_HANDSHAKE_S, _ONE_LOST * self._round_trip_s) * (1 << self._late_handshakes)
 
-    def silence_s(self, ttl_s: float) -> float:
-        """Seconds after which a server that owes an answer is left, for a session of this TTL."""
+    def max_silence_s(self, ttl_s: float) -> float:
+        """Return after how many seconds without an answer to leave a server, for a session with this TTL."""
         part = _SILENT if self._servers > 1 else _SILENT_ALONE
         wanted_s = max(ttl_s * part, _TWO_LOST * self._round_trip_s)
         return max(_LEAST_SILENCE_S, min(wanted_s, ttl_s * _SILENT_MOST))
 
-    def connected(self, took_s: float) -> None:
-        """Note that a connection was opened."""
+    def record_connected(self, took_s: float) -> None:
+        """Record how long it took to open a connection."""
         self._round_trip_s = took_s
         self._late_connects = 0
 
-    def connect_was_late(self) -> None:
-        """Note that an attempt to open a connection took too long."""
+    def record_late_connect(self) -> None:
+        """Record that opening a connection timed out."""
         self._late_connects += 1
 
-    def answered(self) -> None:
-        """Note that a step of a handshake was answered."""
+    def record_answered(self) -> None:
+        """Record that a step of the handshake was answered."""
         self._late_handshakes = 0
 
-    def answer_was_late(self) -> None:
-        """Note that a step of a handshake was not answered in time."""
+    def record_late_answer(self) -> None:
+        """Record that a step of the handshake timed out."""
         self._late_handshakes = min(self._late_handshakes + 1, 8)

@@ -64,7 +64,11 @@ class Stat(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer of the server. ``settled``: there was none, but the write was found to be applied at ``zxid``."""
+    """A reply of the server.
+
+    Attributes:
+        settled: There was no reply, but the write was found to be applied at ``zxid``.
+    """
 
     error: int
     zxid: int
@@ -97,7 +101,7 @@ class MultiReply(NamedTuple):
 
 
 def text(value: str) -> bytes:
-    """Encode a string."""
+    """Encode a text."""
     raw = value.encode()
     return INT.pack(len(raw)) + raw
 
@@ -108,64 +112,67 @@ def blob(value: bytes) -> bytes:
 
 
 def path_and_flag(path: str, number: int | None = None) -> bytes:
-    """Encode the payload of getData, exists and getChildren without a watch, or of requests that end with a number."""
+    """Encode a request that consists of a path and a flag or number, such as getData, exists and getChildren."""
     return text(path) + (b"\0" if number is None else INT.pack(number))
 
 
 def read_and_watch(path: str) -> bytes:
-    """Encode the payload of getData with a one-shot watch."""
+    """Encode a getData request that sets a one-shot watch."""
     return text(path) + b"\1"
 
 
 def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
-    """Encode an ACL of (permissions, scheme, id)."""
+    """Encode an ACL, given as (permissions, scheme, id) tuples."""
     return INT.pack(len(entries)) + b"".join(
         INT.pack(permissions) + text(scheme) + text(identity) for permissions, scheme, identity in entries
     )
 
 
 def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
-    """Encode a create for ``multi``."""
+    """Encode the creation of a znode as a part of a transaction."""
     return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
 
 
 def create_container(path: str, acl: bytes) -> bytes:
-    """Encode the create of a container for ``multi``: the server deletes it some time after its last child has gone."""
+    """Encode the creation of a container znode as a part of a transaction.
+
+    The server deletes a container some time after its last child.
+    """
     return _HEADS[_CREATE_CONTAINER] + text(path) + blob(b"") + acl + INT.pack(_CONTAINER)
 
 
 def delete(path: str, version: int = -1) -> bytes:
-    """Encode a delete for ``multi``."""
+    """Encode the deletion of a znode as a part of a transaction."""
     return _HEADS[DELETE] + text(path) + INT.pack(version)
 
 
 def set_data(path: str, data: bytes, version: int = -1) -> bytes:
-    """Encode a setData for ``multi``."""
+    """Encode the writing of a znode's data as a part of a transaction."""
     return _HEADS[SET_DATA] + text(path) + blob(data) + INT.pack(version)
 
 
 def check(path: str, version: int = -1) -> bytes:
-    """Encode a check for ``multi``."""
+    """Encode the check of a znode's version as a part of a transaction."""
     return _HEADS[CHECK] + text(path) + INT.pack(version)
 
 
 def read_data(path: str) -> bytes:
-    """Encode a getData for a MULTI_READ."""
+    """Encode the reading of a znode's data as a part of a multi-read request."""
     return _HEADS[GET_DATA] + text(path) + b"\0"
 
 
 def read_children(path: str) -> bytes:
-    """Encode a getChildren for a MULTI_READ."""
+    """Encode the reading of the names of a znode's children as a part of a multi-read request."""
     return _HEADS[GET_CHILDREN] + text(path) + b"\0"
 
 
 def alone(part: bytes) -> bytes:
-    """Encode the payload of a request for one part of a multi."""
+    """Encode a request from what would be one part of a transaction."""
     return part[_MULTI_HEAD.size :]
 
 
 def multi(parts: list[bytes]) -> bytes:
-    """Encode the payload of a MULTI or MULTI_READ."""
+    """Encode a transaction or multi-read request from its parts."""
     return b"".join(parts) + _MULTI_END
 
 
@@ -173,19 +180,19 @@ def multi(parts: list[bytes]) -> bytes:
 
 
 def parse_text(body: bytes, at: int) -> tuple[str, int]:
-    """Return a string and the index of the next field."""
+    """Decode a text. Return it with the index of the next field."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     return (body[at : at + length].decode(), at + length) if length > 0 else ("", at)
 
 
 def parse_stat(body: bytes, at: int = 0) -> Stat:
-    """Return a stat record."""
+    """Decode the metadata of a znode."""
     return Stat._make(_STAT.unpack_from(body, at))
 
 
 def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
-    """Return data and stat, and the index of the next field."""
+    """Decode the data and metadata of a znode. Return them with the index of the next field."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     end = at + max(length, 0)
@@ -193,7 +200,7 @@ def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
 
 
 def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
-    """Return the children in the server's order, and the index of the next field."""
+    """Decode the names of children, in the server's order. Return them with the index of the next field."""
     (count,) = INT.unpack_from(body, at)
     at += 4
     names = []
@@ -204,7 +211,7 @@ def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
 
 
 def parse_multi(reply: Reply) -> MultiReply:
-    """Return the reply to a MULTI. One without a body was refused as a whole, or settled."""
+    """Decode the reply to a transaction. A reply without a body was refused as a whole, or settled."""
     body = reply.body
     if not body:
         return MultiReply([], reply.error)
@@ -234,7 +241,7 @@ def parse_multi(reply: Reply) -> MultiReply:
 
 
 def parse_multi_read(body: bytes) -> list[Found]:
-    """Return the results of the reads of a MULTI_READ, in order."""
+    """Decode the results of a multi-read request, in order."""
     results: list[Found] = []
     at = 0
     while True:

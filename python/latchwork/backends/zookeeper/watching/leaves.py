@@ -29,7 +29,7 @@ from latchwork.backends.futures import drive
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
-from latchwork.backends.zookeeper.errors import Cut, code_error
+from latchwork.backends.zookeeper.errors import NoReply, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import Reader
@@ -44,10 +44,10 @@ _RIGHTS_EVERY_S, _AT_ONCE = 4.0, 200
 _UNKNOWN_AGE = float("-inf")
 
 
-class LeafWatch(DeliveringWatch):
-    """A watch of a key. The hub keeps its state and delivers to it."""
+class SingleKeyWatch(DeliveringWatch):
+    """A watch of a single session-bound key. ``SingleKeyWatches`` keeps its state and delivers its events."""
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[LeafWatch], None], *, siblings: bool) -> None:
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[SingleKeyWatch], None], *, siblings: bool) -> None:
         super().__init__(prefix, sink, drop)
         self.siblings = siblings
         self.asks = 0  # an answer to an ask that is not the newest is of no use
@@ -56,11 +56,15 @@ class LeafWatch(DeliveringWatch):
         self.over = False
 
 
-class LeafHub:
-    """All leaf watches of a store. Thread-safe.
+class SingleKeyWatches:
+    """All watches of single session-bound keys of a store. Thread-safe.
 
-    ``lock`` is that of the other hub. ``is_watched`` returns whether that hub watches exactly this key, and is called
-    with the lock held.
+    Args:
+        connection: The connection on which the watches are set.
+        reader: Reads the keys.
+        timer: Schedules later reads.
+        lock: The lock shared with the watches of prefixes.
+        is_watched: Returns whether a watch of prefixes watches exactly this key. Called with the lock held.
     """
 
     def __init__(
@@ -78,12 +82,18 @@ class LeafHub:
         self._timer = timer
         self._lock = lock
         self._is_watched = is_watched
-        self._watches: dict[str, list[LeafWatch]] = {}  # by path
+        self._watches: dict[str, list[SingleKeyWatch]] = {}  # by path
         self._beating = False
 
-    def watch(self, prefix: str, sink: Sink, *, siblings: bool) -> LeafWatch:
-        """Start a watch; its first event arrives by itself."""
-        watch = LeafWatch(prefix, sink, self._drop, siblings=siblings)
+    def watch(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
+        """Start to watch a key. The first event, with its current state, is delivered when it was read.
+
+        Args:
+            prefix: The key.
+            sink: Receives the events.
+            siblings: Also read the names next to the key when it is deleted.
+        """
+        watch = SingleKeyWatch(prefix, sink, self._drop, siblings=siblings)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
             begin, self._beating = not self._beating, True
@@ -92,8 +102,8 @@ class LeafHub:
             self._timer.call_later(_RIGHTS_EVERY_S, self._reread_all)
         return watch
 
-    def _drop(self, watch: LeafWatch) -> None:
-        """Remove a closed watch, and the server's if it was the last one at its path and has not fired."""
+    def _drop(self, watch: SingleKeyWatch) -> None:
+        """Remove a closed watch. Also remove the server's watch if it has not fired and no other watch needs it."""
         with self._lock:
             self._forget(watch, remove=not watch.over)
 
@@ -103,19 +113,19 @@ class LeafHub:
             watch.close()
 
     def reread(self, prefix: str) -> None:
-        """Read the key again after the server's watches at it were removed."""
+        """Read the key again, because the server's watches of it were removed."""
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
 
     # Called by the connection.
 
     def on_up(self) -> None:
-        """Set all watches again, because the server's are gone with the old connection."""
+        """Set all watches again on a new connection, because the server keeps them for the old one only."""
         for watch in self._all():
             self._ask(watch)
 
     def on_event(self, kind: int, path: str) -> None:
-        """Handle an event, which may be about another watch."""
+        """Handle an event of the server, which may concern another watch."""
         if path not in self._watches:
             return
         for watch in self._at(path):
@@ -126,15 +136,15 @@ class LeafHub:
 
     # Private.
 
-    def _all(self) -> list[LeafWatch]:
+    def _all(self) -> list[SingleKeyWatch]:
         with self._lock:
             return [watch for same in self._watches.values() for watch in same]
 
-    def _at(self, path: str) -> list[LeafWatch]:
+    def _at(self, path: str) -> list[SingleKeyWatch]:
         with self._lock:
             return list(self._watches.get(path, ()))
 
-    def _forget(self, watch: LeafWatch, *, remove: bool) -> None:
+    def _forget(self, watch: SingleKeyWatch, *, remove: bool) -> None:
         """Remove a watch. The caller holds the lock."""
         path = self._layout.path(watch.prefix)
         same = self._watches.get(path, [])
@@ -147,7 +157,7 @@ class LeafHub:
         if remove and not self._is_watched(watch.prefix):
             self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
 
-    def _ask(self, watch: LeafWatch, *, barrier: bool = False) -> None:
+    def _ask(self, watch: SingleKeyWatch, *, barrier: bool = False) -> None:
         with self._lock:
             if watch.closed or watch.over:
                 return
@@ -160,13 +170,13 @@ class LeafHub:
             call = send(GET_DATA, payload)
         call.add_done_callback(lambda _: self._answered(watch, number, call))
 
-    def _answered(self, watch: LeafWatch, number: int, call: Request) -> None:
+    def _answered(self, watch: SingleKeyWatch, number: int, call: Request) -> None:
         if watch.asks != number:
             return
         watch.waits = False
         error = call.exception()
         if error is not None:
-            if not (isinstance(error, Cut) and self._connection.over):
+            if not (isinstance(error, NoReply) and self._connection.over):
                 self._reread_later(watch, number)
             return
         reply = call.result()
@@ -181,8 +191,8 @@ class LeafHub:
         else:
             self._ask(watch, barrier=True)
 
-    def _reread_later(self, watch: LeafWatch, number: int) -> None:
-        """Read again after an error. A new connection does so earlier."""
+    def _reread_later(self, watch: SingleKeyWatch, number: int) -> None:
+        """Read the key of a watch again after an error. A new connection does so earlier."""
 
         def again() -> None:
             if watch.asks == number:
@@ -191,7 +201,7 @@ class LeafHub:
         self._timer.call_later(_RETRY_S, again)
 
     def _reread_all(self) -> None:
-        """Read again the keys that are not as expected or may not be read."""
+        """Read again those keys that have changed unnoticed, or that may no longer be read."""
         with self._lock:
             paths = list(self._watches)
             self._beating = bool(paths) and not self._connection.over
@@ -212,21 +222,21 @@ class LeafHub:
                     if not watch.waits:
                         self._ask(watch)
 
-    def _refused(self, watch: LeafWatch, number: int, code: int) -> None:
+    def _refused(self, watch: SingleKeyWatch, number: int, code: int) -> None:
         if code != NO_AUTH:
             self._reread_later(watch, number)
             return
         watch.deliver(Broken(code_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
         watch.close()
 
-    def _report(self, watch: LeafWatch, entry: Entry) -> None:
+    def _report(self, watch: SingleKeyWatch, entry: Entry) -> None:
         told, watch.told = watch.told, max(watch.told or 0, entry.token)
         if told is None:
             watch.deliver(Snapshot((entry,), _UNKNOWN_AGE))
         elif entry.token > told:
             watch.deliver(Delta((Change(watch.prefix, entry),)))
 
-    def _end(self, watch: LeafWatch, as_of: float) -> None:
+    def _end(self, watch: SingleKeyWatch, as_of: float) -> None:
         with self._lock:
             watch.over = True
             self._forget(watch, remove=False)
@@ -238,7 +248,10 @@ class LeafHub:
         else:
             self._report_end(watch, None)
 
-    def _report_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
-        """Report the end, with None if the names could not be read: the watcher then lists them."""
+    def _report_end(self, watch: SingleKeyWatch, names: Future[list[str]] | None) -> None:
+        """Report the deletion of the key, with the names of the keys next to it.
+
+        If they could not be read, report None.
+        """
         siblings = tuple(names.result()) if names is not None and names.exception() is None else None
         watch.deliver(Delta((Change(watch.prefix, None),), siblings=siblings))

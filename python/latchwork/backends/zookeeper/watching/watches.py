@@ -25,9 +25,9 @@ from latchwork.backends.futures import Steps, drive
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
-from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.reads import Lister
-from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
+from latchwork.backends.zookeeper.watching.leaves import SingleKeyWatch, SingleKeyWatches
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
@@ -47,7 +47,7 @@ _LOAD_TIMEOUT_S = 60.0
 
 
 class ZooKeeperWatch(DeliveringWatch):
-    """A watch of a prefix. The hub keeps its state and delivers to it."""
+    """A watch of a prefix. ``WatchHub`` keeps its state and delivers its events."""
 
     def __init__(
         self,
@@ -67,8 +67,12 @@ class ZooKeeperWatch(DeliveringWatch):
         self.tokens: dict[str, int] = {}  # of the keys reported
         self.size = 0  # of the value at the prefix, as last reported
 
-    def changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
-        """Return the changes that are new to this watch."""
+    def new_changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
+        """Compare entries that were read with the state of this watch, and return the changes that it has not reported.
+
+        Args:
+            found: The entry of each key that was read; None for a key that does not exist.
+        """
         news = []
         for key, entry in found.items():
             if entry is None:
@@ -99,14 +103,14 @@ class WatchHub:
         self._beats = 0
         self._proofs_until = -math.inf
         is_watched = self._watches.__contains__
-        self._leaves = LeafHub(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
+        self._leaves = SingleKeyWatches(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
-    def watch_leaf(self, prefix: str, sink: Sink, *, siblings: bool) -> LeafWatch:
-        """Start a watch of a single key; its first event arrives by itself."""
+    def watch_leaf(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
+        """Start to watch a single key. The first event, with its current state, is delivered when it was read."""
         return self._leaves.watch(prefix, sink, siblings=siblings)
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
-        """Start a watch; its first event arrives by itself."""
+        """Start to watch a prefix. The first event, with the current state, is delivered when it was read."""
         watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
@@ -118,7 +122,7 @@ class WatchHub:
         return watch
 
     def _drop(self, watch: ZooKeeperWatch) -> None:
-        """Remove a closed watch, and the server's if it was the last one at its prefix."""
+        """Remove a closed watch. Also remove the server's watch if no other watch of the prefix needs it."""
         with self._lock:
             same = self._watches.get(watch.prefix, [])
             if watch in same:
@@ -145,7 +149,7 @@ class WatchHub:
     # Called by the connection.
 
     def on_up(self) -> None:
-        """Start all watches again, because the server's are gone with the old connection."""
+        """Start all watches again on a new connection, because the server keeps them for the old one only."""
         with self._lock:
             self._dirty.clear()
             self._current = None
@@ -157,7 +161,7 @@ class WatchHub:
         self._leaves.on_up()
 
     def on_event(self, kind: int, path: str) -> None:
-        """Note a changed key, which is read once all events that arrived with it were handled."""
+        """Record that a key has changed. It is read once all events that arrived together were handled."""
         self._leaves.on_event(kind, path)
         if not self._watches:
             return
@@ -171,8 +175,8 @@ class WatchHub:
                 else:
                     watch.dirty.add(key)
 
-    def on_events_over(self) -> None:
-        """Read the changed keys. The changes of a transaction mostly arrive together, and are one read."""
+    def on_event_batch_end(self) -> None:
+        """Read the keys that have changed. The changes of a transaction mostly arrive together, and need one read."""
         self._wake_thread()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:
@@ -201,7 +205,7 @@ class WatchHub:
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
         context = self._lister.reader.context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
         confirmed = self._connection.confirm(context.deadline)
-        first = self._lister.ask_first(context, watch.prefix)  # all at once: answers come in the order of asking
+        first = self._lister.request_subtree(context, watch.prefix)  # all at once: answers come in the order of asking
         reply = yield added
         if reply.error != wire.OK:
             raise LatchworkError(
@@ -231,7 +235,7 @@ class WatchHub:
             watch.deliver(Broken(error))
             watch.close()
         elif not self._connection.over:  # a lost connection loads again by itself; loading once more does no harm
-            if not isinstance(error, (Cut, LatchworkError)):
+            if not isinstance(error, (NoReply, LatchworkError)):
                 _log.error("watch %r could not load: %s", watch.prefix, error, exc_info=error)
             self._timer.call_later(_RETRY_S, lambda: self._load_again(watch, load))
 
@@ -254,7 +258,7 @@ class WatchHub:
             return
         with self._lock:
             self._pumping = False
-        if not isinstance(error, Cut):
+        if not isinstance(error, NoReply):
             _log.error("a change could not be reported: %s; all watches load again", error, exc_info=error)
             for watch in self._all():
                 self._load(watch)
@@ -276,7 +280,7 @@ class WatchHub:
                         watch.deliver(Current(current))
 
     def _report(self, keys: list[str]) -> Steps[None]:
-        """Read keys, and report changes to all watches."""
+        """Read keys, and report their changes to all watches."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
             entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
@@ -289,7 +293,7 @@ class WatchHub:
             for watch in self._covering_now(key):
                 by_watch.setdefault(id(watch), (watch, {}))[1][key] = entry
         for watch, found in by_watch.values():
-            if watch.live and (news := watch.changes(found)):
+            if watch.live and (news := watch.new_changes(found)):
                 watch.deliver(Delta(news))
 
     def _covering_now(self, key: str) -> list[ZooKeeperWatch]:
@@ -299,7 +303,7 @@ class WatchHub:
     # The heartbeat.
 
     def _prove(self) -> None:
-        """Prove that the state is current. A proof is a transaction, so it is made on request only."""
+        """Prove that the state is current. This costs a transaction, so it is done on request only."""
         self._proofs_until = self._clock.now() + _ASKED_S
 
     def _beat(self) -> None:
@@ -324,7 +328,10 @@ class WatchHub:
             self._wake_thread()
 
     def _check_rights(self) -> None:
-        """Check whether each prefix may still be read. Affected watches load again, and end if they may not."""
+        """Check whether each watched prefix may still be read.
+
+        Affected watches read their state again, and end if they may not.
+        """
         with self._lock:
             sizes = {prefix: max(watch.size for watch in same) for prefix, same in self._watches.items() if same}
         prefixes = list(sizes)

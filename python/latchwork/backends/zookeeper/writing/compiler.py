@@ -29,7 +29,7 @@ from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, 
 
 @dataclass(slots=True)
 class _Node:
-    """A znode after the operations so far."""
+    """The state of a znode after the operations that were compiled so far."""
 
     exists: bool
     is_key: bool
@@ -45,7 +45,7 @@ def compile_plan(
     *,
     session_id: str | None = None,
 ) -> MultiPlan:
-    """Return the multi for these checks and operations.
+    """Compile checks and operations into one ZooKeeper transaction, given what is known of the keys.
 
     Raises:
         NeedStates: The known states do not suffice.
@@ -62,11 +62,13 @@ def compile_plan(
 
 
 def _deletes_first(op: Op) -> bool:
-    """Sort deletions first: they make room for other operations."""
+    """Return a sort key that puts deletions first, because they make room for other operations."""
     return not isinstance(op, Delete)
 
 
 class _Compiler:
+    """Compiles one transaction."""
+
     def __init__(self, layout: Layout, known: KnownStates, touched: set[str], session_id: str | None) -> None:
         self.layout = layout
         self.known = known
@@ -129,7 +131,7 @@ class _Compiler:
             self._require_absent(check.key, seen)
 
     def _require_absent(self, key: str, seen: Znode | None) -> None:
-        """Make the multi fail if the key exists by then."""
+        """Make the transaction fail if the key exists."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
             self._guard(key, seen)
             self._add_check(key, self._pin(key, seen))
@@ -161,7 +163,7 @@ class _Compiler:
         return False
 
     def _require_leaf(self, key: str, node: Znode) -> None:
-        """Require that this session-bound key exists, so that nothing can be below it."""
+        """Require that this session-bound key exists, so that no key can be below it."""
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
@@ -171,7 +173,7 @@ class _Compiler:
         self.checks.append(MultiPart("check", key, wire.check(self.layout.path(key), version)))
 
     def _seen(self, key: str) -> Znode:
-        """Return the known state of a key whose state matters."""
+        """Return the known state of a key that the transaction depends on."""
         seen = self.known.nodes.get(key)
         if seen is None:
             raise NeedStates([key])
@@ -183,7 +185,7 @@ class _Compiler:
         raise Conflict(message, [failed])
 
     def _guard(self, key: str, seen: Znode) -> None:
-        """Require that the znode is the one that was seen: nothing in its bucket was deleted, and its session is
+        """Require that the znode is the one that was seen: no key in its bucket was deleted, and its session is
         alive.
         """
         number = bucket(key)
@@ -194,7 +196,7 @@ class _Compiler:
             self.markers[owner] = None
 
     def _pin(self, key: str, seen: Znode) -> int:
-        """Return the dataVersion to check. Once in 2**32 it is the one that the server treats as any."""
+        """Return the version of a znode's data to check."""
         if seen.data == ANY:
             if not self.known.fresh:
                 raise NeedStates([key])
@@ -283,7 +285,7 @@ class _Compiler:
         self._guard(key, node.seen)
         pinned = self._pin(key, node.seen)
         if node.seen.is_marked:
-            self._emit("op", key, wire.delete(self.layout.creation_mark(key)))
+            self._emit("op", key, wire.delete(self.layout.born_path(key)))
         if bound:
             self._emit("op", key, wire.delete(path, pinned))
             self._bump(key)
@@ -291,7 +293,7 @@ class _Compiler:
             self._make(key, value, self.session_id, node)
             return
         at = self._emit("op", key, wire.set_data(path, encode(value, None), pinned))
-        self._emit("op", key, self.layout.create(self.layout.creation_mark(key)))
+        self._emit("op", key, self.layout.create(self.layout.born_path(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
 
@@ -303,7 +305,15 @@ class _Compiler:
     def _make(
         self, key: str, value: bytes, owner: str | None, node: _Node | None = None, created: int | None = None
     ) -> None:
-        """Create the znode and missing parents. ``created`` is that of a key that existed before."""
+        """Create the znode of a key, and its missing parents.
+
+        Args:
+            key: The key.
+            value: Its value.
+            owner: ID of the session to which it is bound, or None.
+            node: The state of its znode so far.
+            created: The transaction that created a key which existed before.
+        """
         self._require_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
         self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner, created), flags))
@@ -345,14 +355,17 @@ class _Compiler:
             self._require_absent(op.key, seen)
 
     def _delete_unseen(self, key: str) -> None:
-        """Delete a key that was written once, as most are. Otherwise the multi fails, and the state is read."""
+        """Delete a key, assuming that it was written once like most keys.
+
+        Otherwise the transaction fails and the state is read.
+        """
         self._bump(key)
         self._emit("op", key, wire.delete(self.layout.path(key), 0))
         self.plan.deleted.append(key)
         self.plan.emptied.update(ancestors(key)[:1])
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
-        """Delete the key. Its znode stays as an implied parent if others are below."""
+        """Delete a key. Its znode stays, without a value, if others are below it."""
         path = self.layout.path(key)
         pinned = self.pinned.get(key, -1)
         if seen.data:
@@ -365,7 +378,7 @@ class _Compiler:
             node.is_key = False
         else:
             if version.born:
-                self._emit("op", key, wire.delete(self.layout.creation_mark(key)))
+                self._emit("op", key, wire.delete(self.layout.born_path(key)))
             self._emit("op", key, wire.delete(path, pinned))
             node.exists = node.is_key = False
             self._count(key, -1)
@@ -392,7 +405,9 @@ class _Compiler:
             plan.bumped[number] = len(plan.parts)
             bump = wire.set_data(self.layout.guards[number], b"", self.guards.get(number, -1))
             plan.parts.append(MultiPart("guard", "", bump))
-        plan.parts.extend(MultiPart("marker", each, wire.check(self.layout.marker(each))) for each in self.markers)
+        plan.parts.extend(
+            MultiPart("marker", each, wire.check(self.layout.session_path(each))) for each in self.markers
+        )
         plan.parts.extend(self.checks)
         for key in self.probes:
             path = self.layout.path(key)
@@ -406,7 +421,7 @@ class _Compiler:
 
 
 class NeedStates(Exception):
-    """The known states do not decide: read the states of all keys, and of these."""
+    """Raised if the known states are not sufficient: the states of all keys must be read, and of these."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__("states are needed")
@@ -414,7 +429,7 @@ class NeedStates(Exception):
 
 
 class HasDescendants(InvalidKey):
-    """A key to bind has znodes below it, among which keys must be looked for."""
+    """Raised if a key to be bound to a session has znodes below it, among which there may be keys."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
@@ -437,7 +452,7 @@ class KnownStates:
 
 
 class MultiPart(NamedTuple):
-    """An operation of the multi, and its role: guard, marker, check, probe, op or parent."""
+    """A part of a ZooKeeper transaction, and its role: guard, marker, check, probe, op or parent."""
 
     role: str
     key: str
@@ -487,15 +502,18 @@ class MultiPlan:
 
     @property
     def size(self) -> int:
-        """Return the approximate size of the multi in bytes."""
+        """Return the approximate size of the transaction in bytes."""
         return sum(len(part.data) for part in self.parts)
 
 
 def entries_of(plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
-    """Return the written entries from the reply to the multi. Without results (a settled write) versions are
-    incomplete.
+    """Return the entries that a transaction has written, given the server's reply.
 
-    ``token`` is the zxid of the multi. ``gens`` has the version of each bucket's guard, before or in this multi.
+    Args:
+        plan: The transaction.
+        results: The results of its parts. Without them, the versions are incomplete.
+        token: The number of the transaction.
+        gens: The version of each bucket's guard, before or in this transaction.
     """
     entries = []
     for planned in plan.entries:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
-from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
+from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
 from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, ancestors, parent
 from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
@@ -23,7 +23,7 @@ _BATCH = 100
 
 
 def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
-    """Create the missing parents first if the multi would be too long with them."""
+    """Create missing parents before a transaction that would be too long with them."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
         raise TransactionTooLarge(
@@ -37,17 +37,17 @@ def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
 
 
 def missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
-    """Return which of a parent and its ancestors do not exist, topmost first."""
+    """Return which of a parent and the znodes above it do not exist, the topmost first."""
     ups = ancestors(parent_key)
     try:
         known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
-    except Cut as cut:
+    except NoReply as cut:
         raise task.error(cut, write=False) from cut
     return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]
 
 
 def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
-    """Remove empty implied parents below a key to bind. Return True if there were none.
+    """Remove empty parents below a key that is to be bound to a session. Return True if there were none.
 
     ``cleared`` is the result of the previous call for this task.
 
@@ -56,7 +56,7 @@ def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, clear
     """
     try:
         names, childless = yield from lister.children(task.connection, found.key, task.deadline)
-    except Cut as cut:
+    except NoReply as cut:
         raise task.error(cut, write=False) from cut
     if names:
         raise InvalidKey(str(found))
@@ -70,7 +70,7 @@ def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, clear
 
 
 def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
-    """Remove the implied parents without children among these keys, and then their parents. Best effort."""
+    """Remove those of the parents that have no children, and then their parents. Errors are ignored."""
     left = sorted(keys, key=len, reverse=True)
     while left:
         try:
@@ -86,13 +86,13 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
             for key, call in flying:
                 if wire.parse_multi((yield call)).error == OK:
                     above.add(parent(key))
-        except (Cut, LatchworkError) as error:
+        except (NoReply, LatchworkError) as error:
             _log.debug("empty parents were not swept: %s", error)
             return
         left = sorted({*left[_BATCH:], *above} - {""}, key=len, reverse=True)
 
 
 def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
-    """Return the guarded removal: a key that was created at this path has changed the guard or the version."""
-    mark = [wire.delete(layout.creation_mark(key))] if node.is_marked else []
-    return [wire.set_data(layout.guard(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]
+    """Return the parts of a transaction that removes a parent, unless a key was created there meanwhile."""
+    mark = [wire.delete(layout.born_path(key))] if node.is_marked else []
+    return [wire.set_data(layout.guard_path(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from latchwork.backends.futures import Steps
 from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
+from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
 from latchwork.backends.zookeeper.layout import Version, below, bucket, encode, parent
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import Reader
@@ -31,7 +31,7 @@ from latchwork.backends.zookeeper.wire import (
     Reply,
 )
 from latchwork.backends.zookeeper.writing.parents import missing_parents
-from latchwork.backends.zookeeper.writing.states import Memory
+from latchwork.backends.zookeeper.writing.states import VersionMemory
 from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Create, Entry, Ordered
@@ -43,18 +43,18 @@ _UNTOUCHED = 0
 _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
-def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
-    """Create the key with a number as suffix. A parent without ``#keep`` is prepared first."""
+def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
+    """Create a key with a number as suffix. A parent without ``#keep`` is prepared first."""
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
-    data, keep = encode(value, task.session_id), layout.keep(above)
+    data, keep = encode(value, task.session_id), layout.keep_path(above)
     by_server = [wire.check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
     parts, made, taken = by_server, "", 0
     while not task.connection.is_late(task.deadline):
         gens = reader.gens()
         try:
             reply: Reply = yield task.connection.write(parts, task.deadline)
-        except Cut as cut:
+        except NoReply as cut:
             raise task.error(cut, write=True) from cut
         result = wire.parse_multi(reply)
         if reply.settled or result.error == OK:
@@ -83,7 +83,10 @@ def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str,
 
 
 def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
-    """Return the created key, and end the server's counting below its parent when it nears its end."""
+    """Return the key that the server has numbered.
+
+    If its counter is nearly used up, continue to count in this client.
+    """
     above = parent(key)
     if reply.settled:
         made: str = yield from _find_created(reader, task, key, reply.zxid)
@@ -92,16 +95,16 @@ def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, res
         made = f"{above}/{name}" if above else name
     if int(made[-SUFFIX_DIGITS:]) >= FIRST_OF_OURS - MARGIN:
         with contextlib.suppress(LatchworkError):  # the next one does it
-            yield from task.send([wire.set_data(reader.layout.keep(above), b"%d" % FIRST_OF_OURS, _UNTOUCHED)])
+            yield from task.send([wire.set_data(reader.layout.keep_path(above), b"%d" % FIRST_OF_OURS, _UNTOUCHED)])
     return made
 
 
 def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
-    """Return the next number below this parent that we count, and the version of its ``#keep``."""
+    """Return the next number below a parent for which the client counts, and the version of the parent's ``#keep``."""
     try:
         context = yield from reader.begin(task.connection, task.deadline)
-        (found,) = yield from reader.read_data(context, [reader.layout.keep(above)])
-    except Cut as cut:
+        (found,) = yield from reader.read_data(context, [reader.layout.keep_path(above)])
+    except NoReply as cut:
         raise task.error(cut, write=False) from cut
     if not isinstance(found, Data):
         raise Unavailable(f"{task.what}: the counter of {above!r} was deleted by another program; nothing was changed")
@@ -109,7 +112,7 @@ def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]
 
 
 def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiReply) -> Steps[None]:
-    """Create the parent with its ``#keep``. Other clients may do the same."""
+    """Create a parent of sequential keys with its ``#keep``. Other clients may do the same at once."""
     if result.error != NO_NODE:
         raise task.refusal(result.error, key)
     above, layout = parent(key), reader.layout
@@ -117,30 +120,30 @@ def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiRep
     if above:
         for each in (yield from missing_parents(reader, task, above)):
             parts += layout.create_parent(each)
-    parts.append(layout.create(layout.keep(above)))
+    parts.append(layout.create(layout.keep_path(above)))
     made = yield from task.send(parts)
     if made.error in FINAL_CODES:
         raise task.refusal(made.error, key)
 
 
 def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
-    """Return the key of a create with a lost reply: the child that this transaction created."""
+    """Return the key that a creation without a reply has made: the child that was created by this transaction."""
     above = parent(key)
     try:
         names = yield from reader.names(task.connection, above, task.deadline)
         keys = [each for each in below(above, names) if each.startswith(key)]
         entries = yield from reader.read_keys(reader.context(task.connection, task.deadline), keys)
-    except Cut as cut:
-        raise task.error(Cut(sent=True, over=cut.over), write=True) from cut
+    except NoReply as cut:
+        raise task.error(NoReply(sent=True, over=cut.over), write=True) from cut
     for entry in entries:
         if entry is not None and entry.created == token:
             made: str = entry.key
             return made
-    raise task.error(Cut(sent=True, over=False), write=True)
+    raise task.error(NoReply(sent=True, over=False), write=True)
 
 
-def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
-    """Create a key, and request the names below its parent directly behind it: one round trip."""
+def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
+    """Create a key, and request the names below its parent directly after it, without waiting for the first reply."""
     key, layout = f"{op.key}-", reader.layout
     above = parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
@@ -153,7 +156,7 @@ def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, o
         names = Request(GET_CHILDREN, wire.path_and_flag(layout.path(above)), task.deadline)
         try:
             reply: Reply = yield task.connection.write([*parts, create], task.deadline, names)
-        except Cut as cut:
+        except NoReply as cut:
             raise task.error(cut, write=True) from cut
         result = wire.parse_multi(reply)
         if reply.settled or result.error == OK:
@@ -161,7 +164,7 @@ def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, o
             made = "" if reply.settled else str(result.results[len(parts)]).rpartition("/")[2]
             made = made or (yield from _find(reader, task, key, found))
             for each in {above, *missing}:
-                memory.parents.made(each)
+                memory.parents.record_key_written(each)
             key = f"{above}/{made}" if above else made
             version = Version(reply.zxid, 0, gens[bucket(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
@@ -178,7 +181,7 @@ def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, o
 
 
 def older(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the same kind with smaller numbers than our own, smallest first. Pure."""
+    """Return the names of the same kind whose numbers are smaller than that of ``own``, the smallest first."""
     ours, found = _number(own), []
     for name in names:
         number = _number(name) if name.startswith(stem) else None
@@ -195,22 +198,22 @@ def _number(name: str) -> int | None:
 
 
 def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None]:
-    """Return the answer to the request for the names; None if the connection was lost before it."""
+    """Return the requested names, or None if the connection was lost before the reply."""
     try:
-        names: list[str] = yield from reader.names_of(above, asked)
-    except (Cut, LatchworkError):
+        names: list[str] = yield from reader.receive_names(above, asked)
+    except (NoReply, LatchworkError):
         return None
     return names
 
 
 def _find(reader: Reader, task: WriteTask, key: str, names: Sequence[str] | None) -> Steps[str]:
-    """Return the key of a create with a lost reply: the only name with our nonce."""
+    """Return the key that a creation without a reply has made: the only name with its unique text."""
     beginning = key.rpartition("/")[2]
     try:
         names = names or (yield from reader.names(task.connection, parent(key), task.deadline))
-    except Cut as cut:
-        raise task.error(Cut(sent=True, over=cut.over), write=True) from cut
+    except NoReply as cut:
+        raise task.error(NoReply(sent=True, over=cut.over), write=True) from cut
     for name in names or ():
         if name.startswith(beginning):
             return name
-    raise task.error(Cut(sent=True, over=False), write=True)
+    raise task.error(NoReply(sent=True, over=False), write=True)

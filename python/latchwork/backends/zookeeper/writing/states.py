@@ -32,8 +32,8 @@ _COMING = Znode(True, None, UNKNOWN, 1, UNKNOWN)
 V = TypeVar("V")
 
 
-class Parents:
-    """Guesses whether parents exist, so that keys below new parents cost one request. Thread-safe.
+class ParentGuesses:
+    """Guesses which parents exist, so that a key below a new parent is created with one request. Thread-safe.
 
     A parent that was seen lately exists. Any other one exists, unless the last unseen sibling was missing, because a
     tree of keys is created one parent after the other. A wrong guess makes the multi fail, and the states are read.
@@ -43,41 +43,41 @@ class Parents:
     """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        self._there: Recent[bool] = Recent(most)
-        self._growing: Recent[bool] = Recent(most)  # whose children were missing when one was looked for
+        self._there: RecentValues[bool] = RecentValues(most)
+        self._growing: RecentValues[bool] = RecentValues(most)  # whose children were missing when one was looked for
         self._coming: dict[str, tuple[Connection | None, MultiPlan]] = {}
 
     def missing(self, key: str, connection: Connection | None = None) -> str | None:
-        """Return the parent of a key to create if it must be created, too."""
+        """Return the parent of a new key if it probably does not exist and must be created too, else None."""
         above = parent(key)
         if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
             return None
         return above
 
     def above(self, key: str) -> Iterable[str]:
-        """Return the parents of a key to write that should be read: one if it existed lately."""
+        """Return the parents of a key that should be read before a write: one if it existed lately."""
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
     def is_coming(self, above: str, connection: Connection | None) -> bool:
-        """Return whether a write in flight on this connection creates it."""
+        """Return whether a write in flight on this connection creates the parent."""
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
 
-    def sent(self, plan: MultiPlan, connection: Connection | None) -> None:
-        """Record a write in flight: later requests come behind it."""
+    def record_sent(self, plan: MultiPlan, connection: Connection | None) -> None:
+        """Record that a write was sent. Later requests on the connection come after it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
 
-    def ended(self, plan: MultiPlan) -> None:
-        """Record that a write has ended, or may have."""
+    def record_ended(self, plan: MultiPlan) -> None:
+        """Record that a write has ended, or may have ended."""
         for above in plan.makes:
             maker = self._coming.get(above)
             if maker is not None and maker[1] is plan:
                 self._coming.pop(above, None)
 
-    def saw(self, above: str, *, exists: bool) -> None:
-        """Record whether a parent exists."""
+    def record_existence(self, above: str, *, exists: bool) -> None:
+        """Record whether a parent was seen to exist."""
         if not exists:
             self._there.forget([above])
             self._growing.note(parent(above), True)
@@ -85,18 +85,18 @@ class Parents:
             self._growing.forget([parent(above)])
             self._there.note(above, True)
 
-    def made(self, above: str) -> None:
-        """Record that a key below a parent was written, so the parent exists."""
+    def record_key_written(self, above: str) -> None:
+        """Record that a key below a parent was written, so that the parent exists."""
         if above not in self._there:
             self._there.note(above, True)
 
-    def emptied(self, parents: Iterable[str]) -> None:
-        """Record parents that may be swept."""
+    def record_emptied(self, parents: Iterable[str]) -> None:
+        """Record that parents may have become empty, so that they may be removed."""
         self._there.forget(parents)
 
 
-class Memory:
-    """The last seen versions of a bounded number of keys: guesses that save reads. Thread-safe.
+class VersionMemory:
+    """Remembers the last seen versions of a limited number of keys, to save reads. Thread-safe.
 
     Attributes:
         kept: Parents with a ``#keep``, which are never swept.
@@ -104,13 +104,15 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._versions: Recent[Version] = Recent(_REMEMBERED)
-        self._new: Recent[bool] = Recent(_REMEMBERED)  # parents of which the key that was put unseen last was missing
+        self._versions: RecentValues[Version] = RecentValues(_REMEMBERED)
+        self._new: RecentValues[bool] = RecentValues(
+            _REMEMBERED
+        )  # parents of which the key that was put unseen last was missing
         self.kept: set[str] = set()
-        self.parents = Parents()
+        self.parents = ParentGuesses()
 
     def note(self, entry: Entry | None) -> None:
-        """Remember a version that a check can use."""
+        """Remember the version of an entry that was read or written."""
         if entry is None:
             return
         version = entry.version
@@ -122,17 +124,17 @@ class Memory:
             self._versions.note(key, version)
 
     def note_kept(self, above: str) -> None:
-        """Remember a parent that need not be checked for emptiness when its sequential keys are deleted."""
+        """Remember a parent of sequential keys, which need not be checked for emptiness."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
         self.kept.add(above)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Forget deleted keys."""
+        """Forget keys that were deleted."""
         self._versions.forget(keys)
 
     def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> KnownStates:
-        """Return what can be guessed about the keys of a transaction. An ``At`` contains what it saw."""
+        """Return what is remembered or can be guessed about the keys of a transaction."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
         for each in (*checks, *ops):
@@ -153,14 +155,20 @@ class Memory:
         return KnownStates(nodes)
 
     def _is_newer(self, check: At) -> bool:
-        """Return whether the checked version is remembered with a later state of its bucket's guard."""
+        """Return whether the version in a check is also remembered, with a later version of its bucket's guard."""
         before, seen = self._versions.get(check.key), check.version
         if before is None or not isinstance(seen, Version) or before != seen:
             return False
         return (before.gen - seen.gen) % 2**32 < 2**31  # 32 bits, which come round
 
     def above(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> set[str]:
-        """Return the parents whose states a transaction needs, and those of what it needs besides."""
+        """Return the parents whose states a transaction needs.
+
+        Args:
+            checks: The checks of the transaction.
+            ops: Its operations.
+            extra: Further keys whose parents are needed.
+        """
         found = {above for key in extra for above in ancestors(key)}
         for each in (*checks, *ops):
             if isinstance(each, Absent):
@@ -172,9 +180,9 @@ class Memory:
     def with_coming(
         self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
     ) -> KnownStates:
-        """Return the states with missing parents as existing if a write in flight creates them.
+        """Return the known states, in which missing parents exist if a write in flight creates them.
 
-        Keys that the transaction names are excluded, because their state must be true.
+        Keys of the transaction itself are excluded, because their states must be true.
         """
         named = {each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
         coming = {
@@ -192,7 +200,7 @@ class Memory:
             self._new.forget([parent(key)])
 
     def learn(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
-        """Remember from a fresh read what the next similar transaction needs: checked keys, and parents."""
+        """Remember from a read what the next similar transaction needs: the checked keys, and parents."""
         for op in ops:
             if isinstance(op, Put):
                 self._record_put(op.key, known)
@@ -204,7 +212,7 @@ class Memory:
         for above in {parent(key) for key in known.nodes} - {""}:
             seen = known.nodes.get(above)
             if seen is not None:
-                self.parents.saw(above, exists=seen.exists)
+                self.parents.record_existence(above, exists=seen.exists)
 
 
 def read_states(
@@ -216,14 +224,14 @@ def read_states(
     sessions: Sequence[str] = (),
     above: Iterable[str] = (),
 ) -> Steps[KnownStates]:
-    """Read linearizably everything that a transaction may need: keys, their parents, and sessions."""
+    """Read everything that a transaction may need, linearizably: keys, their parents, and sessions."""
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
     buckets = sorted({bucket(key) for key in (*keys, *parents)})
     reads = [wire.read_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:
-        reads += [wire.read_data(layout.path(key)), wire.read_data(layout.creation_mark(key))]
-    reads += [wire.read_data(layout.marker(each)) for each in sessions]
+        reads += [wire.read_data(layout.path(key)), wire.read_data(layout.born_path(key))]
+    reads += [wire.read_data(layout.session_path(each)) for each in sessions]
     payload = wire.multi(reads)
     together = False
     while not together:
@@ -271,7 +279,7 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
 
 
 def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
-    """Return the state of a parent from its stat, which shows whether it is a key but not its owner."""
+    """Return the state of a parent, given its metadata, which show whether it is a key but not its owner."""
     gen = gens[bucket(key)]
     if reply.error != OK:
         check_found(reply.error, "read", key)
@@ -282,7 +290,7 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
     return Znode(True, version if stat.data_length and not leaf else None, stat.version, stat.children, gen, leaf)
 
 
-class Recent(Generic[V]):
+class RecentValues(Generic[V]):
     """Recently used values: at most ``most``, and at least half as many.
 
     There are two generations. When the young one is full it becomes the old one, whose values are dropped unless they
@@ -301,7 +309,7 @@ class Recent(Generic[V]):
         return self.get(key) is not None
 
     def get(self, key: str) -> V | None:
-        """Return the value, which stays longer because of that; None without one."""
+        """Return a value, which is then kept longer, or None if there is none."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)

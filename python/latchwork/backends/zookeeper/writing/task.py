@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
-from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, code_error, cut_error, session_lost
+from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, code_error, no_reply_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
@@ -16,34 +16,42 @@ from latchwork.errors import LatchworkError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """A call: its connection, its deadline, its session (None: none), and its name in messages."""
+    """A call that writes.
+
+    Attributes:
+        connection: The connection to use.
+        deadline: Local clock time.
+        session_id: ID of the session; None without one.
+        what: The call and its key, for messages.
+    """
 
     connection: Connection
     deadline: float
     session_id: str | None
     what: str
 
-    def error(self, cut: Cut, *, write: bool) -> LatchworkError:
-        """Return the error of a lost connection."""
-        return cut_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
+    def error(self, cut: NoReply, *, write: bool) -> LatchworkError:
+        """Return the error for a lost connection."""
+        return no_reply_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
 
     def refusal(self, code: int, key: str) -> LatchworkError:
-        """Return the error of a refused request."""
+        """Return the error for a request that the server refused."""
         return code_error(code, what=self.what, key=key)
 
     def may_retry(self) -> bool:
-        """Return whether there is time for a retry and a connection."""
+        """Return whether there is a connection and time for another attempt."""
         return not self.connection.over and not self.connection.is_late(self.deadline)
 
     def send(self, parts: list[bytes]) -> Steps[wire.MultiReply]:
-        """Send a multi that may be repeated and needs no evidence."""
+        """Send a transaction that may be repeated, so that it need not be numbered."""
         try:
             return wire.parse_multi((yield self.connection.call(MULTI, wire.multi(parts), self.deadline)))
-        except Cut as cut:
+        except NoReply as cut:
             raise self.error(cut, write=False) from cut
 
     def check_evidence(self, result: wire.MultiReply) -> None:
-        """Raise the error of a multi that failed at its evidence.
+        """Raise the error for a transaction that failed because the znode that numbers this connection's writes is
+        missing.
 
         Raises:
             EvidenceGone: The store's own connection needs new evidence. Nothing was written.
@@ -58,9 +66,10 @@ class WriteTask:
 
 
 def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
-    """Create the evidence of the task's connection at a new path, and the root if it is missing.
+    """Create the znode in which the connection numbers its writes at a new path, and the root if it does not exist.
 
-    Returns the zxid of the creation. The reader learns the versions of the guards.
+    Returns:
+        The number of the transaction that created it. The reader learns the versions of the guards.
     """
     layout = reader.layout
     payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))
@@ -73,7 +82,7 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
             if reply.error not in {OK, NODE_EXISTS}:
                 raise task.refusal(reply.error, layout.root)
             yield from _learn_guards(reader, task)
-        except Cut as cut:
+        except NoReply as cut:
             if cut.sent and not cut.over and task.may_retry():
                 continue  # the path is unique: if it is there already, it is ours
             raise task.error(cut, write=False) from cut
@@ -83,8 +92,8 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
 
 
 def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
-    """Create the missing parts of the root, its guards and its folders."""
-    for path in layout.root_parts():
+    """Create the missing znodes of the root: the root itself, its guards and its folders."""
+    for path in layout.root_paths():
         reply: Reply = yield task.connection.call(CREATE, wire.alone(layout.create(path)), task.deadline)
     if reply.error not in {OK, NODE_EXISTS}:
         # Above the root anything may be refused: it only matters that the root itself is there.

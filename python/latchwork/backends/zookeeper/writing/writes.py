@@ -14,7 +14,7 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
+from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply, session_lost
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors, parent
 from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.wire import MULTI, OK, Reply
@@ -27,7 +27,7 @@ from latchwork.backends.zookeeper.writing.compiler import (
     entries_of,
 )
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
-from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.backends.zookeeper.writing.states import VersionMemory, read_states
 from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
@@ -40,20 +40,23 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Writer:
-    """Commits through any connection with evidence. Thread-safe.
+    """Commits transactions through any connection. Thread-safe.
 
-    ``on_emptied`` is called with parents that may have lost their last child. It must not block.
+    Args:
+        on_emptied: Called with parents that may have lost their last child. Must not block.
     """
 
     def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
         self._lister = lister
         self._reader = lister.reader
         self._timer = timer
-        self.memory = Memory()
+        self.memory = VersionMemory()
         self._on_emptied = on_emptied
 
     def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
-        """Commit a transaction; see ``Backend.commit``."""
+        """Commit a transaction: compile it from what is known of the keys, and compile it again after reading them if
+        necessary.
+        """
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.known(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
@@ -86,7 +89,7 @@ class Writer:
     def _fresh(
         self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
     ) -> Steps[KnownStates]:
-        """Read the states of all keys, after a pause if there were several attempts."""
+        """Read the states of all keys of a transaction, after a pause if there were several attempts."""
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
         if attempt and task.connection.is_late(task.deadline):
@@ -100,11 +103,11 @@ class Writer:
                 known = yield from read_states(
                     self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
                 )
-            except Cut as cut:
+            except NoReply as cut:
                 if not task.may_retry():
                     raise task.error(cut, write=False) from cut
                 continue
-            at_any = [self._reader.layout.guard(key) for key, node in known.nodes.items() if node.gen == ANY]
+            at_any = [self._reader.layout.guard_path(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
                 self.memory.learn(known, checks, ops)
                 if attempt:  # whom it has misled once sees to its parents itself
@@ -119,7 +122,7 @@ class Writer:
             if plan.writes:
                 return (yield from self._write(task, plan, parts))
             reply: Reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
-        except Cut as cut:
+        except NoReply as cut:
             if not plan.writes and task.may_retry():
                 return None
             raise task.error(cut, write=plan.writes) from cut
@@ -128,11 +131,11 @@ class Writer:
     def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> Steps[Reply]:
         call = task.connection.write(parts, task.deadline)
         parents = self.memory.parents
-        parents.sent(plan, task.connection)  # not before: whoever relies on it is sent later
+        parents.record_sent(plan, task.connection)  # not before: whoever relies on it is sent later
         try:
             reply: Reply = yield call
         except BaseException:
-            parents.ended(plan)
+            parents.record_ended(plan)
             raise
         return reply
 
@@ -150,18 +153,18 @@ class Writer:
         parents = self.memory.parents
         for entry in entries:
             self.memory.note(entry)
-            parents.made(parent(entry.key))
+            parents.record_key_written(parent(entry.key))
         for above in plan.makes:
-            parents.made(above)
-        parents.ended(plan)  # by now they count as there
+            parents.record_key_written(above)
+        parents.record_ended(plan)  # by now they count as there
         emptied = plan.emptied - self.memory.kept
         if emptied:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
     def _raise_permanent(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
-        """Raise errors that another read cannot fix."""
-        self.memory.parents.ended(plan)
+        """Raise an error if the reason for a failed transaction would not change by reading again."""
+        self.memory.parents.record_ended(plan)
         if result.failed == len(plan.parts):
             task.check_evidence(result)
         if result.failed < 0:  # the request as a whole was refused
@@ -177,14 +180,16 @@ class Writer:
             raise task.refusal(result.error, part.key or plan.parts[-1].key)
 
     def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
-        """Delete what exists now, deepest first, in transactions of some keys each."""
+        """Delete all keys that exist now at and below a prefix, the deepest first, in transactions of some keys
+        each.
+        """
         try:
             context = yield from self._reader.begin(task.connection, task.deadline)
             entries = yield from self._lister.subtree(context, prefix)
             if prefix:
                 own = yield from self._reader.read_keys(context, [prefix])
                 entries += [entry for entry in own if entry is not None]
-        except Cut as cut:
+        except NoReply as cut:
             raise task.error(cut, write=False) from cut
         for entry in entries:
             self.memory.note(entry)
