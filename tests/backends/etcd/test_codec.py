@@ -68,7 +68,7 @@ RANGE = st.builds(
 
 
 def slot_at(revision):
-    slot = Slot(KEYS.slot(0x7F3A, 12), 0x7F3A)
+    slot = Slot(KEYS.slot_key(0x7F3A, 12), 0x7F3A)
     slot.revision = revision
     return slot
 
@@ -113,14 +113,14 @@ def test_page_has_the_entries_of_the_message_and_names_what_are_no_keys(message,
     del message.kvs[:]
     message.kvs.extend(kvs)
     page = CODEC.page(message.SerializeToString())
-    expected = [KEYS.entry(kv) for kv in kvs if KEYS.known(kv.key) is not None]
+    expected = [KEYS.entry(kv) for kv in kvs if KEYS.key_or_none(kv.key) is not None]
     skip = len(KEYS.root)
     direct = [entry for entry in expected if "/" not in entry.key]
     assert page.entries() == expected
     assert page.entries(skip) == direct
     assert (len(page), page.count(), page.count(skip)) == (len(kvs), len(expected), len(direct))
     assert page.names() == [entry.key for entry in expected]
-    assert page.strangers() == [kv.key for kv in kvs if KEYS.known(kv.key) is None]
+    assert page.strangers() == [kv.key for kv in kvs if KEYS.key_or_none(kv.key) is None]
     assert (page.more, page.revision, page.size) == (message.more, message.header.revision, message.ByteSize())
     if kvs:
         assert page.last() == kvs[-1].key
@@ -137,14 +137,14 @@ def test_reads_in_one_request_find_what_each_of_them_found(messages):
 
 @given(st.lists(NAME, max_size=4), st.booleans())
 def test_reads_are_the_generated_ones(names, stale_ok):
-    requests = [pb.RangeRequest(key=KEYS.of(name), serializable=stale_ok) for name in names]
+    requests = [pb.RangeRequest(key=KEYS.raw_key(name), serializable=stale_ok) for name in names]
     assert [pb.RangeRequest.FromString(CODEC.get(name, stale_ok)) for name in names] == requests
     together = pb.TxnRequest(success=[pb.RequestOp(request_range=request) for request in requests])
     assert pb.TxnRequest.FromString(CODEC.get_many(names, stale_ok)) == together
 
 
 def test_entries_are_ordinary_records():
-    kv = pb.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
+    kv = pb.KeyValue(key=KEYS.raw_key("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
     (entry,) = CODEC.page(pb.RangeResponse(kvs=[kv]).SerializeToString()).entries()
     same = Entry("a/b", b"v", VersionKey(7), 7, 5, "7f3a")
     assert type(entry) is Entry
@@ -154,7 +154,7 @@ def test_entries_are_ordinary_records():
 
 
 def test_entries_are_no_work_for_the_garbage_collector():
-    kv = pb.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7)
+    kv = pb.KeyValue(key=KEYS.raw_key("a/b"), value=b"v", create_revision=5, mod_revision=7)
     entries = CODEC.page(pb.RangeResponse(kvs=[kv] * 1000).SerializeToString()).entries()
     assert not any(gc.is_tracked(entry) or gc.is_tracked(entry.version) for entry in entries)
     gc.collect()
@@ -265,7 +265,7 @@ def test_bytes_that_are_no_answer_are_read_or_refused(decode, data):
     [
         ("entry", b"\x12"),
         ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=b"/")]).SerializeToString()),
-        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=KEYS.of("k") + b"\xff")]).SerializeToString()),
+        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=KEYS.raw_key("k") + b"\xff")]).SerializeToString()),
         ("page", b"\x12\x05\x0a\x04ab"),
         ("found", pb.TxnResponse(responses=[pb.ResponseOp()]).SerializeToString()),
         ("committed", pb.TxnResponse(succeeded=True).SerializeToString()),

@@ -231,7 +231,7 @@ def test_closed_watch_is_silent_and_closes_from_inside_its_own_sink(backend):
 
 def test_ranges_with_holes_cover_everything_else():
     keys = Keys("r")
-    (span,) = keys.below("a")
+    (span,) = keys.ranges_below("a")
     parts = without(span, [b"/r/a/b", b"/r/a/c"])
     assert parts == [(b"/r/a/", b"/r/a/b"), (b"/r/a/b\0", b"/r/a/c"), (b"/r/a/c\0", b"/r/a0")]
     assert without(span, []) == [span]
