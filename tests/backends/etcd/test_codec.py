@@ -48,7 +48,7 @@ OP = st.builds(Put, NAME, VALUE, SESSION) | st.builds(Create, NAME, VALUE, SESSI
 OPS = st.lists(OP, min_size=1, max_size=6, unique_by=lambda op: op.key)
 KV = st.builds(
     pb.KeyValue,
-    key=NAME.map(KEYS.of),
+    key=NAME.map(KEYS.raw_key),
     value=VALUE,
     create_revision=REVISIONS,
     mod_revision=REVISIONS,
