@@ -15,7 +15,7 @@ from latchwork.jobs import Threads
 from latchwork.jobs.manager.manager import Debouncer
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, order_changes, rebalance
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.jobs.worker.runs import RunView, reconcile
+from latchwork.jobs.worker.runs import RunState, reconcile
 
 TTL_S = 2.0  # of sessions and locks
 STEP_S = 0.05
@@ -98,7 +98,7 @@ class Node:
                 self.tell(self.runs.values(), now)
             if self.owner is not None and now - self.lease_from >= TTL_S:
                 self.lose_locks()
-        self.reap(now)
+        self.remove_ended_runs(now)
         self.reconcile(now, connected=connected)
         if connected:
             self.manage(now)
@@ -129,7 +129,7 @@ class Node:
     def lose_locks(self):
         self.owner, self.held, self.looked_at = None, {}, None
 
-    def reap(self, now):
+    def remove_ended_runs(self, now):
         for run in [run for run in self.runs.values() if run.stops_at is not None and run.stops_at <= now]:
             del self.runs[run.number]
             self.looked_at = None
@@ -146,7 +146,7 @@ class Node:
         idle = True
         for job, threads in JOBS.items():
             live = [run for run in self.runs.values() if run.job == job]
-            seen = [RunView(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
+            seen = [RunState(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
             mine = {item for item in self.held if item.startswith(job)}
             wanted = self.shares.get(job, ())
             actions = reconcile(wanted, wanted if self.world.defect == "starts unlocked" else mine, seen, threads)
@@ -187,11 +187,11 @@ class Node:
         view = (frozenset(store.sessions), tuple(sorted(store.shares.items())))
         if view != self.view:
             self.view = view
-            self.quiet.note(now)
+            self.quiet.record_event(now)
         due_s = self.quiet.due_in_s(now)
         if due_s is None or due_s > 0:
             return
-        self.quiet.take()
+        self.quiet.start_action()
         workers = {name: WorkerView(1.0, frozenset(POOLS)) for name in store.sessions}
         shares = {job: {} for job in POOLS}
         for (job, node), items in store.shares.items():

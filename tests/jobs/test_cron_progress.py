@@ -251,8 +251,8 @@ def test_a_run_that_was_called_and_told_to_stop_is_not_given_back(memory, node):
     times = FireTimes(here.progress, holds)
     never_again = Cron("* * * * *", rerun_interrupted=False)
     times.begin(times.next(never_again, NOW, 0.0))
-    times.confirm_begin()
-    times.undo_begin()
+    times.confirm_start()
+    times.undo_start()
     assert FireTimes(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
 
 

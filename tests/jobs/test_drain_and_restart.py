@@ -83,7 +83,7 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved(
+    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_share(
         2.0, ("report",), {"zone": "a"}
     )
     assert decode_mark("n1", mark.encode()) == mark
@@ -232,7 +232,7 @@ def test_a_node_drained_before_it_starts_gets_nothing(memory, cluster, eventuall
 # What is said of one node twice, or taken back
 
 
-def reserved(store):
+def reserved_shares(store):
     return [entry.key for entry in store.list(NODES, recursive=True) if "/reserved/" in entry.key]
 
 
@@ -258,7 +258,7 @@ def test_draining_a_node_of_which_a_restart_was_announced_leaves_nothing_reserve
     control.announce_restart("n2")
     eventually(lambda: inspect(store).marks["n2"].is_reserved)
     control.drain("n2")
-    eventually(lambda: reserved(store) == [])
+    eventually(lambda: reserved_shares(store) == [])
     control.undrain("n2")
     assert store.list(NODES, recursive=True) == []
 
@@ -331,8 +331,8 @@ def test_a_share_is_not_reserved_for_a_mark_that_is_taken_back_at_this_moment(me
     with memory.mirror(NODES) as nodes:
         restarts = leader_of(memory, Leaders(), nodes)
         with pytest.raises(Conflict):
-            restarts.reserve({"n1": WorkerView(1.0, frozenset(["report"]))}, {"report": {"n1": ("a", "b")}})
-    assert reserved(memory) == []
+            restarts.reserve_shares({"n1": WorkerView(1.0, frozenset(["report"]))}, {"report": {"n1": ("a", "b")}})
+    assert reserved_shares(memory) == []
 
 
 def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(memory):
@@ -355,7 +355,7 @@ def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(
     control = Control(memory)
     control._store = Operators()
     control.undrain("n1")
-    assert reserved(memory) == [reserved_key("n1", "report")]
+    assert reserved_shares(memory) == [reserved_key("n1", "report")]
 
 
 def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
@@ -365,11 +365,11 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
         restarts = leader_of(memory, memory, nodes)
         memory.delete("leader/t")
         with pytest.raises(Conflict):
-            restarts.reserve({}, {"report": {"n1": ("a", "b")}})
+            restarts.reserve_shares({}, {"report": {"n1": ("a", "b")}})
         memory.put(reserved_key("gone", "report"), b"{}")
         nodes.wait_until(lambda state: reserved_key("gone", "report") in state, 10)
-        restarts.finish(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
-    assert reserved(memory) == [reserved_key("gone", "report")]
+        restarts.delete_finished_marks(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
+    assert reserved_shares(memory) == [reserved_key("gone", "report")]
     assert memory.get(mark_key("n1")) is not None
 
 

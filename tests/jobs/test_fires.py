@@ -181,13 +181,13 @@ states = st.builds(Fired, times, st.none() | times, st.sampled_from(["", "* * * 
 @given(st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable()), states, min_size=1))
 def test_a_cell_survives_being_stored(found):
     cell = CronCell("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
-    assert decode_cell("c", cell.state("n"), cell.names()) == cell
+    assert decode_cell("c", cell.encode_state("n"), cell.encode_items()) == cell
 
 
 def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     items = tuple(f"item-{i:05}" for i in range(2000))
     cell = CronCell("c", 7, "o", items, (Fired(60.0),) * 2000)
-    assert len(cell.state("n")) < 100
+    assert len(cell.encode_state("n")) < 100
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
 
     def register():
         registration.join(1.0, threading.Event())
-        registration.settle_jobs()
+        registration.sync_available_jobs()
         registration.write_pool("report", tuple(items), None)
         registration.become_ready()
 
@@ -177,7 +177,7 @@ def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(
         member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
         registration = Registration(memory, session, member, [job])
         assert registration.try_join() is None
-        registration.settle_jobs()
+        registration.sync_available_jobs()
         session.close()  # as if it had crashed
     assert memory.children(keys.available("n1")) == ["mail"]
 
@@ -187,7 +187,7 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
     member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
     registration = Registration(memory, memory.open_session(5.0), member, jobs)
     assert registration.try_join() is None
-    registration.settle_jobs()
+    registration.sync_available_jobs()
     assert memory.children(keys.available("n1")) == jobs
     registration.leave()
     assert memory.children(keys.available("n1")) == []

@@ -60,7 +60,7 @@ def test_the_first_chores_of_a_term_come_soon_and_the_next_ones_after_their_peri
     assert term.done == ["sweep"]
     periodic_tasks.run_due(600.0, term)
     assert sorted(term.done) == ["cleanup", "sweep", "sweep"]
-    periodic_tasks.change(options(cleanup_period_s=10_800.0))
+    periodic_tasks.set_periods(options(cleanup_period_s=10_800.0))
     assert periodic_tasks.due_in_s(600.0) == 10_800.0
 
 

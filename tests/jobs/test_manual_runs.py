@@ -171,10 +171,10 @@ def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")
     asked = ManualRuns(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
-    owed = asked.pending(request, {"a": HeldItem(1, "o1")}) if claimed else None
+    owed = asked.prepare_run(request, {"a": HeldItem(1, "o1")}) if claimed else None
     delete_request(memory, request)
     with pytest.raises(LatchworkError):
-        (owed or asked.pending(request, {"a": HeldItem(1, "o1")})).begin()
+        (owed or asked.prepare_run(request, {"a": HeldItem(1, "o1")})).begin()
     assert memory.list("asked", recursive=True) == []
 
 
@@ -220,8 +220,8 @@ def test_a_request_of_another_wall_clock_is_valid_for_its_time(memory, ahead_s):
     manual.start(changed.set)
     try:
         assert changed.wait(10.0)
-        assert [each.id for each in manual.matching("report", ("a",))] == ["long", "short"]
+        assert [each.id for each in manual.find_requests("report", ("a",))] == ["long", "short"]
         time.sleep(0.6)
-        assert [each.id for each in manual.matching("report", ("a",))] == ["long"]
+        assert [each.id for each in manual.find_requests("report", ("a",))] == ["long"]
     finally:
         manual.close()

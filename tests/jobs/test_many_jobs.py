@@ -41,7 +41,7 @@ def slow_locks(monkeypatch):
 
 
 @pytest.fixture
-def filling(memory, cluster, eventually, slow_locks):
+def is_acquiring(memory, cluster, eventually, slow_locks):
     """Start a node with this job, and with many others that it is in the midst of taking the locks of."""
 
     def start(job):
@@ -65,39 +65,39 @@ def held(node):
     return sum(map(len, node._worker.locks.held().values()))
 
 
-def test_a_run_is_told_within_a_second_that_its_job_is_disabled(memory, cluster, filling):
+def test_a_run_is_told_within_a_second_that_its_job_is_disabled(memory, cluster, is_acquiring):
     told = threading.Event()
-    node = filling(cluster.endless("hot", ["x"], on_stop=lambda _: told.set()))
+    node = is_acquiring(cluster.endless("hot", ["x"], on_stop=lambda _: told.set()))
     Control(memory).disable("hot")
     assert told.wait(1.0)
     assert held(node) < JOBS * ITEMS, "it had all locks already"
 
 
-def test_a_run_is_told_within_a_second_that_its_item_is_gone(filling, cluster):
+def test_a_run_is_told_within_a_second_that_its_item_is_gone(is_acquiring, cluster):
     told = threading.Event()
     pool = ["x"]
     job = cluster.endless("hot", on_stop=lambda _: told.set(), work_pool=lambda: list(pool))
-    node = filling(job)
+    node = is_acquiring(job)
     pool.clear()
     job.pool_changed()
     assert told.wait(1.0 + 0.3)  # the time that a rebalance waits for more, and takes
     assert held(node) < JOBS * ITEMS, "it had all locks already"
 
 
-def test_a_new_item_of_another_job_starts_before_the_many_have_their_locks(filling, cluster, eventually):
+def test_a_new_item_of_another_job_starts_before_the_many_have_their_locks(is_acquiring, cluster, eventually):
     pool = ["x"]
     job = cluster.endless("small", work_pool=lambda: list(pool))
-    node = filling(job)
+    node = is_acquiring(job)
     pool.append("y")
     job.pool_changed()
     eventually(lambda: set(cluster.log.owners()) == {"x", "y"}, 2.0)
     assert held(node) < JOBS * ITEMS, "it had all locks already"
 
 
-def test_a_shorter_wait_holds_within_a_second(memory, cluster, filling):
+def test_a_shorter_wait_holds_within_a_second(memory, cluster, is_acquiring):
     ran = threading.Event()
     job = cluster.endless("hot", ["x"], run=lambda _: ran.set(), schedule=FixedDelay(3600.0), initial_delay_s=None)
-    node = filling(job)
+    node = is_acquiring(job)
     assert not ran.is_set()
     Control(memory).change_job("hot", schedule=FixedDelay(0.05))
     assert ran.wait(1.0)
@@ -124,8 +124,8 @@ def test_a_run_is_told_that_its_job_is_disabled_while_a_call_for_locks_hangs(
         go_on.set()
 
 
-def test_jobs_take_turns_for_their_locks(filling, cluster, slow_locks, eventually):
-    node = filling(cluster.endless("hot", ["x"]))
+def test_jobs_take_turns_for_their_locks(is_acquiring, cluster, slow_locks, eventually):
+    node = is_acquiring(cluster.endless("hot", ["x"]))
     eventually(lambda: held(node) == JOBS * ITEMS + 1, 60.0)
     order = [names[0].partition("/")[0] for names in slow_locks if names[0].startswith("many")]
     firsts = [order.index(f"many{number:02}") for number in range(JOBS)]

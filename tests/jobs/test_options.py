@@ -19,7 +19,7 @@ from latchwork.jobs.options import (
     NodeRows,
     Unset,
     defaults,
-    documented,
+    document_options,
     effective_options,
     number,
     row,
@@ -95,7 +95,7 @@ def test_a_row_makes_a_flag_to_start_with_and_what_is_not_given_is_its_default()
 
 
 def test_a_docstring_gets_its_rows_before_what_it_raises():
-    @documented(Dummy)
+    @document_options(Dummy)
     class Sleeper:
         """Sleeps.
 

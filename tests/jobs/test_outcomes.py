@@ -44,8 +44,8 @@ def ended(*items, error=None, at_s=10.0, was_stopped=False):
 def went(*ends):
     outcomes = OutcomeTracker("report", "n1")
     for each in ends:
-        outcomes.begin(each.at_s - 1.0)
-        outcomes.end(each)
+        outcomes.record_start(each.at_s - 1.0)
+        outcomes.record_end(each)
     return outcomes
 
 
@@ -77,9 +77,9 @@ def test_a_run_that_was_stopped_to_stop_says_nothing_of_the_job():
 
 def test_an_item_that_went_elsewhere_is_not_failing_here():
     outcomes = went(ended("a", error="E"), ended("b", error="E"))
-    outcomes.keep(frozenset("b"))
+    outcomes.forget_others(frozenset("b"))
     assert outcomes.outcome().failing_items == 1
-    outcomes.keep(frozenset())
+    outcomes.forget_others(frozenset())
     assert outcomes.outcome().consecutive_failures == 0
 
 
@@ -90,8 +90,8 @@ def test_what_was_written_before_a_restart_goes_on():
     assert (outcomes.outcome().last_error.at_s, outcomes.outcome().consecutive_failures) == (7.0, 0), (
         "nothing failed since"
     )
-    outcomes.begin(8.0)
-    outcomes.end(ended("a", error="E"))
+    outcomes.record_start(8.0)
+    outcomes.record_end(ended("a", error="E"))
     assert outcomes.outcome().consecutive_failures == 3
 
 
@@ -99,8 +99,8 @@ def test_who_listens_hears_of_turns_only():
     turns = []
     outcomes = OutcomeTracker("report", "n1", lambda job, turn: turns.append((job, turn)))
     for error in (None, "E", "E", "E", None, None):
-        outcomes.begin(1.0)
-        outcomes.end(ended("a", error=error))
+        outcomes.record_start(1.0)
+        outcomes.record_end(ended("a", error=error))
     assert turns == [("report", "started"), ("report", "failing"), ("report", "recovered")]
 
 

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork import At, Conflict, Put
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed import ChunkNamer, orphans, read, replace
+from latchwork.jobs.stored.packed import ChunkNamer, find_orphaned_chunks, read, replace
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
 
@@ -24,7 +24,7 @@ def test_sets_of_every_size_come_back_and_leave_nothing_of_the_older_ones(store)
         replace(store, "work-pool/report", items, checks=[], new_name=names)
         assert set(read(store, "work-pool/report").packed.items) == items
         entries = {entry.key: entry for entry in store.list("work-pool", recursive=True)}
-        assert orphans("work-pool/report", entries, entries.get("work-pool/report"), {}) == []
+        assert find_orphaned_chunks("work-pool/report", entries, entries.get("work-pool/report"), {}) == []
 
 
 def test_an_unchanged_set_is_no_write_at_all(store):
@@ -125,4 +125,6 @@ def test_only_chunks_of_writers_that_are_gone_count_as_orphans(memory):
     memory.put("work-pool/report/w1-ff", b"[]")
     memory.put("work-pool/report/w2-1", b"[]")
     entries = {entry.key: entry for entry in memory.list("work-pool", recursive=True)}
-    assert orphans("work-pool/report", entries, entries["work-pool/report"], {"w1"}) == ["work-pool/report/w2-1"]
+    assert find_orphaned_chunks("work-pool/report", entries, entries["work-pool/report"], {"w1"}) == [
+        "work-pool/report/w2-1"
+    ]

@@ -209,15 +209,15 @@ def test_the_shares_of_a_job_placed_as_a_whole_are_made_of_its_own_strings():
     items = tuple(f"item-{number}" for number in range(9))
     planner = Planner(Strategies())
     planner.rebalance(view(pools={"j1": items}))
-    whole = planner.take_whole()["j1"]
+    whole = planner.pop_whole_shares()["j1"]
     assert {id(item) for share in whole.values() for item in share} == {id(item) for item in items}
-    assert planner.take_whole() == {}
+    assert planner.pop_whole_shares() == {}
 
 
 def test_an_item_that_is_added_is_the_pools_own_string_in_its_share():
     planner = Planner(Strategies())
     now = applied(view(), planner.rebalance(view()).changes)
-    added = f"item-{len(planner.take_whole())}"
+    added = f"item-{len(planner.pop_whole_shares())}"
     result = planner.rebalance(view(pools={"j1": (*"abcd", added)}, shares=now.shares))
     assert [change.after[-1] is added for change in result.changes] == [True]
 
@@ -225,7 +225,7 @@ def test_an_item_that_is_added_is_the_pools_own_string_in_its_share():
 def test_what_was_not_written_is_forgotten():
     planner = Planner(Strategies())
     planner.rebalance(view())
-    planner.forget()
+    planner.reset()
     assert planner.rebalance(view()) == rebalance(view(), Strategies())
 
 

@@ -26,7 +26,7 @@ from latchwork.jobs.manager.rebalance import (
     ReservedShare,
     ShareChange,
     WorkerView,
-    job_problem,
+    create_job_problem,
     order_changes,
     rebalance,
 )
@@ -134,8 +134,8 @@ def test_shares_of_a_job_without_a_pool_go_away():
 
 
 def test_items_stored_with_two_workers_count_for_the_living_one():
-    assert job_problem(view(shares={"j1": {"a-dead": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w2"}
-    assert job_problem(view(shares={"j1": {"w1": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w1"}
+    assert create_job_problem(view(shares={"j1": {"a-dead": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w2"}
+    assert create_job_problem(view(shares={"j1": {"w1": ("a",), "w2": ("a",)}}), "j1").previous == {"a": "w1"}
 
 
 def test_jobs_that_no_worker_can_run_are_reported_and_stay_in_their_pool():
@@ -239,7 +239,7 @@ def test_a_strategy_sees_the_labels_of_a_worker_that_is_being_restarted_too():
     workers = labelled(w1="tape", w2="ssd")
     reserved = {"w2": ReservedShare(workers.pop("w2"), {"j1": ("a",)})}
     now = ClusterView(workers, {"j1": ("a",)}, {}, reserved)
-    assert job_problem(now, "j1").labels == {"w1": {"disk": "tape"}, "w2": {"disk": "ssd"}}
+    assert create_job_problem(now, "j1").labels == {"w1": {"disk": "tape"}, "w2": {"disk": "ssd"}}
 
 
 def test_a_strategy_is_asked_again_when_only_a_label_has_changed():
@@ -301,23 +301,23 @@ def test_a_burst_becomes_one_rebalance_after_the_quiet_time():
     quiet = Debouncer(1.0, 5.0)
     assert quiet.due_in_s(0.0) is None
     for now in (10.0, 10.5, 11.0):
-        quiet.note(now)
+        quiet.record_event(now)
     assert quiet.due_in_s(11.0) == 1.0
     assert quiet.due_in_s(12.5) == 0.0
-    quiet.take()
+    quiet.start_action()
     assert quiet.due_in_s(12.5) is None
 
 
 def test_a_burst_that_does_not_end_is_acted_on_after_the_longest_wait():
     quiet = Debouncer(1.0, 5.0)
     for tenth in range(100, 149):
-        quiet.note(tenth / 10)
+        quiet.record_event(tenth / 10)
     assert quiet.due_in_s(14.8) == pytest.approx(0.2)
 
 
 def test_a_failure_is_due_again_without_a_new_event_but_not_before_its_delay():
     quiet = Debouncer(1.0, 5.0)
-    quiet.retry(10.0, 8.0)
+    quiet.schedule_retry(10.0, 8.0)
     assert quiet.due_in_s(10.0) == 8.0
-    quiet.note(10.1)
+    quiet.record_event(10.1)
     assert quiet.due_in_s(16.0) == pytest.approx(2.0)

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.jobs.job import Threads
-from latchwork.jobs.worker.runs import RunView, reconcile
+from latchwork.jobs.worker.runs import RunState, reconcile
 
 ITEMS = st.frozensets(st.sampled_from("abcdefgh"))
 THREADS = st.sampled_from([Threads.whole(), Threads.per_item(), Threads.at_most(3)])
 
 
 def run(number, items, stopping=False):
-    return RunView(number, frozenset(items), stopping)
+    return RunState(number, frozenset(items), stopping)
 
 
 def test_a_new_share_asks_for_its_locks_before_anything_starts():
@@ -61,8 +61,8 @@ def test_an_item_does_not_start_again_beside_its_own_run_that_will_not_stop():
 
 
 def test_a_stuck_run_counts_towards_the_limit():
-    stuck = [run(1, "x", stopping=True), run(2, "y", stopping=True)]
-    assert len(reconcile("abc", "abc", stuck, Threads.at_most(3)).start) == 1
+    stuck_jobs = [run(1, "x", stopping=True), run(2, "y", stopping=True)]
+    assert len(reconcile("abc", "abc", stuck_jobs, Threads.at_most(3)).start) == 1
 
 
 @given(ITEMS, ITEMS, st.lists(st.tuples(ITEMS, st.booleans()), max_size=4), THREADS)

@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockScheduler, LockWork, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -40,7 +40,7 @@ def short_locks(store):
 
 def take(locks, items):
     """Ask for what is to be asked for, as a worker does; whether any was taken."""
-    return locks.ask("j", locks.settle("j", items))
+    return locks.try_acquire("j", locks.update_wanted("j", items))
 
 
 def hold(locks, eventually, *items):
@@ -115,12 +115,12 @@ def fail(self, names):
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
-    scheduler, work = LockScheduler(), LockWork(locks, "j", (), items)
+    scheduler, work = LockScheduler(), LockCalls(locks, "j", (), items)
     assert scheduler.acquire([work], lambda _: False)
-    assert (len(locks.held()["j"]), work.asks) == (1 + LOCK_BATCH, True)
+    assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + LOCK_BATCH, True)
     assert scheduler.acquire([work], lambda _: True)
-    assert (len(locks.held()["j"]), work.asks) == (1 + len(items), False)
-    back = LockWork(locks, "j", items, ())
+    assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + len(items), False)
+    back = LockCalls(locks, "j", items, ())
     assert not scheduler.acquire([back], lambda _: False)
     assert (len(locks.held()["j"]), back.left) == (1 + LOCK_BATCH + 10, 2)
     scheduler.acquire([back], lambda _: True)
@@ -128,7 +128,7 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
 
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
-    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
+    works = [LockCalls(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
     scheduler = LockScheduler()
 
     def held():
@@ -142,10 +142,10 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
 
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
-    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
+    works = [LockCalls(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
     scheduler = LockScheduler()
     scheduler.acquire(works, lambda _: False)
-    works.append(LockWork(locks, "z", (), ["new"]))
+    works.append(LockCalls(locks, "z", (), ["new"]))
     scheduler.acquire(works, lambda _: False)
     assert list(locks.held()) == ["a", "z"]
 
@@ -161,6 +161,6 @@ def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part
         threads=Threads.whole(),
     )
     node = cluster.node(store, "n1", job)
-    node._worker._go_on = lambda *_args, **_options: False  # every slice is a step of its own
+    node._worker._should_continue = lambda *_args, **_options: False  # every slice is a step of its own
     eventually(lambda: shares, timeout_s=20)
     assert shares[0] == LOCK_BATCH * 3

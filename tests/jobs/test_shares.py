@@ -30,10 +30,10 @@ class Follower:
 
     def until(self, wanted, jobs=("a", "b")):
         """The share of these jobs once it is what is wanted."""
-        while self.shares.of(jobs) != wanted:
-            assert self.changed.wait(20), self.shares.of(jobs)
+        while self.shares.read_shares(jobs) != wanted:
+            assert self.changed.wait(20), self.shares.read_shares(jobs)
             self.changed.clear()
-        return self.shares.of(jobs)
+        return self.shares.read_shares(jobs)
 
 
 @pytest.fixture
@@ -86,4 +86,4 @@ def test_a_share_that_could_not_be_read_is_read_again_without_a_new_event(memory
         write(memory, "a", ["x", "y"], "m2")
         with pytest.raises(Unavailable):
             follower.until({"a": ("x", "y")})
-    assert follower.shares.of(["a"]) == {"a": ("x", "y")}
+    assert follower.shares.read_shares(["a"]) == {"a": ("x", "y")}

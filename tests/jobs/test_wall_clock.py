@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.errors import LockLost
 from latchwork.jobs import Control, Cron, JobManager, explain_item, inspect
-from latchwork.jobs.cron import CronProgress, FireTimes, HeldItem, progress_of, read_cells, set_back
+from latchwork.jobs.cron import CronProgress, FireTimes, HeldItem, read_cells, read_progress, reset_future_progress
 from latchwork.schedules import Fired, WallClock
 from latchwork.schedules.wall_clock import CONFIRM_S
 from latchwork.testing import VirtualClock
@@ -135,7 +135,7 @@ def test_progress_in_the_future_is_named_and_set_back(store, cluster, caplog):
     said = "cron progress of job report lies 3[56]"
     eventually(lambda: any(said[:-4] in each for each in second.health().degraded))
     assert "latchwork jobs reset-progress report" in caplog.text
-    fired = progress_of(store, "report", "a")
+    fired = read_progress(store, "report", "a")
     told = explain_item(inspect(store), Control(store).settings(), "report", "a", fired, now_s=time.time())
     assert said[:-4] in told.sentences[-1]
     assert starts.times == []
@@ -171,7 +171,7 @@ def test_a_start_that_meets_a_set_back_does_not_start(store, held):
     times = far(store, held)
     times.end(times.next(EACH_MINUTE, NOW + 3600.0, 0.0))
     late = times.next(EACH_MINUTE, NOW + 3660.0, 0.0)
-    assert set(set_back(store, "report", NOW)) == {"a", "b"}
+    assert set(reset_future_progress(store, "report", NOW)) == {"a", "b"}
     with pytest.raises(LockLost, match="set back by an operator"):
         times.begin(late)
     assert times.next(EACH_MINUTE, NOW + 1.0, 0.0).at == NOW + 60.0
@@ -182,7 +182,7 @@ def test_a_run_that_ends_after_a_set_back_has_ended(store, held):
     times = far(store, held)
     step = times.next(EACH_MINUTE, NOW + 3600.0, 0.0)
     assert step.is_rerun, "it has started and not ended"
-    set_back(store, "report", NOW)
+    reset_future_progress(store, "report", NOW)
     times.end(step)
     again = times.next(EACH_MINUTE, NOW + 1.0, 0.0)  # it finds the progress ahead, and looks at the next call
     again = times.next(EACH_MINUTE, NOW + 1.0, 0.0)
@@ -192,5 +192,5 @@ def test_a_run_that_ends_after_a_set_back_has_ended(store, held):
 def test_progress_within_the_error_of_clocks_is_not_set_back(store, held):
     times = FireTimes(*held)
     times.begin(times.next(EACH_MINUTE, NOW, 0.0))
-    assert set_back(store, "report", NOW - 30.0) == {}
+    assert reset_future_progress(store, "report", NOW - 30.0) == {}
     assert Fired(NOW).ahead_s(NOW - 30.0) == 0.0

@@ -67,7 +67,7 @@ class CronCell:
     items: tuple[str, ...]
     fired: tuple[Fired, ...]
 
-    def state(self, nonce: str) -> bytes:
+    def encode_state(self, nonce: str) -> bytes:
         """Encode the progress; the nonce distinguishes writes."""
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
@@ -79,7 +79,7 @@ class CronCell:
         fired = tuple((kind.through, kind.running) for kind in kinds)
         return encode(CellState(self.token, self.owner, nonce, fired, rules, of))
 
-    def names(self) -> bytes:
+    def encode_items(self) -> bytes:
         """Encode the items."""
         return encode(self.items)
 
@@ -90,7 +90,7 @@ class CellState(Struct, frozen=True, omit_defaults=True):
     Attributes:
         token: As in ``CronCell``.
         owner: As in ``CronCell``.
-        nonce: Distinguishes writes, and tells those of ``set_back`` from those of the holder.
+        nonce: Distinguishes writes, and tells those of ``reset_future_progress`` from those of the holder.
         fired: The distinct states of items: the last fire time that started, and the running one.
         rules: The rule of each state; None if none has one.
         of: Runs of items with the same state: index and length; None if all have the first state.
@@ -163,7 +163,7 @@ class HeldItem:
 
 
 @dataclass(slots=True)
-class _Own:
+class _OwnCell:
     """A cell that this node writes, with the last known entry of its state."""
 
     cell: CronCell
@@ -203,7 +203,7 @@ class CronProgress:
         self._changed = condition(self._mutex)
         self._requested: list[_ProgressRequest] = []
         self._busy = False
-        self._own: dict[str, _Own] = {}  # by cell name; used only by the busy thread
+        self._own: dict[str, _OwnCell] = {}  # by cell name; used only by the busy thread
         self._cell_of: dict[str, str] = {}
 
     def claim(self, holds: Mapping[str, HeldItem], fresh: Fired, *, reread: bool = False) -> dict[str, Fired]:
@@ -218,7 +218,7 @@ class CronProgress:
             LatchworkError: The store could not be used: try again.
         """
         request = _ProgressRequest(claims=holds, fresh=fresh, reread=reread)
-        self._grant(request)
+        self._execute(request)
         return request.fired
 
     def write(self, fired: Mapping[str, Fired]) -> None:
@@ -228,9 +228,9 @@ class CronProgress:
             LockLost: Another node holds one of the locks by now: nothing is stored, and nothing may start.
             LatchworkError: It is not known to be stored. The progress is included in the next write.
         """
-        self._grant(_ProgressRequest(fired=dict(fired)))
+        self._execute(_ProgressRequest(fired=dict(fired)))
 
-    def _grant(self, request: _ProgressRequest) -> None:
+    def _execute(self, request: _ProgressRequest) -> None:
         """Execute a request, together with those of waiting threads, or let the thread that is busy do it."""
         clock = self._store.clock
         with self._mutex:
@@ -238,25 +238,25 @@ class CronProgress:
             while not request.done and self._busy:
                 clock.wait_condition(self._changed, _WAIT_S)
             if request.done:
-                return self._outcome(request)
+                return self._raise_error(request)
             self._busy = True
             batch, self._requested = self._requested, []
         try:
-            self._do(batch)
+            self._execute_batch(batch)
         finally:
             with self._mutex:
                 for each in batch:
                     each.done = True
                 self._busy = False
                 self._changed.notify_all()
-        return self._outcome(request)
+        return self._raise_error(request)
 
     @staticmethod
-    def _outcome(request: _ProgressRequest) -> None:
+    def _raise_error(request: _ProgressRequest) -> None:
         if request.error is not None:
             raise request.error
 
-    def _do(self, batch: list[_ProgressRequest]) -> None:
+    def _execute_batch(self, batch: list[_ProgressRequest]) -> None:
         claims = [request for request in batch if request.claims]
         writes = [request for request in batch if not request.claims]
         for requests, act in ((claims, self._claim), (writes, self._write)):
@@ -270,11 +270,11 @@ class CronProgress:
     def _claim(self, requests: list[_ProgressRequest]) -> None:
         for name in {self._cell_of.get(item, "") for request in requests if request.reread for item in request.claims}:
             if (own := self._own.get(name)) is not None:
-                self._adopt_set_back(own, self._store.get(f"{self._prefix}/{name}"))
+                self._accept_reset(own, self._store.get(f"{self._prefix}/{name}"))
         wanted = {item: (hold, request.fresh) for request in requests for item, hold in request.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
-            self._take(new)
+            self._create_cells(new)
         for request in requests:
             request.fired = {item: self._own[self._cell_of[item]].fired[item] for item in request.claims}
 
@@ -282,7 +282,7 @@ class CronProgress:
         own = self._own.get(self._cell_of.get(item, ""))
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
-    def _take(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
+    def _create_cells(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
         """Move items into new cells of this node, with the progress of their newest cells."""
         stored = read_cells(self._store, self.job_id, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
@@ -290,31 +290,33 @@ class CronProgress:
         for item in sorted(wanted):
             by_owner.setdefault(wanted[item][0].owner_id, []).append(item)
         for owner, items in by_owner.items():
-            for part in _parts(items):
+            for part in _split_items(items):
                 fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
                 token = max(wanted[item][0].token for item in part)
-                self._create(CronCell(uuid.uuid4().hex, token, owner, tuple(part), fired))
+                self._create_cell(CronCell(uuid.uuid4().hex, token, owner, tuple(part), fired))
         ours = {own.cell.name: own for own in self._own.values()}
         left = obsolete_cells(
             [*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())]
         )
-        self._drop({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
+        self._delete_cells({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
 
-    def _create(self, cell: CronCell) -> None:
+    def _create_cell(self, cell: CronCell) -> None:
         key = f"{self._prefix}/{cell.name}"
-        state = cell.state(uuid.uuid4().hex)
+        state = cell.encode_state(uuid.uuid4().hex)
         try:
-            done = self._store.commit(self._checks(cell), [Create(key, state), Create(f"{key}/items", cell.names())])
+            done = self._store.commit(
+                self._checks(cell), [Create(key, state), Create(f"{key}/items", cell.encode_items())]
+            )
             entry = done.entries[0]
         except (Conflict, OutcomeUnknown) as error:
             found = self._store.get(key)
             if found is None or found.value != state:
-                raise self._lost(cell, error) from error
+                raise self._lost_error(cell, error) from error
             entry = found
-        self._own[cell.name] = _Own(cell, entry, dict(zip(cell.items, cell.fired, strict=True)))
+        self._own[cell.name] = _OwnCell(cell, entry, dict(zip(cell.items, cell.fired, strict=True)))
         self._cell_of.update(dict.fromkeys(cell.items, cell.name))
 
-    def _drop(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
+    def _delete_cells(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
         """Delete obsolete cells. If that fails, the leader deletes them later."""
         for name in names:
             own = self._own.pop(name, None)
@@ -338,12 +340,12 @@ class CronProgress:
                 touched.setdefault(name, []).append(request)
         for name, waiting in touched.items():
             try:
-                self._save(self._own[name])
+                self._save_cell(self._own[name])
             except LatchworkError as error:
                 for request in waiting:
                     request.error = request.error or error
 
-    def _save(self, own: _Own) -> None:
+    def _save_cell(self, own: _OwnCell) -> None:
         """Store the state of one cell.
 
         A conflict while the owner still exists is an earlier write of this node with an unknown outcome, which has
@@ -351,7 +353,7 @@ class CronProgress:
         """
         own.cell = replace(own.cell, fired=tuple(own.fired[item] for item in own.cell.items))
         key = f"{self._prefix}/{own.cell.name}"
-        state = own.cell.state(uuid.uuid4().hex)
+        state = own.cell.encode_state(uuid.uuid4().hex)
         for attempt in (1, 2):
             try:
                 done = self._store.commit([*self._checks(own.cell), At(own.entry)], [Put(key, state)])
@@ -359,19 +361,19 @@ class CronProgress:
             except (Conflict, OutcomeUnknown) as error:
                 found = self._store.get(key)
                 if found is None:
-                    raise self._lost(own.cell, error) from error
-                if self._adopt_set_back(own, found):
+                    raise self._lost_error(own.cell, error) from error
+                if self._accept_reset(own, found):
                     raise LockLost(f"progress of job {self.job_id} was set back by an operator: try again") from error
                 own.entry = found
                 if found.value == state:
                     return
                 if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.cell):
-                    raise self._lost(own.cell, error) from error
+                    raise self._lost_error(own.cell, error) from error
             else:
                 return
 
     @staticmethod
-    def _adopt_set_back(own: _Own, found: Entry | None) -> bool:
+    def _accept_reset(own: _OwnCell, found: Entry | None) -> bool:
         """Adopt progress that an operator has set back meanwhile. Return False if nobody has.
 
         What this node was about to start has not started, and what has ended here has ended.
@@ -392,7 +394,7 @@ class CronProgress:
     def _owner_is_gone(self, cell: CronCell) -> bool:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
 
-    def _lost(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
+    def _lost_error(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
         """Return the error to raise.
 
         A cell that another node owns, or that was swept, is forgotten and can be claimed again.
@@ -405,10 +407,10 @@ class CronProgress:
 
 def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
     """Read all cells of a job with the entries of their states. Unreadable cells are logged and left out."""
-    return cells_of(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
+    return decode_cells(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
-def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
+def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
     """Decode the cells of a job among these entries. Unreadable cells are logged and left out."""
     prefix = f"{prefix}/{job_id}"
     entries = {entry.key: entry for entry in listed}
@@ -423,13 +425,13 @@ def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[
     return found
 
 
-def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
+def read_progress(store: Store, job_id: str, item: str) -> Fired | None:
     """Return the progress of an item on its cron schedule; None if it has none."""
     found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
 
-def set_back(store: Store, job_id: str, now_s: float) -> dict[str, float]:
+def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, float]:
     """Set progress that lies in the future back to now. The nodes that run the items notice within seconds.
 
     Args:
@@ -442,7 +444,7 @@ def set_back(store: Store, job_id: str, now_s: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for cell, entry in read_cells(store, job_id):
 
-        def write(tx: Tx, name: str = cell.name, key: str = entry.key, items: bytes = cell.names()) -> None:
+        def write(tx: Tx, name: str = cell.name, key: str = entry.key, items: bytes = cell.encode_items()) -> None:
             entry = tx.get(key)
             if entry is None:
                 return
@@ -451,7 +453,7 @@ def set_back(store: Store, job_id: str, now_s: float) -> dict[str, float]:
             changed = [each for each in zip(cell.items, cell.fired, fired, strict=True) if each[1] != each[2]]
             found.update({item: before.through for item, before, _ in changed})
             if changed:
-                tx.put(key, replace(cell, fired=fired).state(_SET_BACK + uuid.uuid4().hex))
+                tx.put(key, replace(cell, fired=fired).encode_state(_SET_BACK + uuid.uuid4().hex))
 
         store.transact(write)
     return found
@@ -492,7 +494,7 @@ def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[C
     return swept
 
 
-def _parts(items: list[str]) -> Iterable[list[str]]:
+def _split_items(items: list[str]) -> Iterable[list[str]]:
     part: list[str] = []
     size = 0
     for item in items:
@@ -504,7 +506,7 @@ def _parts(items: list[str]) -> Iterable[list[str]]:
     yield part
 
 
-def ahead_text(job_id: str, ahead_s: float) -> str:
+def format_future_progress(job_id: str, ahead_s: float) -> str:
     """Return the sentence about cron progress that lies in the future."""
     return (
         f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
@@ -562,7 +564,7 @@ class FireTimes:
         was_ahead = self.ahead_s > 0.0
         self.ahead_s = max(each.ahead_s(now_s) for each in self._fired.values())
         if self.ahead_s and not was_ahead:
-            log.warning("%s", ahead_text(self._progress.job_id, self.ahead_s))
+            log.warning("%s", format_future_progress(self._progress.job_id, self.ahead_s))
 
     def _adopt(self, found: dict[str, Fired]) -> None:
         """Store the progress of the items under a changed schedule, for later holders of their locks."""
@@ -591,11 +593,11 @@ class FireTimes:
         self._write(begun)
         self._fired.update(begun)
 
-    def confirm_begin(self) -> None:
+    def confirm_start(self) -> None:
         """Confirm that the job was called for the started step, so that the step counts."""
         self._unconfirmed = {}
 
-    def undo_begin(self) -> None:
+    def undo_start(self) -> None:
         """Store that the job was not called for the started step, so that its fire time is still due.
 
         Only for schedules that do not repeat interrupted runs. If it fails, the step counts as done.

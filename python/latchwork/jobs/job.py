@@ -16,7 +16,7 @@ from latchwork._base.user_code import is_interrupt
 from latchwork._base.validation import deferred_kind
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, documented, rows
+from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, document_options, rows
 from latchwork.jobs.settings import JobOptions
 from latchwork.jobs.stored.keys import check_id, check_item
 from latchwork.primitives.waiting import StopSignal
@@ -168,7 +168,7 @@ class WorkPoolFailed(LatchworkError):
 Run = Callable[[JobContext], Any] | Callable[[Any], Coroutine[Any, Any, object]]
 
 
-@documented(JobOptions)
+@document_options(JobOptions)
 class Job:
     """A job to be distributed over a cluster. Construct one with functions, or subclass it.
 

@@ -33,7 +33,7 @@ _LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-class _Families:
+class _MetricSet:
     """The metrics of one registry, created once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -55,7 +55,7 @@ class _Families:
         self.moves = counter("moves", "Items moved as the manager.")
         self.pool_failures = counter("pool_read_failures", "Reads of a work pool that failed.", "job")
         self.pool_seconds = histogram("pool_read_seconds", "Duration of reads of a work pool.", _SHORT, "job")
-        self.now = _Now()
+        self.now = _GaugeCollector()
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class _Families:
                 each.labels(node, job)
 
 
-class _Now(Collector):
+class _GaugeCollector(Collector):
     """The gauges, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"latchwork_{name}", what, labels=["node", *labels])
 
 
-_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
+_known: WeakKeyDictionary[CollectorRegistry, _MetricSet] = WeakKeyDictionary()
 _known_lock = mutex()
 
 
@@ -156,7 +156,7 @@ class PrometheusMetrics(Observer):
         chosen = REGISTRY if registry is None else registry
         with _known_lock:
             if chosen not in _known:
-                _known[chosen] = _Families(chosen)
+                _known[chosen] = _MetricSet(chosen)
             self._families = _known[chosen]
 
     def attached(self, node: ObservedNode) -> None:

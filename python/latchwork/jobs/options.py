@@ -147,7 +147,7 @@ def _read_limit(name: str, value: Any) -> int:
     return value
 
 
-def _short_schedule(name: str, value: Any) -> Any:
+def _convert_schedule(name: str, value: Any) -> Any:
     """Convert cron text, or the time between two starts, to a schedule; return anything else unchanged."""
     if not isinstance(value, (str, timedelta)):
         return value
@@ -158,7 +158,7 @@ def _short_schedule(name: str, value: Any) -> Any:
 
 
 def _check_schedule(name: str, value: Any) -> Any:
-    value = _short_schedule(name, value)
+    value = _convert_schedule(name, value)
     if isinstance(value, type) or not all(
         callable(getattr(value, each, None)) for each in ("first_due", "next_due", "remaining_s")
     ):
@@ -167,7 +167,7 @@ def _check_schedule(name: str, value: Any) -> Any:
 
 
 def _read_schedule(name: str, value: Any) -> Schedule:
-    value = _short_schedule(name, value)
+    value = _convert_schedule(name, value)
     if isinstance(value, (FixedDelay, FixedRate, Cron)):
         return value
     makers: dict[str, Callable[[dict[str, Any]], Schedule]] = {
@@ -406,7 +406,7 @@ def effective_options(options: type[T], settings: object, code: object) -> T:
     return options(**found)
 
 
-def documented(*tables: Any) -> Callable[[type[T]], type[T]]:
+def document_options(*tables: Any) -> Callable[[type[T]], type[T]]:
     """Add these options to a class's docstring: to its arguments or attributes, before its exceptions."""
 
     def add(cls: type[T]) -> type[T]:

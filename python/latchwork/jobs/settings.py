@@ -29,7 +29,7 @@ from latchwork.jobs.options import (
     OptionRow,
     Threads,
     defaults,
-    documented,
+    document_options,
     effective_options,
     rows,
     values,
@@ -61,7 +61,7 @@ class JobOptions(JobRows[NoReturn, Threads], JobOnly):
     schedule_since_s: float | None = field(default=None, compare=False)
 
 
-@documented(JobSwitches, JobRows)
+@document_options(JobSwitches, JobRows)
 @dataclass(frozen=True)
 class JobSettings(JobRows[None, int | None], JobSwitches):
     """Settings of one job; None leaves the option from code. ``threads`` is a number, 0 for one per item."""
@@ -71,7 +71,7 @@ class JobSettings(JobRows[None, int | None], JobSwitches):
         return effective_options(JobOptions, self, job)
 
 
-@documented(ClusterSwitches, NodeRows)
+@document_options(ClusterSwitches, NodeRows)
 @dataclass(frozen=True)
 class ClusterSettings(NodeRows[None], ClusterSwitches):
     """Settings of the whole cluster; None leaves the option from code."""

@@ -131,7 +131,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "job": lock.job,
                 "item": lock.item,
                 "holder": lock.holder.label,
-                "holder_lives": state.holder_lives(lock),
+                "is_holder_running": state.is_holder_running(lock),
                 "host": lock.holder.host,
                 "pid": lock.holder.pid,
                 "ttl_s": lock.holder.ttl_s,
@@ -186,7 +186,7 @@ def _locks(state: ClusterState) -> list[Line]:
     for lock in state.locks:
         holder = lock.holder
         if holder.label:
-            (held if state.holder_lives(lock) else left)[holder.label] += 1
+            (held if state.is_holder_running(lock) else left)[holder.label] += 1
         else:
             others[f"{holder.host}:{holder.pid}"] += 1
     found = [Line(f"locks held: {held.total():,}{_owners(held)}")]

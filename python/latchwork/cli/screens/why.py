@@ -15,7 +15,7 @@ from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, say, say_json, show, told
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
-from latchwork.jobs.cron import progress_of
+from latchwork.jobs.cron import read_progress
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]
@@ -29,7 +29,7 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
     """
     with open_store(url) as store:
         found = explain(
-            state_of(store), Control(store).settings(), job, item, progress_of(store, job, item), now_s=time.time()
+            state_of(store), Control(store).settings(), job, item, read_progress(store, job, item), now_s=time.time()
         )
     if as_json:
         say_json(found.to_json())
@@ -92,14 +92,14 @@ def _row(state: ClusterState, lock: LockView) -> dict[str, object]:
         "token": lock.token,
         "since": None if lock.since_s is None else utc_text(lock.since_s),
         "ttl_s": lock.holder.ttl_s,
-        "holder_lives": state.holder_lives(lock),
+        "is_holder_running": state.is_holder_running(lock),
     }
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
     cells = {name: "" if value is None else str(value) for name, value in row.items()}
-    if "holder_lives" in row:
-        del cells["holder_lives"]
+    if "is_holder_running" in row:
+        del cells["is_holder_running"]
         dead = "is gone, it runs out" if row["holder"] else "is no node"
-        cells["the holder"] = "lives" if row["holder_lives"] else dead
+        cells["the holder"] = "lives" if row["is_holder_running"] else dead
     return cells

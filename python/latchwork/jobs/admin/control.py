@@ -25,7 +25,7 @@ from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
-from latchwork.jobs.cron import cells_of, newest_by_item, set_back
+from latchwork.jobs.cron import decode_cells, newest_by_item, reset_future_progress
 from latchwork.jobs.options import InvalidSetting
 from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
@@ -76,9 +76,9 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         while True:
             copy, _ = replace_set(store, request.pool, pool.packed.items, checks=[], new_name=namer)
             try:
-                store.commit([copy.unchanged(request.pool)], [Create(request.key, request.encode())])
+                store.commit([copy.unchanged_check(request.pool)], [Create(request.key, request.encode())])
             except Conflict as error:
-                if list(error.failed) != [copy.unchanged(request.pool)]:
+                if list(error.failed) != [copy.unchanged_check(request.pool)]:
                     raise
                 continue  # a manager took the copy for the rest of an old request, and deleted it
             return request
@@ -143,7 +143,9 @@ def delete_request(store: Store, request: RunRequest) -> None:
 
 def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
     below = f"{request.progress}/{request.job}/"
-    cells = cells_of((entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress)
+    cells = decode_cells(
+        (entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress
+    )
     newest = newest_by_item(cell for cell, _ in cells)
     return frozenset(
         item for item, (_, fired) in newest.items() if fired.running is None and fired.through >= request.at_s
@@ -350,7 +352,7 @@ class Control:
         Returns:
             The items whose progress was set back, with the time that it had, in seconds since the epoch.
         """
-        return set_back(self._store, check_id("job", job), time.time())
+        return reset_future_progress(self._store, check_id("job", job), time.time())
 
     def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
         """Wait until each item of a request has had its run, return the results, and delete the request.

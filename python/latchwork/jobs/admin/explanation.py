@@ -9,8 +9,8 @@ from typing import Any
 from latchwork._base.text import counted, utc_text
 from latchwork.assignment import Explanation, Problem, described_strategy, explain
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
-from latchwork.jobs.cron import ahead_text
-from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
+from latchwork.jobs.cron import format_future_progress
+from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
 from latchwork.schedules import Fired
 
@@ -90,15 +90,15 @@ def explain_item(
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
     sentences += _place(state, job, able, assigned) if item in pool or assigned else []
     strategy = state.strategies.get(job, state.strategies.get("*"))
-    choice = _choice(state, strategy, job, item) if strategy and assigned in able and item in pool else None
+    choice = _strategy_reason(state, strategy, job, item) if strategy and assigned in able and item in pool else None
     if choice is not None:
         sentences.append(_strategy_sentence(choice, assigned))
     sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
-    sentences += _run_history(view, item)
+    sentences += _describe_run_history(view, item)
     if fired is not None:
         sentences.append(_progress(fired))
         if now_s is not None and (ahead_s := fired.ahead_s(now_s)):
-            sentences.append(ahead_text(job, ahead_s))
+            sentences.append(format_future_progress(job, ahead_s))
     return ItemExplanation(
         job=job,
         item=item,
@@ -150,7 +150,7 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
     ]
 
 
-def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
+def _strategy_reason(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
     """Return the strategy's reason for an item; None while nodes are restarting, and for a custom strategy."""
     strategy = described_strategy(word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
@@ -164,7 +164,7 @@ def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation 
             shares.setdefault(of_job, {})[name] = items
     view = ClusterView(workers, state.pools, shares)
     alike = [each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == word]
-    return explain(strategy, Problem(tuple(job_problem(view, each) for each in alike)), job, item)
+    return explain(strategy, Problem(tuple(create_job_problem(view, each) for each in alike)), job, item)
 
 
 def _strategy_sentence(choice: Explanation, assigned: str | None) -> str:
@@ -184,7 +184,7 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
             return []
         return [f"its lock is free: node {assigned} is about to take it, or cannot reach the store"]
     holder = lock.holder.label
-    lives = state.holder_lives(lock)
+    lives = state.is_holder_running(lock)
     if lives and holder == assigned:
         since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
         return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
@@ -209,7 +209,7 @@ def _doing(state: ClusterState, lock: LockView) -> str:
     return "it waits for its time, or its run started within the last seconds"
 
 
-def _run_history(view: JobState, item: str) -> list[str]:
+def _describe_run_history(view: JobState, item: str) -> list[str]:
     """Return sentences about the results of its runs."""
     sentences = []
     error = next((each for each in view.failing if each.item == item), None) or view.last_error

@@ -10,7 +10,7 @@ from latchwork._base.validation import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.keys import cluster_store, refuse_old_cluster
+from latchwork.jobs.stored.keys import check_no_old_cluster, cluster_store
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
 from latchwork.jobs.stored.packed import set_from_entries_or_read
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
@@ -179,7 +179,7 @@ class ClusterState:
     active: tuple[ActiveRuns, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
 
-    def holder_lives(self, lock: LockView) -> bool:
+    def is_holder_running(self, lock: LockView) -> bool:
         """Return whether the process that holds a lock is a running node; otherwise the lock expires by itself."""
         node = self.nodes.get(lock.holder.label)
         return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
@@ -203,7 +203,7 @@ class ClusterState:
             nodes=tuple(node_id for node_id, node in self.nodes.items() if job_id in node.jobs),
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
             running={lock.item: lock.holder.label for lock in locks},
-            locked={lock.item: lock.holder.label for lock in locks if self.holder_lives(lock)},
+            locked={lock.item: lock.holder.label for lock in locks if self.is_holder_running(lock)},
             unmet_labels={
                 node_id: node.member.unmet_labels[job_id]
                 for node_id, node in self.nodes.items()
@@ -236,7 +236,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
     registered = store.list(keys.WORKERS, recursive=True)
     if not alive and not pools and not registered:
-        refuse_old_cluster(given, namespace)
+        check_no_old_cluster(given, namespace)
         return None
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None

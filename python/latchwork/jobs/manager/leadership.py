@@ -19,7 +19,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions, encode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import commit_all, orphans
+from latchwork.jobs.stored.packed import commit_all, find_orphaned_chunks
 from latchwork.jobs.stored.requests import trim_audit, trim_requests
 from latchwork.jobs.stored.runs import trim_outcomes
 from latchwork.store import Mirror, Store
@@ -72,7 +72,7 @@ class Leadership:
     def reload(self) -> None:
         """Drop the cached state after a failure, so that the next rebalance reads it again."""
         self.is_loaded = False
-        self._planner.forget()
+        self._planner.reset()
         self._jobs.clear()
 
     def rebalance(self) -> Rebalance:
@@ -92,13 +92,13 @@ class Leadership:
         self._compare_versions(members)
         ready = self._ready_workers(members)
         shares = self._ledger.shares()
-        self.restarts.reserve(ready, shares)
+        self.restarts.reserve_shares(ready, shares)
         marks = self.restarts.marks()
         workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
-        view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved(marks, workers))
+        view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved_shares(marks, workers))
         result = self._planner.rebalance(view)
-        self._ledger.use_texts(self._planner.take_whole())
-        self._report(result, self._unmet_demands(members, ready))
+        self._ledger.share_strings(self._planner.pop_whole_shares())
+        self._report(result, self._find_unmet_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
             self._ledger.write(result.changes, self._fence)
@@ -110,7 +110,7 @@ class Leadership:
                 self._store.clock.now() - started,
             )
         if not result.failed:
-            self.restarts.finish(marks, workers)
+            self.restarts.delete_finished_marks(marks, workers)
         self._forget_dead(members)
         return result
 
@@ -133,7 +133,7 @@ class Leadership:
                 ops: list[Op] = [Delete(key), Put(keys.GUARD_POOL, b"{}")]
                 self._store.commit([self._fence, unchanged, At(head)], ops)
                 head = None
-            lost = orphans(key, chunks, head, living)
+            lost = find_orphaned_chunks(key, chunks, head, living)
             same = Absent(key) if head is None else At(head)
             # ``unchanged`` here too: chunks of a worker that is just registering have no head yet
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
@@ -191,7 +191,7 @@ class Leadership:
             )
         self._versions = versions
 
-    def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
+    def _find_unmet_labels(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
         """Return the jobs that no ready node can run, each with one node that has it and its missing labels."""
         able = {job for worker in ready.values() for job in worker.jobs}
         unmet_labels = sorted(

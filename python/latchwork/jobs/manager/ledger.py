@@ -27,9 +27,9 @@ from latchwork.jobs.stored.packed import (
     batched,
     commit_all,
     delete_chunks,
+    find_orphaned_chunks,
     from_entries,
     op_bytes,
-    orphans,
     plan_update,
     write_chunks,
 )
@@ -66,17 +66,17 @@ class _StoredShare:
         """The items: sorted, unique."""
         return self.content if isinstance(self.content, tuple) else self.content.items
 
-    def unchanged(self, key: str) -> At | Absent:
+    def unchanged_check(self, key: str) -> At | Absent:
         """Return the check that the head at ``key`` is unchanged."""
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
-_Flip = tuple[str, str, _StoredShare, SetUpdate]
+_HeadChange = tuple[str, str, _StoredShare, SetUpdate]
 _Stored = TypeVar("_Stored")
 _Shown = TypeVar("_Shown")
 
 
-class _View(Mapping[str, _Shown], Generic[_Stored, _Shown]):
+class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
     """A read-only view of a mapping that converts its values on access."""
 
     def __init__(self, kept: Mapping[str, _Stored], show: Callable[[_Stored], _Shown]) -> None:
@@ -129,13 +129,13 @@ class Ledger:
                 some = workers[begin : begin + _LOADING]
                 parts = [pipeline.list(f"{keys.WORKERS}/{worker}", recursive=True) for worker in some]
                 for worker, part in zip(some, parts, strict=True):
-                    lost += self._take_in(worker, part.result())
+                    lost += self._record_entries(worker, part.result())
         self._guard = guard
         if lost:
             log.warning("deleting %d chunks of shares that no head names, first %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
-    def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
+    def _record_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
         """Record all stored keys of a worker, and return the chunks that no head names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
@@ -146,13 +146,13 @@ class Ledger:
             elif kind == "available":
                 available.append(job)
         if available:
-            self._available[worker] = self._same_jobs(available)
+            self._available[worker] = self._deduplicate_jobs(available)
         lost = []
         for job, part in below.items():
             head = keys.assigned(worker, job)
-            lost += orphans(head, part, part.get(head), {self._names.tag})
+            lost += find_orphaned_chunks(head, part, part.get(head), {self._names.tag})
             if head in part:
-                self._keep(worker, job, _decode(head, part))
+                self._remember_share(worker, job, _decode(head, part))
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
@@ -160,16 +160,16 @@ class Ledger:
 
         The view follows later writes.
         """
-        return _View(self._shares, lambda kept: _View(kept, lambda share: share.items))
+        return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
 
-    def use_texts(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+    def share_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
         """Replace equal strings by these, to avoid duplicate strings in memory."""
         for job, by_worker in shares.items():
             kept = self._shares.get(job, {})
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _StoredShare.from_packed(known.version, known.packed.made_of(items))
+                    kept[worker] = _StoredShare.from_packed(known.version, known.packed.with_strings(items))
 
     def known_workers(self) -> set[str]:
         """Return all workers with stored keys."""
@@ -181,10 +181,10 @@ class Ledger:
 
     def load_available(self, worker: str) -> frozenset[str]:
         """Read the jobs that a worker can run."""
-        names = self._available[worker] = self._same_jobs(self._store.children(keys.available(worker)))
+        names = self._available[worker] = self._deduplicate_jobs(self._store.children(keys.available(worker)))
         return names
 
-    def _same_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
+    def _deduplicate_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
         """Return one shared set for all workers that can run the same jobs, which most do."""
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
@@ -195,10 +195,10 @@ class Ledger:
         Raises:
             Conflict: The fence no longer holds, or another client wrote a head: load again.
         """
-        steps = list(changes) if self._fits(changes) else order_changes(changes)
-        for wave in _waves(steps):
+        steps = list(changes) if self._fits_in_transaction(changes) else order_changes(changes)
+        for wave in _split_waves(steps):
             for begin in range(0, len(wave), _SLICE):
-                self._write_wave(wave[begin : begin + _SLICE], fence)
+                self._write_batch(wave[begin : begin + _SLICE], fence)
 
     def forget_worker(self, worker: str, fence: Fence) -> None:
         """Delete what a dead worker has registered, unless it is running again.
@@ -214,39 +214,41 @@ class Ledger:
         )
         self._available.pop(worker, None)
 
-    def _fits(self, changes: Sequence[ShareChange]) -> bool:
+    def _fits_in_transaction(self, changes: Sequence[ShareChange]) -> bool:
         size = sum(sum(map(len, change.after)) + 4 * len(change.after) + 200 for change in changes)
         return len(changes) <= MAX_OPS and size <= MAX_BYTES // 2
 
-    def _write_wave(self, wave: Iterable[ShareChange], fence: Fence) -> None:
-        flips: list[_Flip] = []
+    def _write_batch(self, wave: Iterable[ShareChange], fence: Fence) -> None:
+        head_changes: list[_HeadChange] = []
         for change in wave:
             stored = self._shares.get(change.job, {}).get(change.worker, _StoredShare())
             update = plan_update(stored.packed, change.after, self._names)
             if update is not None or (stored.version is not None and not change.after):
-                flips.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
-        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
+                head_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
+        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in head_changes]
         self.written_bytes += write_chunks(self._store, updates, [fence])
         ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for head, update in updates]
         for part in batched([op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
-            self._flip(flips[part], ops[part], fence)
+            self._commit_heads(head_changes[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])
 
-    def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
+    def _commit_heads(self, head_changes: Sequence[_HeadChange], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
-        checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
-        note = encode({"leader": fence.token, "heads": len(flips), **self._note})
+        checks += [stored.unchanged_check(keys.assigned(worker, job)) for worker, job, stored, _ in head_changes]
+        note = encode({"leader": fence.token, "heads": len(head_changes), **self._note})
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
         self.written_bytes += sum(map(op_bytes, whole))
         self._guard, *written = done.entries
         heads = {entry.key: entry for entry in written}
         self.writes += 1
-        for worker, job, _, update in flips:
+        for worker, job, _, update in head_changes:
             head = heads.get(keys.assigned(worker, job))
-            self._keep(worker, job, None if head is None else _StoredShare.from_packed(head.version, update.after))
+            self._remember_share(
+                worker, job, None if head is None else _StoredShare.from_packed(head.version, update.after)
+            )
 
-    def _keep(self, worker: str, job: str, kept: _StoredShare | None) -> None:
+    def _remember_share(self, worker: str, job: str, kept: _StoredShare | None) -> None:
         shares = self._shares.setdefault(intern(job), {})
         if kept is not None:
             shares[intern(worker)] = kept
@@ -254,7 +256,7 @@ class Ledger:
             del self._shares[job]
 
 
-def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
+def _split_waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
     """Split the steps where a share appears for the second time."""
     waves: list[list[ShareChange]] = [[]]
     seen: set[tuple[str, str]] = set()

@@ -41,24 +41,24 @@ class Debouncer:
     """Decides when a burst of events has ended or has lasted long enough. Pure; used by one thread at a time."""
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
-        self.change(quiet_s, longest_s)
+        self.set_delays(quiet_s, longest_s)
         self._first: float | None = None
         self._last = 0.0
         self._not_before = 0.0
 
-    def change(self, quiet_s: float, longest_s: float) -> None:
+    def set_delays(self, quiet_s: float, longest_s: float) -> None:
         """Use other delays from now on, also for events that were noted already."""
         self._quiet_s = quiet_s
         self._longest_s = max(quiet_s, longest_s)
 
-    def note(self, now: float) -> None:
+    def record_event(self, now: float) -> None:
         """Record an event."""
         self._first = now if self._first is None else self._first
         self._last = now
 
-    def retry(self, now: float, delay_s: float) -> None:
+    def schedule_retry(self, now: float, delay_s: float) -> None:
         """Make the action due again after a delay, even without an event, because it has failed."""
-        self.note(now)
+        self.record_event(now)
         self._not_before = now + delay_s
 
     def due_in_s(self, now: float) -> float | None:
@@ -68,7 +68,7 @@ class Debouncer:
         debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
         return max(0.0, max(debouncer, self._not_before) - now)
 
-    def take(self) -> None:
+    def start_action(self) -> None:
         """Start the action for all recorded events."""
         self._first = None
         self._not_before = 0.0
@@ -100,7 +100,7 @@ class PeriodicTasks:
         self._sweep = _PeriodicTask("sweep", lambda term: term.sweep(self._outcome_keep_s), options.sweep_period_s, now)
         self._outcome_keep_s = options.outcome_keep_s
 
-    def change(self, options: ManagerOptions) -> None:
+    def set_periods(self, options: ManagerOptions) -> None:
         """Use other periods from now on, counted from the last execution of each task."""
         self._cleanup.period_s = options.cleanup_period_s
         self._sweep.period_s = options.sweep_period_s
@@ -233,29 +233,29 @@ class Manager:
         debouncer = Debouncer(options.debounce_s, options.debounce_max_s)
         periodic_tasks = PeriodicTasks(options, self._clock.now())
         backoff = Backoff(_RETRY_S, 10.0)
-        debouncer.note(self._clock.now())
+        debouncer.record_event(self._clock.now())
         while True:
             self._wake.clear()  # cleared before the checks, so that later events shorten the wait
             if not self._latch.is_leader or self._closing.is_set():
                 return
             now = self._clock.now()
             options = self._options()
-            debouncer.change(options.debounce_s, options.debounce_max_s)
-            periodic_tasks.change(options)
+            debouncer.set_delays(options.debounce_s, options.debounce_max_s)
+            periodic_tasks.set_periods(options)
             if self._changed.is_set():
                 self._changed.clear()
-                debouncer.note(now)
+                debouncer.record_event(now)
             due_s = debouncer.due_in_s(now)
             if due_s is not None and due_s <= 0:
-                debouncer.take()
+                debouncer.start_action()
                 if self._rebalance_and_trim(term):
                     backoff.reset()
                 else:
-                    debouncer.retry(self._clock.now(), backoff.next_s())
+                    debouncer.schedule_retry(self._clock.now(), backoff.next_s())
                 continue
             periodic_tasks.run_due(now, term)
             if term.restarts.has_expired(now):
-                debouncer.note(now)
+                debouncer.record_event(now)
                 continue
             others = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
             waits = [wait for wait in others if wait is not None]

@@ -34,11 +34,11 @@ from latchwork.jobs.manager.rebalance import (
     Rebalance,
     ShareChange,
     WorkerView,
-    changes_to,
-    holders_in,
-    job_problem,
+    count_unplaced,
+    create_job_problem,
+    diff_shares,
     rebalance,
-    unplaced,
+    stored_owners,
 )
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored.followers import reuse_text
@@ -55,7 +55,7 @@ Placed = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class PartOutcome:
+class PlacementOutcome:
     """The outcome of one round.
 
     Attributes:
@@ -73,10 +73,10 @@ class PartOutcome:
     whole: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-class StrategyPart(Protocol):
+class StrategyPlanner(Protocol):
     """The jobs of one strategy. Not thread-safe."""
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
         """Decide on the placement.
 
         Args:
@@ -89,15 +89,15 @@ class StrategyPart(Protocol):
         ...
 
 
-def make_part(strategy: Strategy) -> StrategyPart:
+def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
     """Return the kind of part that places the jobs of this strategy."""
     traits = traits_of(strategy)
     if traits.board is not None:
-        return BoardPart(traits.board, traits.max_moves)
-    return CustomPart(strategy) if traits.hashing is None else HashingPart(traits.hashing)
+        return BoardPlanner(traits.board, traits.max_moves)
+    return CustomPlanner(strategy) if traits.hashing is None else HashingPlanner(traits.hashing)
 
 
-class BoardPart:
+class BoardPlanner:
     """The jobs of a ``Board``, with the workers and pools that the board knows."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
@@ -106,22 +106,22 @@ class BoardPart:
         self._workers: dict[str, WorkerView] = {}
         self._pools: dict[str, tuple[str, ...]] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - a board does not look at it
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
         """Update the board, and collect what moves."""
         touched = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
-        self._take_workers(view.workers)
-        fresh = self._take_pools(view, touched)
+        self._update_workers(view.workers)
+        fresh = self._update_pools(view, touched)
         moves = self._board.place(self._max_moves)
         for job in moves.jobs:
             if job not in fresh:  # new jobs are compared as a whole, because all of their items move
                 for _, item, source, target in moves.of(job):
-                    touched.move(job, reuse_text(self._pools[job], item), source, target)
+                    touched.record_move(job, reuse_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *changes_to(view, whole))
-        return PartOutcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
+        changes = (*touched.changes(view), *diff_shares(view, whole))
+        return PlacementOutcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
 
-    def _take_workers(self, workers: Mapping[str, WorkerView]) -> None:
+    def _update_workers(self, workers: Mapping[str, WorkerView]) -> None:
         for name in self._workers.keys() - workers.keys():
             self._board.leave(name)
         for name, worker in workers.items():
@@ -135,38 +135,38 @@ class BoardPart:
                 self._board.reweigh(name, worker.weight)
         self._workers = dict(workers)
 
-    def _take_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
+    def _update_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
         """Update the board's pools. Return the jobs that are new to it."""
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
         fresh = view.pools.keys() - self._pools.keys()
         for job in sorted(fresh):
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
-            self._board.add_job(job, view.pools[job], holders_in(view, job, able))
+            self._board.add_job(job, view.pools[job], stored_owners(view, job, able))
         for job, items in view.pools.items():
             if job not in fresh and items is not self._pools[job]:
-                self._take_items(job, set(self._pools[job]), set(items), touched)
+                self._update_items(job, set(self._pools[job]), set(items), touched)
         self._pools = dict(view.pools)
         return set(fresh)
 
-    def _take_items(self, job: str, before: set[str], after: set[str], touched: ShareMoves) -> None:
+    def _update_items(self, job: str, before: set[str], after: set[str], touched: ShareMoves) -> None:
         gone = before - after
         for item in gone:
-            touched.move(job, item, self._board.owner(job, item), None)
+            touched.record_move(job, item, self._board.owner(job, item), None)
         if gone:
             self._board.remove_items(job, gone)
         if after - before:
             self._board.add_items(job, after - before)
 
 
-class HashingPart:
+class HashingPlanner:
     """An ``Assignment`` per job, which visits only the items that a change can move."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self._jobs: dict[str, _HashedJob] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - hashing does not look at it
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - hashing does not look at it
         """Update the assignments, and collect what moves."""
         touched, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
@@ -174,16 +174,16 @@ class HashingPart:
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
             known = before.get(job)
             if known is None or known.owners is None or not able:
-                known = _HashedJob(items, able, self._hash(job, items, able))
+                known = _HashedJob(items, able, self._create_assignment(job, items, able))
                 whole[job] = known.shares()
             else:
-                _follow(job, known, items, able, touched)
+                _update_assignment(job, known, items, able, touched)
             self._jobs[job] = known
-        changes = (*touched.changes(view), *changes_to(view, whole))
+        changes = (*touched.changes(view), *diff_shares(view, whole))
         moved = bool(touched or changes or before.keys() != self._jobs.keys())
-        return PartOutcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
+        return PlacementOutcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
 
-    def _hash(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
+    def _create_assignment(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
         if not able:
             return None
         return RendezvousHasher(able, list(able.values()), self._mode).assign(ItemSet(items, f"{job}:"))
@@ -205,7 +205,7 @@ class _HashedJob:
         return {} if self.owners is None else self.owners.to_dict()
 
 
-def _follow(
+def _update_assignment(
     job: str, known: _HashedJob, items: tuple[str, ...], able: Mapping[str, float], touched: ShareMoves
 ) -> None:
     """Update an assignment. An item may move several times; its first source and its last target count."""
@@ -224,11 +224,11 @@ def _follow(
         moves[item] = (moves[item][0] if item in moves else source, target)
     for item, (source, target) in moves.items():
         if source != target:
-            touched.move(job, item, source, target)
+            touched.record_move(job, item, source, target)
     known.items, known.able = items, able
 
 
-class CustomPart:
+class CustomPlanner:
     """A strategy that is called when something that it can see has changed. Its last input is kept.
 
     A strategy that places each job on its own, regardless of the current owners, is called for changed jobs only.
@@ -240,29 +240,29 @@ class CustomPart:
         self._seen: _Seen = {}
         self._settled = False  # it had nothing to move last time
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
         """Call the strategy, unless its input is unchanged and it had nothing to move last time."""
-        seen, before = {job: (items, _able(view, job)) for job, items in view.pools.items()}, self._seen
+        seen, before = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}, self._seen
         asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
         if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
             asked = list(seen)
-        problem = Problem(tuple(job_problem(view, job) for job in asked), placed() if asked else {})
+        problem = Problem(tuple(create_job_problem(view, job) for job in asked), placed() if asked else {})
         plan = self._strategy.assign(problem) if asked else Plan({}, ())
         if not self._by_job:
             check_plan(problem, plan)
         touched, fresh = ShareMoves(), seen.keys() - before.keys()
         for move in plan.moves:
             if move.job not in fresh:
-                touched.move(move.job, move.item, move.source, move.target)
+                touched.record_move(move.job, move.item, move.source, move.target)
         whole = {job: _shares(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *changes_to(view, whole))
+        changes = (*touched.changes(view), *diff_shares(view, whole))
         self._seen, self._settled = seen, not plan.moves and not plan.deferred
         moved = bool(touched) or seen.keys() != before.keys()
 
         def owners(job: str) -> Mapping[str, str]:
-            return plan.owners[job] if job in plan.owners else holders_in(view, job, view.workers)
+            return plan.owners[job] if job in plan.owners else stored_owners(view, job, view.workers)
 
-        return PartOutcome(owners, changes, moved, len(plan.deferred), whole)
+        return PlacementOutcome(owners, changes, moved, len(plan.deferred), whole)
 
 
 class ShareMoves:
@@ -272,7 +272,7 @@ class ShareMoves:
         self._lost: dict[_Share, set[str]] = {}
         self._gained: dict[_Share, set[str]] = {}
 
-    def move(self, job: str, item: str, source: str | None, target: str | None) -> None:
+    def record_move(self, job: str, item: str, source: str | None, target: str | None) -> None:
         """Record that an item changes its worker; None is no worker."""
         if source is not None:
             self._lost.setdefault((job, source), set()).add(item)
@@ -296,7 +296,7 @@ def _is_same(now: tuple[tuple[str, ...], _Able], before: tuple[tuple[str, ...], 
     return before is not None and now[0] is before[0] and now[1] == before[1]
 
 
-def _able(view: ClusterView, job: str) -> _Able:
+def _able_workers(view: ClusterView, job: str) -> _Able:
     return {name: (worker.weight, worker.labels) for name, worker in view.workers.items() if job in worker.jobs}
 
 
@@ -314,11 +314,11 @@ class Planner:
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
-        self._parts: Mapping[int, StrategyPart] = {}  # by the identity of the strategy
+        self._parts: Mapping[int, StrategyPlanner] = {}  # by the identity of the strategy
         self._jobs: frozenset[str] = frozenset()
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start from scratch, because the last decision may not have been written."""
         self._parts = {}
 
@@ -326,9 +326,9 @@ class Planner:
         """Compute the new assignment and the changes that lead to it; see ``rebalance.rebalance``."""
         self._whole = {}
         if view.reserved:
-            self.forget()
+            self.reset()
             return rebalance(view, self._strategies)
-        round_ = _Round(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
+        round_ = _RebalanceRound(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
         for strategy, jobs in self._strategies.groups(view.pools):
             round_.place(strategy, jobs)
         self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
@@ -336,19 +336,19 @@ class Planner:
         gone = [ShareChange(worker, job, items, ()) for job, workers in no_more for worker, items in workers.items()]
         changes = sorted([*round_.changes, *gone], key=lambda change: (change.job, change.worker))
         moves = sum(len(set(change.after).difference(change.before)) for change in changes)
-        return Rebalance(tuple(changes), moves, round_.failed, unplaced(view), round_.deferred)
+        return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
-    def take_whole(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    def pop_whole_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return, once after each decision, the shares of jobs placed as a whole, using the pools' strings."""
         whole, self._whole = self._whole, {}
         return whole
 
 
-class _Round:
+class _RebalanceRound:
     """One rebalance, strategy by strategy; each sees what the previous ones have placed."""
 
-    def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPart], *, jobs_changed: bool) -> None:
-        self.parts: dict[int, StrategyPart] = {}
+    def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPlanner], *, jobs_changed: bool) -> None:
+        self.parts: dict[int, StrategyPlanner] = {}
         self.changes: list[ShareChange] = []
         self.whole: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self.failed: dict[str, Exception] = {}
@@ -362,26 +362,26 @@ class _Round:
         """Place the jobs of one strategy. If it fails, they stay where they are."""
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
-            outcome = call_user(self._ask, strategy, view)
+            outcome = call_user(self._call_strategy, strategy, view)
         except Exception as error:
             self.failed.update(dict.fromkeys(jobs, error))
-            outcome = PartOutcome(lambda job: holders_in(view, job, view.workers), moved=True)
+            outcome = PlacementOutcome(lambda job: stored_owners(view, job, view.workers), moved=True)
         self.changes += outcome.changes
         self.whole.update(outcome.whole)
         self.deferred += outcome.deferred
         self._moved |= outcome.moved
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
-    def _ask(self, strategy: Strategy, view: ClusterView) -> PartOutcome:
+    def _call_strategy(self, strategy: Strategy, view: ClusterView) -> PlacementOutcome:
         placed = self._placed if traits_of(strategy).looks_at_placed else dict[str, Mapping[str, str]]
-        part = self._before.get(id(strategy)) or make_part(strategy)
+        part = self._before.get(id(strategy)) or create_strategy_planner(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
         except Exception:  # the strategy handles or reports what Rust refuses
-            if isinstance(part, CustomPart):
+            if isinstance(part, CustomPlanner):
                 raise
             log.debug("cached placement failed, calling the strategy", exc_info=True)
-            return CustomPart(strategy).rebalance(view, placed, placed_moved=True)
+            return CustomPlanner(strategy).rebalance(view, placed, placed_moved=True)
         self.parts[id(strategy)] = part
         return outcome
 

@@ -52,7 +52,7 @@ class ClusterView:
     reserved: Mapping[str, ReservedShare] = field(default_factory=dict)
 
     @property
-    def away(self) -> dict[str, WorkerView]:
+    def absent_workers(self) -> dict[str, WorkerView]:
         """The restarting workers that are not back yet."""
         return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
 
@@ -104,21 +104,21 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
             placed.update(plan.owners)
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
-            placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # unchanged
+            placed.update({job: stored_owners(view, job, view.workers) for job in jobs})  # unchanged
     whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
-    changes = sorted(changes_to(view, whole), key=lambda change: (change.job, change.worker))
+    changes = sorted(diff_shares(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
-    return Rebalance(tuple(changes), moves, failed, unplaced(view), deferred)
+    return Rebalance(tuple(changes), moves, failed, count_unplaced(view), deferred)
 
 
-def job_problem(view: ClusterView, job: str) -> JobProblem:
+def create_job_problem(view: ClusterView, job: str) -> JobProblem:
     """Return one job's problem for its strategy. An item that is stored twice counts for a ready worker, then by name.
 
     A restarting worker and its items are included as if it had never gone, so that no other items move.
     """
-    workers = {**view.away, **view.workers}
+    workers = {**view.absent_workers, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
-    previous = holders_in(view, job, able)
+    previous = stored_owners(view, job, able)
     for name, reserved in view.reserved.items():
         if name in able:
             previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
@@ -133,11 +133,11 @@ def _placed(
     Items of workers that are away are placed on others meanwhile.
     """
     placed = dict(placed)  # the strategy may keep the mapping
-    problem = Problem(tuple(job_problem(view, job) for job in jobs), placed)
+    problem = Problem(tuple(create_job_problem(view, job) for job in jobs), placed)
     plan = strategy.assign(problem)
     check_plan(problem, plan)
     shares = {job: plan.by_worker(job) for job in jobs}
-    away = view.away.keys() - view.workers.keys()
+    away = view.absent_workers.keys() - view.workers.keys()
     guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
     if not any(guests.values()):
         return plan, shares
@@ -153,12 +153,12 @@ def _placed(
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
     """Return the problem of placing the items of absent workers on ready ones until the absent ones are back."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
-    holders = holders_in(view, job, able)
+    holders = stored_owners(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}
     return JobProblem(job, tuple(items), able, previous, {name: view.workers[name].labels for name in able})
 
 
-def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
+def stored_owners(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
     """Return the stored worker of each item. Of two workers the able one counts, then the first by name."""
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
@@ -167,7 +167,7 @@ def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, 
     return found
 
 
-def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
+def diff_shares(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
     """Generate the changes that turn the stored shares of some jobs into the given ones, in no particular order."""
     for job, shares in whole.items():
         stored = view.shares.get(job, {})
@@ -199,7 +199,7 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
     return shrinks + grows
 
 
-def unplaced(view: ClusterView) -> dict[str, int]:
+def count_unplaced(view: ClusterView) -> dict[str, int]:
     """Return the number of items, by job, that no ready worker can run; sorted."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}

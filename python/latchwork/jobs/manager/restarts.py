@@ -16,9 +16,9 @@ from latchwork.jobs.stored.nodes import (
     NodeMark,
     decode_mark,
     decode_marks,
+    group_reserved_keys,
     mark_key,
     reserved_key,
-    reserved_nodes,
 )
 from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read, replace
 from latchwork.store import Mirror, Store
@@ -52,8 +52,8 @@ class RestartTracker:
         now = self._store.clock.now()
         found = decode_marks(self._nodes.snapshot().values())
         for node, mark in found.items():
-            if mark.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _name(mark):
-                self._seen[node] = (_name(mark), now)
+            if mark.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _announcement_id(mark):
+                self._seen[node] = (_announcement_id(mark), now)
         for node in self._seen.keys() - found.keys():
             del self._seen[node]
         return {node: mark for node, mark in found.items() if not self._is_over(mark, now)}
@@ -65,14 +65,14 @@ class RestartTracker:
         member = members[mark.node]
         return not mark.is_same_start(member.incarnation, member.start)
 
-    def reserve(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
+    def reserve_shares(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
         """Store the shares of nodes whose restart was announced, before their items move.
 
         Raises:
             Conflict: Leadership is lost, or the mark has changed: try again.
         """
         for node, shown in self.marks().items():
-            if shown.state != "restarting" or self._known(shown).is_reserved:
+            if shown.state != "restarting" or self._latest_mark(shown).is_reserved:
                 continue
             entry = self._store.get(mark_key(node))  # the mirror may be outdated, and a reserved share must be kept
             mark = None if entry is None else decode_mark(node, entry.value)
@@ -87,30 +87,32 @@ class RestartTracker:
             for job in sorted({*mine, *stale}):
                 replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
-            done = mark.with_reserved(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
+            done = mark.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
             self._store.commit(checks, [Put(mark_key(node), done.encode())])
-            self._shares[node] = (_name(mark), mine)
+            self._shares[node] = (_announcement_id(mark), mine)
             self._written[node] = done
             log.info("node %s is restarting: its %d items are reserved", node, sum(map(len, mine.values())))
 
-    def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, ReservedShare]:
+    def reserved_shares(
+        self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]
+    ) -> dict[str, ReservedShare]:
         """Return the reserved shares, by node."""
         found = {}
         for node, shown in marks.items():
-            mark = self._known(shown)
+            mark = self._latest_mark(shown)
             if mark.state == "restarting" and mark.weight is not None:
                 away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs), mark.labels)
                 found[node] = ReservedShare(away, self._items(mark))
         return found
 
-    def finish(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
+    def delete_finished_marks(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
         """Delete the marks of nodes that are back and have their items, and of expired restarts.
 
         Also deletes reserved shares without a mark, which a removed or replaced mark may have left behind.
         """
         entries = self._nodes.snapshot()
         found = decode_marks(entries.values())
-        below = reserved_nodes(entries)
+        below = group_reserved_keys(entries)
         for node in sorted({*found, *below}):
             mark, entry = found.get(node), entries.get(mark_key(node))
             try:
@@ -132,7 +134,7 @@ class RestartTracker:
 
     def has_expired(self, now: float) -> bool:
         """Return True once when the timeout of a restart has passed."""
-        late = {_name(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
+        late = {_announcement_id(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
         self._acted |= late
         return bool(late)
 
@@ -144,24 +146,24 @@ class RestartTracker:
     def _timed(self) -> list[NodeMark]:
         found = decode_marks(self._nodes.snapshot().values())
         marks = [mark for mark in found.values() if mark.state == "restarting" and mark.node in self._seen]
-        return [mark for mark in marks if _name(mark) not in self._acted]
+        return [mark for mark in marks if _announcement_id(mark) not in self._acted]
 
     def _is_over(self, mark: NodeMark, now: float) -> bool:
         return mark.state == "restarting" and now >= self._seen[mark.node][1] + mark.timeout_s
 
-    def _known(self, mark: NodeMark) -> NodeMark:
+    def _latest_mark(self, mark: NodeMark) -> NodeMark:
         written = self._written.get(mark.node)
-        return written if written is not None and _name(written) == _name(mark) else mark
+        return written if written is not None and _announcement_id(written) == _announcement_id(mark) else mark
 
     def _items(self, mark: NodeMark) -> dict[str, tuple[str, ...]]:
         known = self._shares.get(mark.node)
-        if known is None or known[0] != _name(mark):
+        if known is None or known[0] != _announcement_id(mark):
             jobs = self._store.children(reserved_key(mark.node))
             shares = {job: read(self._store, reserved_key(mark.node, job)).packed.items for job in jobs}
-            known = self._shares[mark.node] = (_name(mark), shares)
+            known = self._shares[mark.node] = (_announcement_id(mark), shares)
         return known[1]
 
 
-def _name(mark: NodeMark) -> str:
+def _announcement_id(mark: NodeMark) -> str:
     """Return a text that identifies one announcement."""
     return f"{mark.incarnation} {mark.at} {mark.by}"

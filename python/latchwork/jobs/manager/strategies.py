@@ -73,13 +73,13 @@ def encode_strategies(described: Mapping[str, str]) -> dict[str, object]:
     return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
 
 
-class StrategiesNote(Struct, frozen=True):
+class StoredStrategies(Struct, frozen=True):
     """The part of the assignment's guard that names the strategies, by job."""
 
     strategies: dict[str, str] = {}
 
 
-_NOTE: Decoder[StrategiesNote] = Decoder(StrategiesNote, "a note on strategies")
+_NOTE: Decoder[StoredStrategies] = Decoder(StoredStrategies, "a note on strategies")
 
 
 def decode_strategies(guard: Entry | None) -> dict[str, str]:

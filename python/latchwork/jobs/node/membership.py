@@ -265,7 +265,7 @@ class NodeMembership:
         member = Member.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
-        registration.settle_jobs()
+        registration.sync_available_jobs()
         self._pools.register_on(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()

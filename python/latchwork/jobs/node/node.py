@@ -14,15 +14,15 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
-from latchwork.jobs.cron import ahead_text
+from latchwork.jobs.cron import format_future_progress
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import NodeMembership
-from latchwork.jobs.node.run_reporter import ReportSetup, RunReporter
+from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
-from latchwork.jobs.options import InvalidSetting, ManagerRows, documented, values
+from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
-from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
+from latchwork.jobs.stored.keys import check_id, check_no_old_cluster, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
 from latchwork.schedules import WallClock
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _MAX_UNMET = 50
 
 
-@documented(NodeOptions)
+@document_options(NodeOptions)
 class JobManager:
     """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
 
@@ -155,7 +155,7 @@ class JobManager:
         session = membership.session if membership is not None else None
         if self._state != "started" or worker is None or membership is None or session is None:
             return Health(False, (f"the node is {self._state}",))
-        stuck = worker.stuck()
+        stuck = worker.stuck_jobs()
         checks = {
             f"the session is {session.state}": session.state in {"active", "suspect"},
             "the node is not registered": membership.registration() is not None,
@@ -168,7 +168,7 @@ class JobManager:
             for job_id, each in sorted(worker.stats().items())
             if each.is_failing_everywhere
         ]
-        degraded += [ahead_text(job_id, seconds) for job_id, seconds in sorted(worker.ahead_s().items())]
+        degraded += [format_future_progress(job_id, seconds) for job_id, seconds in sorted(worker.ahead_s().items())]
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")
         degraded += self._store.server_notices if self._store is not None else ()
@@ -282,7 +282,7 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         context_store = store.namespace(self._namespace) if self._namespace else store
-        refuse_old_cluster(context_store)
+        check_no_old_cluster(context_store)
         self._store = cluster_store(context_store)
         self._settings.start(self._store)
         worker = JobWorker(
@@ -291,7 +291,7 @@ class JobManager:
             self._able,
             self._settings,
             observers=self._observers,
-            on_turn=self._reporter.turned,
+            on_transition=self._reporter.on_transition,
             session=self._newest_session,
             context_store=context_store,
             wall=self._wall,
@@ -311,7 +311,7 @@ class JobManager:
         self._membership.start()
         self._reporter.start(
             self._store.clock,
-            ReportSetup(
+            ReporterSetup(
                 self._store,
                 self._membership.registration,
                 worker.outcomes,

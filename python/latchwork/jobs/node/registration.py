@@ -122,7 +122,7 @@ class Registration:
                     raise Closed(msg)
                 other = self.try_join()
 
-    def settle_jobs(self) -> None:
+    def sync_available_jobs(self) -> None:
         """Remove the jobs of an earlier start, and add those that were too many for the transaction of ``join``.
 
         Must precede the pools; ``Leadership.cleanup`` explains why.

@@ -46,14 +46,14 @@ class OutcomeSchedule:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._looked = False
-        self._turned_at: dict[Hashable, float] = {}
-        self._taken: frozenset[Hashable] = frozenset()
-        self._wanted: dict[Hashable, float] = {}  # transitions since the last check, with their times
+        self._was_checked = False
+        self._checked_at: dict[Hashable, float] = {}
+        self._in_check: frozenset[Hashable] = frozenset()
+        self._transitions: dict[Hashable, float] = {}  # transitions since the last check, with their times
 
-    def turn(self, what: Hashable, now: float) -> None:
+    def record_transition(self, what: Hashable, now: float) -> None:
         """Record a transition of a job."""
-        self._wanted.setdefault(what, now)
+        self._transitions.setdefault(what, now)
 
     def due_in_s(self, now: float, period_s: float) -> float | None:
         """Return the seconds until the next check, 0 or less if it is due; None for never."""
@@ -61,23 +61,23 @@ class OutcomeSchedule:
             return None
         if self._since is None:
             self._since = now
-        at = self._since + period_s * (1.0 if self._looked else _FIRST_FRACTION)
-        asked = (max(at, self._turned_at.get(what, -math.inf) + period_s) for what, at in self._wanted.items())
+        at = self._since + period_s * (1.0 if self._was_checked else _FIRST_FRACTION)
+        asked = (max(at, self._checked_at.get(what, -math.inf) + period_s) for what, at in self._transitions.items())
         return min([at, *asked]) - now
 
     def begin_check(self) -> None:
         """Start a check: later transitions belong to the next one."""
-        self._taken = frozenset(self._wanted)
+        self._in_check = frozenset(self._transitions)
 
-    def done(self, now: float) -> None:
+    def finish_check(self, now: float) -> None:
         """Finish a check whose result has been written."""
-        self._since, self._looked = now, True
-        self._turned_at.update(dict.fromkeys(self._taken, now))
-        self._wanted = {what: at for what, at in self._wanted.items() if what not in self._taken}
+        self._since, self._was_checked = now, True
+        self._checked_at.update(dict.fromkeys(self._in_check, now))
+        self._transitions = {what: at for what, at in self._transitions.items() if what not in self._in_check}
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSetup:
+class ReporterSetup:
     """What a reporter needs from its node.
 
     Attributes:
@@ -112,7 +112,7 @@ class RunReporter(Observer):
         self._closing = Signal()
         self._thread: threading.Thread | None = None
 
-    def start(self, clock: Clock, setup: ReportSetup) -> None:
+    def start(self, clock: Clock, setup: ReporterSetup) -> None:
         """Start to report, with the current registration."""
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
@@ -126,10 +126,10 @@ class RunReporter(Observer):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
-    def turned(self, job: str, turn: str) -> None:
+    def on_transition(self, job: str, turn: str) -> None:
         """Notice that a job began to fail, recovered, or ran for the first time. Never blocks."""
         with self._mutex:
-            self._pace.turn((job, turn), time.monotonic())
+            self._pace.record_transition((job, turn), time.monotonic())
         self._wake.set()
 
     def settings_changed(self) -> None:
@@ -152,7 +152,7 @@ class RunReporter(Observer):
             with self._mutex:
                 del self._live[number]
 
-    def _loop(self, clock: Clock, setup: ReportSetup) -> None:
+    def _loop(self, clock: Clock, setup: ReporterSetup) -> None:
         while not self._closing.is_set():
             self._wake.clear()
             with self._mutex:
@@ -166,7 +166,7 @@ class RunReporter(Observer):
         if not self._failed and setup.outcome_period_s() > 0:  # otherwise the store is unreachable
             self._write(setup, outcomes=True, last=True)
 
-    def _write(self, setup: ReportSetup, *, outcomes: bool, last: bool = False) -> bool:
+    def _write(self, setup: ReporterSetup, *, outcomes: bool, last: bool = False) -> bool:
         """Write what has changed. Return True if a write was tried."""
         registration = setup.registration()
         if registration is None:
@@ -194,7 +194,7 @@ class RunReporter(Observer):
         if outcomes:
             self._written = self._written if value is None else value
             with self._mutex:
-                self._pace.done(time.monotonic())
+                self._pace.finish_check(time.monotonic())
         return bool(ops)
 
     def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
@@ -206,7 +206,7 @@ class RunReporter(Observer):
         value = encode_activity(lasting.values()) if lasting else None
         return [registration.session_op(keys.runs(self._node_id), value)]
 
-    def _outcomes_value(self, setup: ReportSetup) -> bytes | None:
+    def _outcomes_value(self, setup: ReporterSetup) -> bytes | None:
         """Return the outcomes to write; None if they are already stored."""
         if self._written is None:
             entry = setup.store.get(keys.outcomes(self._node_id))

@@ -30,7 +30,7 @@ class PoolCache:
         """
         self._store = store
         self._mirror = mirror
-        self._known: dict[str, _Pool] = {}
+        self._known: dict[str, _CachedPool] = {}
 
     def read(self) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of each job. The tuple of an unchanged pool stays the same object.
@@ -60,28 +60,28 @@ class PoolCache:
                 of_job.append(key)
         return found
 
-    def _read(self, job: str, version: object, before: _Pool) -> _Pool:
-        stored = read(self._store, keys.pool(job), before.chunk)
-        items = before.same(stored.packed)
+    def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
+        stored = read(self._store, keys.pool(job), before.items_of_chunk)
+        items = before.deduplicate_items(stored.packed)
         ends = [0, *accumulate(len(chunk.items) for chunk in stored.packed.chunks)]
         spans = dict(zip(stored.packed.names(), pairwise(ends), strict=True))
-        return _Pool(version if stored.head is None else stored.head.version, items, spans)
+        return _CachedPool(version if stored.head is None else stored.head.version, items, spans)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _CachedPool:
     """A pool at one version of its head: its sorted items, and the range of each chunk."""
 
     version: object
     items: tuple[str, ...]
     spans: dict[str, tuple[int, int]]
 
-    def chunk(self, name: str) -> tuple[str, ...] | None:
+    def items_of_chunk(self, name: str) -> tuple[str, ...] | None:
         """Return the items of a chunk, or None if the pool does not contain the chunk."""
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
-    def same(self, packed: PackedSet) -> tuple[str, ...]:
+    def deduplicate_items(self, packed: PackedSet) -> tuple[str, ...]:
         """Return the items of a set, reusing equal strings of this pool."""
         if not packed.chunks:
             return tuple(reuse_text(self.items, item) for item in packed.inline)
@@ -98,7 +98,7 @@ def reuse_text(items: tuple[str, ...], item: str) -> str:
     return items[at] if at < len(items) and items[at] == item else item
 
 
-_NOTHING = _Pool(None, (), {})
+_NOTHING = _CachedPool(None, (), {})
 
 
 class WorkerShares:
@@ -122,9 +122,9 @@ class WorkerShares:
         self._mutex = mutex()
         self._mirror: Mirror = store.mirror(keys.assigned(node_id))
         self._changed = self._jobs_of(self._mirror)
-        self._mirror.on_change(self._note)
+        self._mirror.on_change(self._on_shares_changed)
 
-    def of(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
+    def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of those jobs that have a share.
 
         The tuple of an unchanged share stays the same object.
@@ -134,7 +134,7 @@ class WorkerShares:
             self._changed -= changed
         try:
             for job in sorted(changed):
-                self._look(job)
+                self._update_share(job)
                 changed.discard(job)
         finally:  # unread shares are read next time
             with self._mutex:
@@ -145,7 +145,7 @@ class WorkerShares:
         """Stop following the shares. Idempotent."""
         self._mirror.close()
 
-    def _note(self, batch: Iterable[Change]) -> None:
+    def _on_shares_changed(self, batch: Iterable[Change]) -> None:
         changed = self._jobs_of(change.key for change in batch)
         with self._mutex:
             self._changed |= changed
@@ -154,7 +154,7 @@ class WorkerShares:
     def _jobs_of(self, found: Iterable[str]) -> set[str]:
         return {key[len(self._prefix) :].partition("/")[0] for key in found}
 
-    def _look(self, job: str) -> None:
+    def _update_share(self, job: str) -> None:
         key = keys.assigned(self._node_id, job)
         head = self._mirror.get(key)
         if head is None:

@@ -166,7 +166,7 @@ def cluster_store(store: Store, namespace: str | None = None) -> Store:
     return system_namespace(store.namespace(namespace) if namespace else store, "jobs")
 
 
-def refuse_old_cluster(store: Store, namespace: str | None = None) -> None:
+def check_no_old_cluster(store: Store, namespace: str | None = None) -> None:
     """Refuse a job cluster that was created by a version without reserved key segments.
 
     Raises:

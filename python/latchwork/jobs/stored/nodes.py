@@ -150,7 +150,7 @@ class NodeMark(Struct, frozen=True):
         """True once the share of a restarting node is stored."""
         return self.weight is not None
 
-    def with_reserved(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
+    def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
         """Return the mark with the share recorded as reserved."""
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
@@ -194,7 +194,7 @@ def reserved_key(node: str, job: str = "") -> str:
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 
 
-def reserved_nodes(found: Iterable[str]) -> dict[str, list[str]]:
+def group_reserved_keys(found: Iterable[str]) -> dict[str, list[str]]:
     """Group the keys of reserved shares by node, given all keys at and below ``nodes``."""
     by_node: dict[str, list[str]] = {}
     for key in found:

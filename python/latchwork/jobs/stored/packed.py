@@ -110,7 +110,7 @@ class PackedSet:
         """Return the names of the chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
-    def made_of(self, items: tuple[str, ...]) -> PackedSet:
+    def with_strings(self, items: tuple[str, ...]) -> PackedSet:
         """The same set, made of these strings, which equal its own."""
         if not self.chunks:
             return PackedSet(inline=items)
@@ -236,14 +236,16 @@ def _fits_inline(items: list[str], total: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Part:
+class _ChunkDraft:
     name: str | None  # None: must be written
     items: list[str]
 
 
-def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list[_Part]:
+def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
     """Apply the changes to the chunks that they belong to. A changed chunk loses its name."""
-    parts = [_Part(chunk.name, list(chunk.items)) for chunk in current.chunks] or [_Part(None, list(current.inline))]
+    parts = [_ChunkDraft(chunk.name, list(chunk.items)) for chunk in current.chunks] or [
+        _ChunkDraft(None, list(current.inline))
+    ]
     if removed:
         for part in parts:
             left = [item for item in part.items if item not in removed]
@@ -260,14 +262,14 @@ def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list
     return [part for part in parts if part.items]
 
 
-def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
+def _merge_small(parts: list[_ChunkDraft], target: int) -> list[_ChunkDraft]:
     """Merge a rewritten part that became small with the previous one, or otherwise with the next one."""
-    merged: list[_Part] = []
+    merged: list[_ChunkDraft] = []
     carry = False
     for part in parts:
         small = part.name is None and len(encode(part.items)) < target // 4
         if merged and (small or carry) and len(encode(merged[-1].items)) + len(encode(part.items)) <= 2 * target:
-            merged[-1] = _Part(None, merged[-1].items + part.items)
+            merged[-1] = _ChunkDraft(None, merged[-1].items + part.items)
             carry = False
         else:
             merged.append(part)
@@ -318,7 +320,7 @@ class StoredSet:
     head: Entry | None = None
     packed: PackedSet = EMPTY
 
-    def unchanged(self, key: str) -> At | Absent:
+    def unchanged_check(self, key: str) -> At | Absent:
         """Return the check that the head at ``key`` is unchanged since it was read."""
         return Absent(key) if self.head is None else At(self.head)
 
@@ -456,9 +458,9 @@ def replace(
         write_chunks(store, [(key, update)], checks)
         extra = list(ops_if_created) if before.head is None else []
         try:
-            done = store.commit([*checks, before.unchanged(key)], [Put(key, update.after.head()), *extra])
+            done = store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.head()), *extra])
         except Conflict as error:
-            ours = {before.unchanged(key)}
+            ours = {before.unchanged_check(key)}
             if attempt + 1 == _WRITE_ATTEMPTS or not ours.issuperset(error.failed):
                 raise
             commit_all(store, checks, [Delete(f"{key}/{name}") for name in update.added])
@@ -468,7 +470,7 @@ def replace(
     raise AssertionError
 
 
-def orphans(key: str, found: Iterable[str], head: Entry | None, living: Collection[str]) -> list[str]:
+def find_orphaned_chunks(key: str, found: Iterable[str], head: Entry | None, living: Collection[str]) -> list[str]:
     """Return the keys of chunks that no head names and that no running writer may be about to name.
 
     Args:

@@ -3,6 +3,6 @@
 Benchmarks import it to take locks as a node does.
 """
 
-from latchwork.jobs.worker.item_locks import ItemLocks, LockScheduler, LockWork
+from latchwork.jobs.worker.item_locks import ItemLocks, LockCalls, LockScheduler
 
-__all__ = ["ItemLocks", "LockScheduler", "LockWork"]
+__all__ = ["ItemLocks", "LockCalls", "LockScheduler"]

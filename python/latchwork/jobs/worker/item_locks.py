@@ -66,7 +66,7 @@ class RunLocks:
 class ItemLocks:
     """The locks of one node.
 
-    Thread-safe, except that ``settle``, ``ask``, ``release`` and ``close`` need one caller at a time.
+    Thread-safe, except that ``update_wanted``, ``try_acquire``, ``release`` and ``close`` need one caller at a time.
 
     Args:
         store: The cluster's store.
@@ -137,7 +137,7 @@ class ItemLocks:
         """Renew often enough to notice an unreachable store within this time; None renews as the TTL requires."""
         self._keeper.renew_within(seconds)
 
-    def settle(self, job: str, items: Collection[str]) -> list[str]:
+    def update_wanted(self, job: str, items: Collection[str]) -> list[str]:
         """Set which items of a job are wanted and not held; waits for all others are cancelled.
 
         Returns:
@@ -155,13 +155,13 @@ class ItemLocks:
             cancel()
         return [item for _, item in ask]
 
-    def ask(self, job: str, items: Collection[str]) -> bool:
+    def try_acquire(self, job: str, items: Collection[str]) -> bool:
         """Acquire the free locks of these items, and watch the others. Best called with a ``LOCK_BATCH`` at a time.
 
         Returns:
             True if at least one was acquired.
         Raises:
-            LatchworkError: The server could not be used. These items are not awaited; ``settle`` returns them again.
+            LatchworkError: The server could not be used. These items are not watched; ask again.
         """
         names = {keys.lock_name(job, item): item for item in items}
         self._pairs.update({name: (job, item) for name, item in names.items()})
@@ -221,7 +221,7 @@ class ItemLocks:
         self._wake()
 
 
-class LockWork:
+class LockCalls:
     """The calls to make for the locks of one job. Waits for its other items are cancelled at once.
 
     Args:
@@ -235,19 +235,19 @@ class LockWork:
         self.job = job
         self._locks = locks
         self._release = deque(_slices(sorted(release)))
-        self._ask = deque(_slices(locks.settle(job, acquire)))
+        self._ask = deque(_slices(locks.update_wanted(job, acquire)))
 
     @property
-    def asks(self) -> bool:
+    def has_acquisitions(self) -> bool:
         """True while locks are left to ask for."""
         return bool(self._ask)
 
     @property
-    def left(self) -> int:
+    def remaining_calls(self) -> int:
         """Number of calls that are left."""
         return len(self._release) + len(self._ask)
 
-    def call(self) -> bool:
+    def make_call(self) -> bool:
         """Make one call. Return True if locks were acquired.
 
         Raises:
@@ -256,7 +256,7 @@ class LockWork:
         if self._release:
             self._locks.release(self.job, self._release.popleft())
             return False
-        return self._locks.ask(self.job, self._ask.popleft())
+        return self._locks.try_acquire(self.job, self._ask.popleft())
 
 
 class LockScheduler:
@@ -270,7 +270,7 @@ class LockScheduler:
         self._last = ""
         self._round = False
 
-    def acquire(self, works: Iterable[LockWork], go_on: Callable[[LockWork], bool]) -> bool:
+    def acquire(self, works: Iterable[LockCalls], go_on: Callable[[LockCalls], bool]) -> bool:
         """Make calls until none is left or ``go_on`` returns False. The next round continues with the following job.
 
         Args:
@@ -282,24 +282,26 @@ class LockScheduler:
             LatchworkError: The server could not be used; the rest is left, and the next job comes first.
         """
         queue = deque(
-            sorted((work for work in works if work.left), key=lambda work: (work.job <= self._last, work.job))
+            sorted(
+                (work for work in works if work.remaining_calls), key=lambda work: (work.job <= self._last, work.job)
+            )
         )
         taken = False
         while queue:
             work = self._choose(queue)
-            taken |= work.call()
-            if work.left:
+            taken |= work.make_call()
+            if work.remaining_calls:
                 queue.append(work)
             if not go_on(work):
                 break
         return taken
 
-    def _choose(self, queue: deque[LockWork]) -> LockWork:
+    def _choose(self, queue: deque[LockCalls]) -> LockCalls:
         self._round = not self._round
         if self._round:
             self._last = queue[0].job
             return queue.popleft()
-        least = min(queue, key=lambda work: work.left)
+        least = min(queue, key=lambda work: work.remaining_calls)
         queue.remove(least)
         return least
 

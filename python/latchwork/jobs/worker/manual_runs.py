@@ -94,7 +94,7 @@ class ManualRuns:
             self._items = {name: each for name, each in self._items.items() if name in found}
         wake()
 
-    def matching(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
+    def find_requests(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
         """Return the unexpired requests for any of these items, oldest first. No I/O.
 
         A request expires by the clock of this node, from the time at which the node first saw it.
@@ -107,13 +107,13 @@ class ManualRuns:
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
-    def pending(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
+    def prepare_run(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
         """Return the run that a request still needs for items with these locks; None if it needs none.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
-        meant = self._items_of(request)
+        meant = self._read_requested_items(request)
         wanted = {item: hold for item, hold in holds.items() if meant is None or item in meant}
         if not wanted:
             return None
@@ -125,7 +125,7 @@ class ManualRuns:
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
-    def _items_of(self, request: RunRequest) -> frozenset[str] | None:
+    def _read_requested_items(self, request: RunRequest) -> frozenset[str] | None:
         """Return the items that a request means, None for all. They are read once."""
         with self._mutex:
             if request.id in self._items:
@@ -135,7 +135,7 @@ class ManualRuns:
             self._items[request.id] = found
         return found
 
-    def report_end(self, run: ManualRun, owner_id: str, error: str | None) -> None:
+    def store_result(self, run: ManualRun, owner_id: str, error: str | None) -> None:
         """Store the result of a run for the process that waits for it."""
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
@@ -163,26 +163,26 @@ class PendingManualRuns:
         self._items = tuple(sorted(holds))
         self._settled: set[str] = set()
 
-    def next(self) -> ManualRun | None:
+    def next_run(self) -> ManualRun | None:
         """Return the run for the oldest request that needs one, or None. Only a new request causes I/O.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
-        for request in self._manual.matching(self._job, self._items):
+        for request in self._manual.find_requests(self._job, self._items):
             if request.id not in self._settled:
-                pending = self._manual.pending(request, self._holds)
+                pending = self._manual.prepare_run(request, self._holds)
                 if pending is not None:
                     return pending
                 self._settled.add(request.id)
         return None
 
-    def ended(self, run: ManualRun, error: str | None) -> None:
+    def record_end(self, run: ManualRun, error: str | None) -> None:
         """Store the result of a run, and then that it has ended.
 
         The result comes first, because a waiting client reads it when all runs have ended.
         """
-        self._manual.report_end(run, self._holds[run.items[0]].owner_id, error)
+        self._manual.store_result(run, self._holds[run.items[0]].owner_id, error)
         try:
             run.end()
         except LatchworkError as failed:

@@ -30,8 +30,8 @@ class EndedRun:
     was_stopped: bool = False
 
 
-Turn = Literal["started", "failing", "recovered"]
-OnTurn = Callable[[str, Turn], None]
+Transition = Literal["started", "failing", "recovered"]
+OnTransition = Callable[[str, Transition], None]
 
 
 class OutcomeTracker:
@@ -43,19 +43,19 @@ class OutcomeTracker:
     Args:
         job: ID of the job.
         node: ID of this node.
-        on_turn: Called with the job and ``started``, ``failing`` or ``recovered`` when it first runs, begins to
+        on_transition: Called with the job and ``started``, ``failing`` or ``recovered`` when it first runs, begins to
             fail, or recovers. It must not block.
     """
 
-    def __init__(self, job: str, node: str, on_turn: OnTurn = lambda _job, _turn: None) -> None:
+    def __init__(self, job: str, node: str, on_transition: OnTransition = lambda _job, _turn: None) -> None:
         self._now = JobOutcome(node, job)
-        self._on_turn = on_turn
+        self._on_turn = on_transition
         self._mutex = mutex()
         self._failing: dict[str, RunError] = {}  # by the first item of the run
         self._before: dict[str, int] = {}  # consecutive failures before this start, by item
         self._runs = self._failures = self._active = 0
 
-    def begin(self, at_s: float) -> None:
+    def record_start(self, at_s: float) -> None:
         """Record the start of a run, in seconds since the epoch."""
         with self._mutex:
             first = self._runs == 0
@@ -65,21 +65,21 @@ class OutcomeTracker:
         if first:
             self._on_turn(self._now.job, "started")
 
-    def end(self, ended: EndedRun) -> None:
+    def record_end(self, ended: EndedRun) -> None:
         """Record the end of a run."""
         with self._mutex:
             self._active -= 1
             self._failures += ended.error is not None
             was_failing = bool(self._failing)
             if not ended.was_stopped:
-                self._note(ended)
+                self._record_result(ended)
             is_failing = bool(self._failing)
         if was_failing != is_failing:
             self._on_turn(self._now.job, "failing" if is_failing else "recovered")
 
-    def _note(self, ended: EndedRun) -> None:
-        over = [self._failing.pop(item).consecutive_failures for item in _among(ended.items, self._failing)]
-        before = [self._before.pop(item) for item in _among(ended.items, self._before)]
+    def _record_result(self, ended: EndedRun) -> None:
+        over = [self._failing.pop(item).consecutive_failures for item in _common_items(ended.items, self._failing)]
+        before = [self._before.pop(item) for item in _common_items(ended.items, self._before)]
         if ended.error is None:
             self._now = replace(self._now, last_success_s=ended.at_s)
             return
@@ -90,7 +90,7 @@ class OutcomeTracker:
         self._failing[item] = found
         self._now = replace(self._now, last_error=found)
 
-    def keep(self, share: Collection[str]) -> None:
+    def forget_others(self, share: Collection[str]) -> None:
         """Forget the failures of items that are no longer in the share."""
         with self._mutex:
             gone = [item for item in self._failing if item not in share]
@@ -154,7 +154,7 @@ class OutcomeTracker:
             )
 
 
-def _among(items: Collection[str], known: Collection[str]) -> list[str]:
+def _common_items(items: Collection[str], known: Collection[str]) -> list[str]:
     """Return which of the items are known, without building a set of both."""
     if len(items) <= len(known):
         return [item for item in items if item in known]

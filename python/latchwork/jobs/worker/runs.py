@@ -55,7 +55,7 @@ _RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
+class RunState:
     """A live run as ``reconcile`` sees it: its number, its items, and whether it was asked to stop."""
 
     number: int
@@ -80,7 +80,9 @@ class Actions:
     start: tuple[tuple[str, ...], ...] = ()
 
 
-def reconcile(desired: Collection[str], held: Collection[str], running: Iterable[RunView], threads: Threads) -> Actions:
+def reconcile(
+    desired: Collection[str], held: Collection[str], running: Iterable[RunState], threads: Threads
+) -> Actions:
     """Return the steps that bring one job on this node closer to its share.
 
     Repeated as runs end and locks arrive, it ends with exactly the desired items running.
@@ -166,7 +168,7 @@ class JobRun:
         self._manual_runs = None if setup.manual_runs is None else setup.manual_runs(items)
         self._retry_manual_s = math.inf
         self._stop = Signal()
-        self._look = Signal()  # set on a stop, and when the schedule may have changed
+        self._recheck = Signal()  # set on a stop, and when the schedule may have changed
         self._ended = Signal()
         self._mutex = mutex()
         self._context: JobContext | None = None
@@ -203,7 +205,7 @@ class JobRun:
         with self._mutex:
             if not self._stop.is_set():
                 self._stop.set()
-                self._look.set()
+                self._recheck.set()
                 self._stopped_at = self._setup.clock.now()
                 if self._context is not None:
                     self._context.stop_signal.signal_stop()
@@ -214,7 +216,7 @@ class JobRun:
 
     def reschedule(self) -> None:
         """Compute the current wait again, because the job's options may have changed."""
-        self._look.set()
+        self._recheck.set()
 
     @property
     def ahead_s(self) -> float:
@@ -222,9 +224,9 @@ class JobRun:
         return 0.0 if self._fire_times is None else self._fire_times.ahead_s
 
     @property
-    def view(self) -> RunView:
+    def view(self) -> RunState:
         """The run as ``reconcile`` sees it."""
-        return RunView(self.number, self._members, self._stop.is_set())
+        return RunState(self.number, self._members, self._stop.is_set())
 
     @property
     def stopping(self) -> bool:
@@ -290,7 +292,7 @@ class JobRun:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
-            self._look.clear()  # cleared before the options are read, so that no change is missed
+            self._recheck.clear()  # cleared before the options are read, so that no change is missed
             if self._manual_runs is not None and self._manual_step(self._manual_runs):
                 continue
             options = self._setup.options()
@@ -299,14 +301,14 @@ class JobRun:
             else:
                 self._timed_step(options)
         if self._fire_times is not None:
-            self._fire_times.undo_begin()
+            self._fire_times.undo_start()
         self.resume_due = self._due
 
     def _manual_step(self, manual_runs: PendingManualRuns) -> bool:
         """Do a manual run. Return False if none is pending, or if it cannot run now."""
         self._retry_manual_s = math.inf
         try:
-            run = manual_runs.next()
+            run = manual_runs.next_run()
             if run is None:
                 return False
             if self._setup.may_run():
@@ -321,7 +323,7 @@ class JobRun:
         log.info("job %s: manual run of %d items, requested by %s", self.job_id, len(run.items), run.request.by)
         ended = self._run_once(self._setup.new_context(run.items), 0.0)
         if ended is not None and not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
-            manual_runs.ended(run, ended.error)
+            manual_runs.record_end(run, ended.error)
         return True
 
     def _timed_step(self, options: JobOptions) -> None:
@@ -360,7 +362,7 @@ class JobRun:
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
         if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
-            times.confirm_begin()
+            times.confirm_start()
             if not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
                 times.end(step)
 
@@ -369,7 +371,7 @@ class JobRun:
         if self.next_start_s is None or abs(at_s - self.next_start_s) > _CHANGE_S:
             self.next_start_s = at_s
         if not self._stop.is_set():  # checked after the clear, so that no later event is missed
-            self._setup.clock.wait(self._look, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
+            self._setup.clock.wait(self._recheck, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
     def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
         """Call the job, unless the run was asked to stop before; then return None."""
@@ -379,7 +381,7 @@ class JobRun:
                 return None
             self._context = context
         self.next_start_s = None
-        setup.outcomes.begin(setup.wall_s())
+        setup.outcomes.record_start(setup.wall_s())
         error: str | None = None
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
@@ -390,7 +392,7 @@ class JobRun:
             log.debug("job %s runs again at its next time", setup.job.id)  # the event log reports the failure
         finally:
             ended = EndedRun(context.work_share, setup.wall_s(), error, context.should_stop)
-            setup.outcomes.end(ended)
+            setup.outcomes.record_end(ended)
             with self._mutex:
                 self._context = None
         return ended

@@ -23,9 +23,9 @@ from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.followers import WorkerShares
 from latchwork.jobs.stored.runs import JobOutcome
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockScheduler, LockWork, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
-from latchwork.jobs.worker.outcomes import OnTurn, OutcomeTracker
+from latchwork.jobs.worker.outcomes import OnTransition, OutcomeTracker
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
 from latchwork.schedules import DueTime, Instant, WallClock
@@ -43,7 +43,7 @@ _JOIN_POLL_S = 0.5
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
 #: Least duration of that phase as a multiple of the last check, which is slow with very many items.
-_FILL_PER_LOOK = 3.0
+_FILL_PER_CHECK = 3.0
 
 
 class LocalJob:
@@ -55,23 +55,23 @@ class LocalJob:
         enabled: Whether it may run, as of the last check.
         runs: Live runs by number, including stopping ones.
         warned: Numbers of runs that were reported for not stopping.
-        filling: Whether more of its locks are being acquired.
+        is_acquiring: Whether more of its locks are being acquired.
     """
 
     def __init__(
-        self, job: Job, options: JobOptions, node: str = "", on_turn: OnTurn = lambda _job, _turn: None
+        self, job: Job, options: JobOptions, node: str = "", on_transition: OnTransition = lambda _job, _turn: None
     ) -> None:
         self.job = job
         self.options = options
         self.enabled = True
-        self.outcomes = OutcomeTracker(job.id, node, on_turn)
+        self.outcomes = OutcomeTracker(job.id, node, on_transition)
         self.runs: dict[int, JobRun] = {}
         self.warned: set[int] = set()
-        self.filling = False
+        self.is_acquiring = False
         self._dues: dict[str, DueTime] = {}
         self._paused_until = -math.inf
 
-    def adopt(self, options: JobOptions, *, enabled: bool) -> None:
+    def apply_options(self, options: JobOptions, *, enabled: bool) -> None:
         """Apply the current options. Live runs compute their schedule again."""
         self.enabled = enabled
         if options != self.options:
@@ -90,7 +90,7 @@ class LocalJob:
         dues = (self._dues.get(item, fresh).with_schedule(options.schedule, options.initial_delay_s) for item in items)
         return min(dues, key=lambda due: due.at + due.jitter_fraction * options.jitter_s)
 
-    def reap(self, now: Instant) -> list[JobRun]:
+    def remove_ended_runs(self, now: Instant) -> list[JobRun]:
         """Remove the ended runs, remember when their items are due, and return these runs."""
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
@@ -99,7 +99,7 @@ class LocalJob:
             self._remember(run, now)
         return ended
 
-    def forget_dues(self, wanted: frozenset[str]) -> None:
+    def forget_other_due_times(self, wanted: frozenset[str]) -> None:
         """Forget the due times of all other items."""
         for item in [item for item in self._dues if item not in wanted]:
             del self._dues[item]
@@ -114,7 +114,7 @@ class LocalJob:
 
     def may_start(self, now: Instant) -> bool:
         """Return whether runs may start: not while paused, nor while locks that would cut them short are arriving."""
-        return self.paused_s(now) <= 0 and not (self.filling and self.options.threads.limit)
+        return self.paused_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
     def _remember(self, run: JobRun, now: Instant) -> None:
         due = run.resume_due
@@ -141,7 +141,7 @@ class JobWorker:
         settings: LiveSettings,
         *,
         observers: Observers[Observer] = NOBODY,
-        on_turn: OnTurn = lambda _job, _turn: None,
+        on_transition: OnTransition = lambda _job, _turn: None,
         session: Callable[[], Session | None] | None = None,
         context_store: Store,
         wall: WallClock,
@@ -158,7 +158,7 @@ class JobWorker:
         self._lock_scheduler = LockScheduler()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {
-            job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
+            job_id: LocalJob(job, settings.options(job_id), node_id, on_transition) for job_id, job in jobs.items()
         }
         self._manual_runs = ManualRuns(store, node_id)
         self._loop_of_runs = DedicatedLoop(f"latchwork-jobs-{node_id}")
@@ -215,7 +215,7 @@ class JobWorker:
         """True while its threads are running."""
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
-    def stuck(self) -> list[str]:
+    def stuck_jobs(self) -> list[str]:
         """Return the jobs with runs that did not stop within the timeout."""
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
@@ -274,12 +274,12 @@ class JobWorker:
         for run in {*runs, *self._ending} - {self._closer}:
             self._join(run.join, lambda run=run: run.has_threads)  # type: ignore[misc]
         self._loop_of_runs.close(max(_GRACE_S, self._close_by - self._clock.now()))
-        stuck = sorted({run.job_id for run in runs if not run.ended})
-        self._close_locks(stuck)
+        stuck_jobs = sorted({run.job_id for run in runs if not run.ended})
+        self._close_locks(stuck_jobs)
         self._manual_runs.close()
         if self._shares is not None:
             self._shares.close()
-        return stuck
+        return stuck_jobs
 
     def hurry(self, timeout_s: float) -> None:
         """Shorten the wait of a close to this timeout."""
@@ -290,13 +290,13 @@ class JobWorker:
         while is_alive() and (left_s := self._close_by + grace_s - self._clock.now()) > 0.0:
             join(min(left_s, _JOIN_POLL_S))
 
-    def _close_locks(self, stuck: list[str]) -> None:
+    def _close_locks(self, stuck_jobs: list[str]) -> None:
         left = sum(map(len, self.locks.held().values()))
         late = left > LOCK_BATCH and self._clock.now() >= self._close_by
-        if late and not stuck:
+        if late and not stuck_jobs:
             log.warning("node %s: no time is left to release %d locks, which will expire", self._node_id, left)
         try:
-            self.locks.close(release=not stuck and not late)
+            self.locks.close(release=not stuck_jobs and not late)
         except LatchworkError as error:
             log.warning("node %s: locks could not be released and will expire: %s", self._node_id, error)
 
@@ -327,11 +327,11 @@ class JobWorker:
     def _reconcile_all(self, closing: bool) -> float | None:
         """Bring every job closer to its share. Return the seconds until the next check without an event."""
         began = self._clock.now()
-        desired = {} if closing or self._shares is None else self._shares.of(self._states)
+        desired = {} if closing or self._shares is None else self._shares.read_shares(self._states)
         held = self.locks.held()
         planned = []
         for job_id, state in self._states.items():
-            state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
+            state.apply_options(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # without I/O first, so that nothing delays a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
         again = self._lock(planned, self._clock.now() - began, closing=closing)
@@ -345,14 +345,14 @@ class JobWorker:
     def _next_check_s(self) -> float | None:
         now = self._now()
         waits = [paused_s for state in self._states.values() if (paused_s := state.paused_s(now)) > 0]
-        if self._at_risk() or any(run.has_pending_listeners for run in self._runs()):
+        if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
     def _apply(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
         """Stop and start runs as necessary. The locks are left to the caller."""
-        self._reap(state)
+        self._remove_ended(state)
         wanted = share if state.enabled else frozenset[str]()
         actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
         for number in actions.stop:
@@ -360,51 +360,51 @@ class JobWorker:
         for run in state.runs.values():
             if run.has_pending_listeners:
                 run.stop()
-        state.forget_dues(share)  # kept for a disabled job, which continues where it was
+        state.forget_other_due_times(share)  # kept for a disabled job, which continues where it was
         if not self._closing.is_set():
-            state.outcomes.keep(share)
-        if state.may_start(self._now()) and not self._at_risk():
+            state.outcomes.forget_others(share)
+        if state.may_start(self._now()) and not self._is_lock_at_risk():
             for items in actions.start:
                 if not self._start(state, items, held):
                     break
         return actions
 
-    def _reap(self, state: LocalJob) -> None:
-        ended = state.reap(self._now())
+    def _remove_ended(self, state: LocalJob) -> None:
+        ended = state.remove_ended_runs(self._now())
         with self._mutex:
             for run in ended:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _lock(self, planned: list[tuple[LocalJob, Actions]], look_s: float, *, closing: bool) -> bool:
+    def _lock(self, planned: list[tuple[LocalJob, Actions]], check_s: float, *, closing: bool) -> bool:
         """Release and acquire locks for a while. Return True if another check is useful at once."""
         works = []
         for state, actions in planned:
-            state.filling = False
+            state.is_acquiring = False
             self.locks.release_forced(
                 state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values()))
             )
-            works.append(LockWork(self.locks, state.job.id, actions.release, actions.acquire))
+            works.append(LockCalls(self.locks, state.job.id, actions.release, actions.acquire))
         began = self._clock.now()
 
-        def go_on(done: LockWork) -> bool:
-            if not done.left:
+        def go_on(done: LockCalls) -> bool:
+            if not done.remaining_calls:
                 self._wake.set()  # it may start
-            return self._go_on(began, look_s, closing=closing)
+            return self._should_continue(began, check_s, closing=closing)
 
         taken = self._lock_scheduler.acquire(works, go_on)
         for (state, _), work in zip(planned, works, strict=True):
-            state.filling = work.asks
-        return taken or any(work.left for work in works)
+            state.is_acquiring = work.has_acquisitions
+        return taken or any(work.remaining_calls for work in works)
 
-    def _go_on(self, began: float, look_s: float, *, closing: bool) -> bool:
+    def _should_continue(self, began: float, check_s: float, *, closing: bool) -> bool:
         """Return False if everything should be checked again before more locks are handled."""
         now = self._clock.now()
         if closing:
             return now < self._close_by and now - began < _FILL_S
         if self._closing.is_set():
             return False
-        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_LOOK * look_s))
+        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_CHECK * check_s))
         return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
     def _start(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
@@ -443,7 +443,7 @@ class JobWorker:
     def _now(self) -> Instant:
         return Instant(self._clock.now(), self._wall.now())
 
-    def _at_risk(self) -> bool:
+    def _is_lock_at_risk(self) -> bool:
         """Return True while locks are held that may expire before a run could stop."""
         return 0 < self.locks.remaining_s() <= self._margin_s()
 

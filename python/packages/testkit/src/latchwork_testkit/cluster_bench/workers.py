@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.jobs.node import Registration
 from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_store
-from latchwork.jobs.worker import ItemLocks, LockScheduler, LockWork
+from latchwork.jobs.worker import ItemLocks, LockCalls, LockScheduler
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
     AcquireLocks,
@@ -135,7 +135,7 @@ class BenchWorkers:
         registration = Registration(self._store, session, member, self._job_ids)
         if registration.try_join() is not None:
             raise RuntimeError(f"worker {worker} is already registered; give the bench a root that nothing else uses")
-        registration.settle_jobs()
+        registration.sync_available_jobs()
         registration.become_ready()
 
     def _acquire_locks_of(self, worker: str) -> int:
@@ -143,7 +143,7 @@ class BenchWorkers:
         self._item_locks.append(locks)
         locks.start()
         wanted = self._shares[worker].items_by_job()
-        works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
+        works = [LockCalls(locks, job, (), items) for job, items in wanted.items()]
         LockScheduler().acquire(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
@@ -186,7 +186,7 @@ class _WatchedShare:
             The number of jobs whose items changed.
         """
         assert self.stored is not None
-        current = self.stored.of(jobs)
+        current = self.stored.read_shares(jobs)
         changed = [job for job, items in current.items() if self._known.get(job, (None, 0))[0] is not items]
         removed = [job for job in self._known if job not in current]
         for job in (*changed, *removed):
