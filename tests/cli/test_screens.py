@@ -145,7 +145,7 @@ def test_a_lock_of_a_dead_holder_is_not_held(cli, hostile):
     assert "locks held: 0\n" in out
     assert re.search(r"locks left by holders that are gone: 2 \(.* 2\); they run out by themselves\n", out)
     state = cli("status", "--json", "--url", hostile).json
-    assert [lock["holder_lives"] for lock in state["locks"]] == [False, False]
+    assert [lock["is_holder_running"] for lock in state["locks"]] == [False, False]
     assert state["jobs"]["j"]["locked"] == {}
     assert state["jobs"]["j"]["running"] == 2
     assert cli("locks", "--url", hostile).out.count("is gone, it runs out") == 2

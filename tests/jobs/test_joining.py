@@ -81,7 +81,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
-    assert len(packed.read(memory, keys.pool("report")).packed.items) == 3000
+    assert len(packed.read_set(memory, keys.pool("report")).packed.items) == 3000
 
 
 def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, cluster, monkeypatch):

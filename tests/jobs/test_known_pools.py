@@ -12,7 +12,7 @@ from latchwork.jobs.manager import manager as manager_module
 from latchwork.jobs.manager.manager import trim_memory
 from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.followers import PoolCache
-from latchwork.jobs.stored.packed import ChunkNamer, replace
+from latchwork.jobs.stored.packed import ChunkNamer, store_set
 
 MANY = [f"order-{number:06d}" for number in range(4_000)]
 
@@ -58,7 +58,7 @@ def _version(state, job):
 
 
 def write(store, known, job, items, tag="w1", names={}):  # noqa: B006 - names are never used twice, in no test
-    replace(store, keys.pool(job), items, checks=[], new_name=names.setdefault(tag, ChunkNamer(tag)))
+    store_set(store, keys.pool(job), items, checks=[], new_name=names.setdefault(tag, ChunkNamer(tag)))
     known.settled(job)
 
 

@@ -13,7 +13,7 @@ from latchwork.jobs import Control, Cron, FixedDelay, Job, RunRequest, RunResult
 from latchwork.jobs.admin.control import delete_request
 from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.packed import ChunkNamer, replace
+from latchwork.jobs.stored.packed import ChunkNamer, store_set
 from latchwork.jobs.stored.requests import decode_request, decode_result, requested_items, trim_requests
 from latchwork.jobs.worker.manual_runs import ManualRuns
 
@@ -151,7 +151,7 @@ def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventual
 def test_a_request_of_many_items_is_not_lost_when_a_manager_removes_its_copy_of_them_first(memory, monkeypatch):
     """The manager lists old requests, then the copy is written, and then the manager removes what has no request."""
     items = [f"item-{number:06}" for number in range(20_000)]
-    replace(memory, keys.pool("report"), items, checks=[], new_name=ChunkNamer("w"))
+    store_set(memory, keys.pool("report"), items, checks=[], new_name=ChunkNamer("w"))
     commit, swept = type(memory).commit, []
 
     def overtaken(self, checks=(), ops=()):

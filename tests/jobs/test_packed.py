@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.jobs.stored.packed import EMPTY, BadHead, MissingChunk, batched, chunk_names, decode, plan_update
+from latchwork.jobs.stored.packed import (
+    EMPTY,
+    BadHead,
+    MissingChunk,
+    chunk_names,
+    decode_set,
+    plan_update,
+    split_into_batches,
+)
 
 ITEMS = st.sets(st.text(st.characters(exclude_categories=("Cs",)), max_size=30), max_size=60)
 
@@ -39,7 +47,7 @@ class Disk:
             return
         assert not set(update.added) & set(self.chunks), "a chunk name was used twice"
         self.chunks.update(update.added)
-        self.head = update.after.head()
+        self.head = update.after.encode_head()
         self.packed = update.after
         for name in update.dropped:
             del self.chunks[name]
@@ -53,7 +61,7 @@ def test_a_set_reads_back_as_it_was_written_through_any_changes(versions, bulk):
     base = {f"item-{i:05d}" for i in range(bulk)}
     for wanted in versions:
         disk.make(base | wanted)
-        read = decode(disk.head, disk.chunks.get)
+        read = decode_set(disk.head, disk.chunks.get)
         assert read == disk.packed
         assert list(read.items) == sorted(base | wanted)
         assert set(disk.chunks) == set(chunk_names(disk.head)), "a chunk was left over"
@@ -106,18 +114,18 @@ def test_a_head_whose_chunk_is_missing_says_so():
     disk = Disk()
     disk.make({f"item-{i:05d}" for i in range(1_000)})
     with pytest.raises(MissingChunk):
-        decode(disk.head, lambda name: None)
+        decode_set(disk.head, lambda name: None)
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b'{"items":[1]}', b'{"chunks":"a"}'])
 def test_a_head_that_something_else_wrote_is_refused(value):
     with pytest.raises(BadHead):
-        decode(value, lambda name: None)
+        decode_set(value, lambda name: None)
 
 
 @given(st.lists(st.integers(0, 20), max_size=50), st.integers(1, 7), st.integers(1, 40))
 def test_batches_keep_order_and_limits(sizes, most, most_bytes):
-    slices = batched(sizes, most, most_bytes)
+    slices = split_into_batches(sizes, most, most_bytes)
     assert [size for part in slices for size in sizes[part]] == sizes
     for part in slices:
         batch = sizes[part]

@@ -9,20 +9,20 @@ import pytest
 import latchwork
 from latchwork import At, Conflict, Put
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed import ChunkNamer, find_orphaned_chunks, read, replace
+from latchwork.jobs.stored.packed import ChunkNamer, find_orphaned_chunks, read_set, store_set
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
 
 
 def put(store, items, tag="w1", checks=()):
-    return replace(store, "work-pool/report", items, checks=list(checks), new_name=ChunkNamer(tag))
+    return store_set(store, "work-pool/report", items, checks=list(checks), new_name=ChunkNamer(tag))
 
 
 def test_sets_of_every_size_come_back_and_leave_nothing_of_the_older_ones(store):
     names = ChunkNamer("w1")
     for items in ({"a"}, BIG, BIG | {"b"}, BIG - {"https://example.org/000100"}, {"c"}, set()):
-        replace(store, "work-pool/report", items, checks=[], new_name=names)
-        assert set(read(store, "work-pool/report").packed.items) == items
+        store_set(store, "work-pool/report", items, checks=[], new_name=names)
+        assert set(read_set(store, "work-pool/report").packed.items) == items
         entries = {entry.key: entry for entry in store.list("work-pool", recursive=True)}
         assert find_orphaned_chunks("work-pool/report", entries, entries.get("work-pool/report"), {}) == []
 
@@ -46,7 +46,7 @@ def test_a_failed_fence_writes_nothing_that_a_reader_sees(memory):
     memory.put("lock", b"theirs")
     with pytest.raises(Conflict):
         put(memory, BIG, checks=[At(lock)])
-    assert read(memory, "work-pool/report").packed.items == ("a",)
+    assert read_set(memory, "work-pool/report").packed.items == ("a",)
 
 
 def test_a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state(memory):
@@ -62,22 +62,22 @@ def test_a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state(
     memory.commit = commit_late
     _, before = put(memory, {"ours"})
     assert before == ("theirs",)
-    assert read(memory, "work-pool/report").packed.items == ("ours",)
+    assert read_set(memory, "work-pool/report").packed.items == ("ours",)
 
 
 def test_readers_never_see_a_mixture_while_a_set_is_rewritten(memory):
     versions = [BIG | {f"version-{n}"} | {f"x{i:04d}-{n}" for i in range(300)} for n in range(6)]
     names, seen, done = ChunkNamer("w1"), [], threading.Event()
-    replace(memory, "k", versions[0], checks=[], new_name=names)
+    store_set(memory, "k", versions[0], checks=[], new_name=names)
 
     def reader():
         while not done.is_set():
-            seen.append(set(read(memory, "k").packed.items))
+            seen.append(set(read_set(memory, "k").packed.items))
 
     thread = threading.Thread(target=reader)
     thread.start()
     for version in versions * 3:
-        replace(memory, "k", version, checks=[], new_name=names)
+        store_set(memory, "k", version, checks=[], new_name=names)
     done.set()
     thread.join()
     assert seen
@@ -91,7 +91,7 @@ def test_after_each_transaction_of_a_rewrite_the_set_is_the_old_or_the_new_one(m
 
     def commit_and_look(checks, ops):
         done = commit(checks, ops)
-        seen.append(set(read(memory, "work-pool/report").packed.items))
+        seen.append(set(read_set(memory, "work-pool/report").packed.items))
         return done
 
     memory.commit = commit_and_look
@@ -104,20 +104,20 @@ def test_after_each_transaction_of_a_rewrite_the_set_is_the_old_or_the_new_one(m
 
 def test_a_chunk_that_stays_missing_is_left_out_and_the_next_write_repairs_it(memory, caplog):
     stored, _ = put(memory, BIG)
-    memory.delete(f"work-pool/report/{stored.packed.names()[0]}")
-    damaged = set(read(memory, "work-pool/report").packed.items)
+    memory.delete(f"work-pool/report/{stored.packed.chunk_names()[0]}")
+    damaged = set(read_set(memory, "work-pool/report").packed.items)
     assert damaged < BIG
     assert "damaged" in caplog.text
     put(memory, BIG, tag="w2")
-    assert set(read(memory, "work-pool/report").packed.items) == BIG
+    assert set(read_set(memory, "work-pool/report").packed.items) == BIG
 
 
 def test_a_head_that_something_else_wrote_counts_as_empty_and_can_be_replaced(memory, caplog):
     memory.put("work-pool/report", b"\xff")
-    assert read(memory, "work-pool/report").packed.items == ()
+    assert read_set(memory, "work-pool/report").packed.items == ()
     assert "cannot be read" in caplog.text
     put(memory, {"a"})
-    assert read(memory, "work-pool/report").packed.items == ("a",)
+    assert read_set(memory, "work-pool/report").packed.items == ("a",)
 
 
 def test_only_chunks_of_writers_that_are_gone_count_as_orphans(memory):

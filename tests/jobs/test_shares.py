@@ -10,7 +10,7 @@ import latchwork
 from latchwork import Unavailable
 from latchwork.jobs.stored import cluster_store, followers, keys
 from latchwork.jobs.stored.followers import WorkerShares
-from latchwork.jobs.stored.packed import ChunkNamer, replace
+from latchwork.jobs.stored.packed import ChunkNamer, store_set
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def memory():
 
 
 def write(store, job, items, tag="m1"):
-    replace(store, keys.assigned("w1", job), items, checks=[], new_name=ChunkNamer(tag))
+    store_set(store, keys.assigned("w1", job), items, checks=[], new_name=ChunkNamer(tag))
 
 
 class Follower:

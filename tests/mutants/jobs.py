@@ -34,8 +34,8 @@ DEFECTS = (
         "Packed sets",
         "a writer that slept overwrites a newer state",
         "jobs/stored/packed.py",
-        "store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.head()), *extra])",
-        "store.commit([*checks], [Put(key, update.after.head()), *extra])",
+        "store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.encode_head()), *extra])",
+        "store.commit([*checks], [Put(key, update.after.encode_head()), *extra])",
         id_of("jobs/packed_store", "a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state"),
     ),
     Defect(

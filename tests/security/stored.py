@@ -169,15 +169,15 @@ KINDS = {
     "inline set": Kind(
         "jobs.stored.packed",
         packed.PackedSet(inline=("a", "b")).head(),
-        lambda value: packed.decode(value, lambda _: None),
+        lambda value: packed.decode_set(value, lambda _: None),
     ),
     "set": Kind(
         "jobs.stored.packed",
         CHUNKED.head(),
-        lambda value: (packed.chunk_names(value), packed.decode(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get)),
+        lambda value: (packed.chunk_names(value), packed.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get)),
     ),
     "chunk": Kind(
-        "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode(b'{"chunks":["w-1"]}', lambda _: value)
+        "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode_set(b'{"chunks":["w-1"]}', lambda _: value)
     ),
     "cell": Kind("jobs.cron", CELL.state("n"), lambda value: decode_cell("c", value, CELL.names())),
     "items of a cell": Kind("jobs.cron", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),

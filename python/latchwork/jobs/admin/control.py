@@ -31,8 +31,7 @@ from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
-from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read
-from latchwork.jobs.stored.packed import replace as replace_set
+from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.requests import (
     AUDIT,
     MANUAL,
@@ -71,10 +70,10 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         raise ValueError(f"{len(listed)} items were given; give 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
-    if listed is None and (pool := read(store, keys.pool(job))).head is not None:
+    if listed is None and (pool := read_set(store, keys.pool(job))).head is not None:
         namer = ChunkNamer(request.id)
         while True:
-            copy, _ = replace_set(store, request.pool, pool.packed.items, checks=[], new_name=namer)
+            copy, _ = store_set(store, request.pool, pool.packed.items, checks=[], new_name=namer)
             try:
                 store.commit([copy.unchanged_check(request.pool)], [Create(request.key, request.encode())])
             except Conflict as error:
@@ -362,7 +361,7 @@ class Control:
         """
 
         def wanted() -> frozenset[str]:
-            pool = frozenset(read(self._store, keys.pool(request.job)).packed.items)
+            pool = frozenset(read_set(self._store, keys.pool(request.job)).packed.items)
             return pool if meant is None else pool & meant
 
         meant = requested_items(self._store, request)

@@ -12,7 +12,7 @@ from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import check_no_old_cluster, cluster_store
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
-from latchwork.jobs.stored.packed import set_from_entries_or_read
+from latchwork.jobs.stored.packed import decode_or_read_set
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
@@ -285,7 +285,7 @@ def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tu
     """Return the sets whose heads are directly below the prefix, by job, sorted."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
-    return {name: set_from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
+    return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).packed.items for name in names}
 
 
 def _active(store: Store) -> tuple[ActiveRuns, ...]:

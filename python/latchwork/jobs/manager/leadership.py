@@ -1,4 +1,4 @@
-"""One term of leadership: the leader's knowledge of the cluster, and the steps that it takes.
+"""One term of leadership: what the leader remembers of the cluster, and the steps that it takes.
 
 Every write checks the fence of the leadership. There are no threads and no waits here: the manager decides when.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The steps of a leader. Not thread-safe.
+    """Carries out the steps of an elected leader, and remembers what it has read. Not thread-safe.
 
     Attributes:
         restarts: Drained and restarting nodes.
@@ -69,8 +69,8 @@ class Leadership:
         """Bytes of keys and values of the assignment that were written in this term."""
         return self._ledger.written_bytes
 
-    def reload(self) -> None:
-        """Drop the cached state after a failure, so that the next rebalance reads it again."""
+    def discard_cache(self) -> None:
+        """Forget everything that was read, after a failure, so that the next rebalance reads it again."""
         self.is_loaded = False
         self._planner.reset()
         self._jobs.clear()
@@ -79,7 +79,7 @@ class Leadership:
         """Read what has changed, compute the assignment, and write the differences.
 
         Raises:
-            Conflict: Leadership is lost, or something has changed meanwhile: reload and try again.
+            Conflict: Leadership is lost, or something has changed meanwhile: call ``discard_cache`` and try again.
         """
         if not self.is_loaded:
             registered = [member for member in self._members().values() if member.state == "ready"]
@@ -89,7 +89,7 @@ class Leadership:
             }
             self.is_loaded = True
         members = self._members()
-        self._compare_versions(members)
+        self._warn_of_mixed_versions(members)
         ready = self._ready_workers(members)
         shares = self._ledger.shares()
         self.restarts.reserve_shares(ready, shares)
@@ -111,11 +111,11 @@ class Leadership:
             )
         if not result.failed:
             self.restarts.delete_finished_marks(marks, workers)
-        self._forget_dead(members)
+        self._delete_dead_workers(members)
         return result
 
     def cleanup(self) -> None:
-        """Delete the pools of jobs that no running worker can run, and abandoned chunks.
+        """Delete the work pools of jobs that no running worker can run, and chunks that no pool uses.
 
         A worker that registers meanwhile rewrites ``versions/worker`` before it checks the pools: either this deletion
         is refused, or the worker finds no pool and writes it.
@@ -139,7 +139,7 @@ class Leadership:
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self, outcome_keep_s: float) -> None:
-        """Delete what dead lock owners left behind, and expired progress and records."""
+        """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results."""
         self._options.sweep()
         sweep_cells(self._store, self._pools.read(), [self._fence])
         trim_audit(self._store, [self._fence])
@@ -168,8 +168,10 @@ class Leadership:
                 workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
 
-    def _forget_dead(self, living: Collection[str]) -> None:
-        """Delete what dead workers have registered. A worker that returns meanwhile keeps it."""
+    def _delete_dead_workers(self, living: Collection[str]) -> None:
+        """Delete the available jobs of workers that are not running anymore. A worker that returns meanwhile keeps
+        them.
+        """
         for worker in sorted(self._ledger.known_workers().difference(living)):
             try:
                 self._ledger.forget_worker(worker, self._fence)
@@ -178,8 +180,8 @@ class Leadership:
                     raise
                 log.debug("worker %s returned before its keys were deleted", worker)
 
-    def _compare_versions(self, members: Mapping[str, Member]) -> None:
-        """Warn once when nodes of different versions share the cluster, because they may not be compatible."""
+    def _warn_of_mixed_versions(self, members: Mapping[str, Member]) -> None:
+        """Log one warning when nodes of different versions share the cluster, because they may not be compatible."""
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
@@ -192,7 +194,9 @@ class Leadership:
         self._versions = versions
 
     def _find_unmet_labels(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Return the jobs that no ready node can run, each with one node that has it and its missing labels."""
+        """Return the jobs that no ready node can run, each with one node that has it and the labels which that node
+        lacks.
+        """
         able = {job for worker in ready.values() for job in worker.jobs}
         unmet_labels = sorted(
             ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.unmet_labels.items()), key=str

@@ -1,8 +1,4 @@
-"""The stored assignment as the leader knows it. Only this module writes it.
-
-Every transaction checks the leader's fence and the guard ``versions/assignment``, and every head is checked against the
-version that was read. After any failure the ledger is loaded again before the next write.
-"""
+"""The assignment that is stored, as far as the leader has read and written it. Only this module writes it."""
 
 from __future__ import annotations
 
@@ -24,13 +20,13 @@ from latchwork.jobs.stored.packed import (
     MissingChunk,
     PackedSet,
     SetUpdate,
-    batched,
     commit_all,
+    decode_entries,
     delete_chunks,
     find_orphaned_chunks,
-    from_entries,
     op_bytes,
     plan_update,
+    split_into_batches,
     write_chunks,
 )
 from latchwork.store import Store
@@ -53,7 +49,7 @@ class _StoredShare:
 
     @classmethod
     def from_packed(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
-        """Create it from a set and the version of its head."""
+        """Create a stored share from a decoded set and the version of its head."""
         return cls(version, packed if packed.chunks else packed.inline)
 
     @property
@@ -67,7 +63,7 @@ class _StoredShare:
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return the check that the head at ``key`` is unchanged."""
+        """Return a check for a transaction: the head at ``key`` is as it was when the share was read."""
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
@@ -77,7 +73,7 @@ _Shown = TypeVar("_Shown")
 
 
 class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
-    """A read-only view of a mapping that converts its values on access."""
+    """A read-only mapping over another one, which converts each value when it is read."""
 
     def __init__(self, kept: Mapping[str, _Stored], show: Callable[[_Stored], _Shown]) -> None:
         self._kept = kept
@@ -120,7 +116,9 @@ class Ledger:
         self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
-        """Read everything, and delete chunks that an earlier leader wrote but never named."""
+        """Read all stored shares and available jobs, and delete the chunks that an earlier leader wrote but never
+        used.
+        """
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
         self._shares, self._available, lost = {}, {}, []
         workers = self._store.children(keys.WORKERS)
@@ -136,7 +134,7 @@ class Ledger:
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _record_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Record all stored keys of a worker, and return the chunks that no head names."""
+        """Record everything that is stored about a worker. Return the keys of chunks that no head names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:
@@ -158,12 +156,14 @@ class Ledger:
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the stored items by job and worker, including dead workers, without empty shares.
 
-        The view follows later writes.
+        The mapping follows later writes.
         """
         return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
 
     def share_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
-        """Replace equal strings by these, to avoid duplicate strings in memory."""
+        """Use the string objects of these shares for equal items of the stored ones, to avoid duplicate strings in
+        memory.
+        """
         for job, by_worker in shares.items():
             kept = self._shares.get(job, {})
             for worker, items in by_worker.items():
@@ -176,21 +176,22 @@ class Ledger:
         return set(self._available).union(*self._shares.values())
 
     def available(self, worker: str) -> frozenset[str]:
-        """Return the jobs that a worker could run when the ledger was loaded."""
+        """Return the jobs that a worker could run when they were last read."""
         return self._available.get(worker, frozenset())
 
     def load_available(self, worker: str) -> frozenset[str]:
-        """Read the jobs that a worker can run."""
+        """Read from the store which jobs a worker can run, and remember them."""
         names = self._available[worker] = self._deduplicate_jobs(self._store.children(keys.available(worker)))
         return names
 
     def _deduplicate_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
-        """Return one shared set for all workers that can run the same jobs, which most do."""
+        """Return one set object for all workers that can run the same jobs, to save memory."""
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
 
     def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
-        """Store the changes: in one transaction if they fit, otherwise shares that shrink before shares that grow.
+        """Store changes of shares: in one transaction if they fit, otherwise shares that shrink before shares that
+        grow.
 
         Raises:
             Conflict: The fence no longer holds, or another client wrote a head: load again.
@@ -201,7 +202,7 @@ class Ledger:
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
     def forget_worker(self, worker: str, fence: Fence) -> None:
-        """Delete what a dead worker has registered, unless it is running again.
+        """Delete the available jobs of a dead worker from the store, unless it is running again.
 
         Raises:
             Conflict: The fence no longer holds, or the worker has returned.
@@ -227,8 +228,8 @@ class Ledger:
                 head_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in head_changes]
         self.written_bytes += write_chunks(self._store, updates, [fence])
-        ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for head, update in updates]
-        for part in batched([op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
+        ops = [Put(head, update.after.encode_head()) if len(update.after) else Delete(head) for head, update in updates]
+        for part in split_into_batches([op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
             self._commit_heads(head_changes[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])
 
@@ -257,7 +258,7 @@ class Ledger:
 
 
 def _split_waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
-    """Split the steps where a share appears for the second time."""
+    """Split changes into groups in which no share appears twice, keeping their order."""
     waves: list[list[ShareChange]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in steps:
@@ -272,7 +273,7 @@ def _split_waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
 def _decode(head: str, entries: dict[str, Entry]) -> _StoredShare:
     version = entries[head].version
     try:
-        return _StoredShare.from_packed(version, from_entries(head, entries).packed)
+        return _StoredShare.from_packed(version, decode_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
         log.error("share at %s is damaged and will be rewritten: %s", head, error)  # noqa: TRY400 - no stack needed
         return _StoredShare(version)

@@ -38,7 +38,7 @@ _TRIM_MOVES = 50_000
 
 
 class Debouncer:
-    """Decides when a burst of events has ended or has lasted long enough. Pure; used by one thread at a time."""
+    """Delays an action until events pause, or until they have lasted for long. Pure; used by one thread at a time."""
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
         self.set_delays(quiet_s, longest_s)
@@ -47,12 +47,12 @@ class Debouncer:
         self._not_before = 0.0
 
     def set_delays(self, quiet_s: float, longest_s: float) -> None:
-        """Use other delays from now on, also for events that were noted already."""
+        """Set the length of the pause and the longest delay, also for events that were recorded already."""
         self._quiet_s = quiet_s
         self._longest_s = max(quiet_s, longest_s)
 
     def record_event(self, now: float) -> None:
-        """Record an event."""
+        """Record that something has happened at this time, so that the action becomes due."""
         self._first = now if self._first is None else self._first
         self._last = now
 
@@ -62,14 +62,14 @@ class Debouncer:
         self._not_before = now + delay_s
 
     def due_in_s(self, now: float) -> float | None:
-        """Return the seconds until the action is due; None without events."""
+        """Return the seconds until the action is due; None if no event was recorded."""
         if self._first is None:
             return None
         debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
         return max(0.0, max(debouncer, self._not_before) - now)
 
     def start_action(self) -> None:
-        """Start the action for all recorded events."""
+        """Forget the recorded events, because the action that handles them starts now."""
         self._first = None
         self._not_before = 0.0
 
@@ -101,7 +101,7 @@ class PeriodicTasks:
         self._outcome_keep_s = options.outcome_keep_s
 
     def set_periods(self, options: ManagerOptions) -> None:
-        """Use other periods from now on, counted from the last execution of each task."""
+        """Set the periods of all tasks, counted from the last execution of each."""
         self._cleanup.period_s = options.cleanup_period_s
         self._sweep.period_s = options.sweep_period_s
         self._outcome_keep_s = options.outcome_keep_s
@@ -111,7 +111,7 @@ class PeriodicTasks:
         return min((max(0.0, task.next_at - now) for task in self._active()), default=None)
 
     def run_due(self, now: float, term: Leadership) -> None:
-        """Run the tasks that are due. A failure is logged and retried soon."""
+        """Run the tasks that are due. A failed task is logged and repeated soon."""
         for task in self._active():
             if task.next_at <= now:
                 task.since, task.done, task.retry_at = now, True, None
@@ -170,16 +170,18 @@ class Manager:
         return self._latch.is_leader
 
     def start(self) -> None:
-        """Stand for election."""
+        """Become a candidate in the election of the manager."""
         self._latch.start()
         self._thread.start()
 
     def request_check(self) -> None:
-        """Check again because options may have changed. Never blocks."""
+        """Make the manager's thread check the options again, because they may have changed. Never blocks."""
         self._wake.set()
 
     def resign(self) -> None:
-        """Stop managing, and resign in the background. Idempotent; callable from any thread except its own."""
+        """Stop managing, and give up leadership in the background. Idempotent; callable from any thread except its
+        own.
+        """
         self._closing.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -187,7 +189,7 @@ class Manager:
         self._latch.end_soon()
 
     def close(self) -> None:
-        """Resign, and wait until that is stored. Idempotent; callable from any thread except its own."""
+        """Give up leadership, and wait until that is stored. Idempotent; callable from any thread except its own."""
         self.resign()
         self._latch.close()
 
@@ -262,7 +264,9 @@ class Manager:
             self._clock.wait(self._wake, min(waits, default=None))
 
     def _rebalance_and_trim(self, term: Leadership) -> bool:
-        """Rebalance, and return freed memory to the system if much was used."""
+        """Rebalance once, and return freed memory to the operating system after a large change. Return False if it must
+        be retried.
+        """
         moved, is_first = self._counters.moves, not term.is_loaded
         done = self._rebalance(term)
         if is_first or self._counters.moves - moved >= _TRIM_MOVES:
@@ -270,7 +274,7 @@ class Manager:
         return done
 
     def _rebalance(self, term: Leadership) -> bool:
-        """Rebalance once. Return False if it must be retried."""
+        """Rebalance once, and report the result to observers. Return False if it must be retried."""
         began, written = self._clock.now(), term.written_bytes
         try:
             result = term.rebalance()
@@ -280,7 +284,7 @@ class Manager:
             self._counters.failures += 1
             log.warning("rebalance failed, retrying: %s", error)
             self._tell(began, Rebalance(), error, term.written_bytes - written)
-            term.reload()
+            term.discard_cache()
             return False
         self._counters.rebalances += bool(result.changes)
         self._counters.moves += result.moves
@@ -309,7 +313,7 @@ def trim_memory() -> bool:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return the function of the GNU C library; None with another library."""
+    """Return the function of the GNU C library that returns freed memory; None with another C library."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

@@ -1,12 +1,12 @@
 """Rebalances whose cost depends on what has changed instead of the size of the cluster.
 
-The jobs of each strategy form one part, which keeps the last decision. There are three kinds of parts, chosen by the
-strategy's traits. A ``Board`` and an ``Assignment`` keep the placement in Rust and receive only changes. Any other
-strategy is called itself, unless nothing that it can see has changed. Each part decides what ``rebalance`` decides.
+The jobs of each strategy have one planner, which keeps the last decision. There are three kinds of planners, chosen by
+the strategy's traits. A ``Board`` and an ``Assignment`` keep the placement in Rust and receive only changes. Any other
+strategy is called itself, unless nothing that it can see has changed. Each planner decides what ``rebalance`` decides.
 
-Each part knows the state of the ledger after each write. If a write may have failed, the parts are dropped, and the
-next rebalance compares everything. While a node is restarting, ``rebalance`` itself decides, and all parts start again
-afterwards. No I/O.
+Each planner knows which shares are stored after each write. If a write may have failed, the planners are dropped, and
+the next rebalance compares everything. While a node is restarting, ``rebalance`` itself decides, and all planners start
+again afterwards. No I/O.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Placed = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class PlacementOutcome:
-    """The outcome of one round.
+    """What one rebalance has decided about the jobs of one strategy.
 
     Attributes:
-        owners: Returns the worker of each item of a job; valid until the next round.
+        owners: Returns the worker of each item of a job; valid until the next rebalance.
         changes: Shares to write, in no particular order.
         moved: Whether a job came or went, or an item changed its worker.
         deferred: Number of moves that a budget postpones.
-        whole: Shares of jobs that were placed as a whole, using the pools' strings.
+        whole: Complete shares of the jobs that were placed for the first time, using the pools' strings.
     """
 
     owners: Callable[[str], Mapping[str, str]]
@@ -74,23 +74,25 @@ class PlacementOutcome:
 
 
 class StrategyPlanner(Protocol):
-    """The jobs of one strategy. Not thread-safe."""
+    """Places the jobs of one strategy. Not thread-safe."""
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
-        """Decide on the placement.
+        """Assign the items of these jobs to workers, and return what has changed.
 
         Args:
-            view: The cluster, with the pools of these jobs only; the shares are those after the last round.
+            view: The cluster, with the pools of these jobs only; the shares are those after the last rebalance.
             placed: Returns what the previous strategies have placed.
-            placed_moved: Whether that has changed since the last round.
+            placed_moved: Whether that has changed since the last rebalance.
         Raises:
-            Exception: The strategy's error; this part cannot be used anymore.
+            Exception: The strategy's error; this planner cannot be used anymore.
         """
         ...
 
 
 def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
-    """Return the kind of part that places the jobs of this strategy."""
+    """Create a planner of the kind that suits a strategy: one that keeps a ``Board``, one that keeps hash assignments,
+    or one that calls the strategy itself.
+    """
     traits = traits_of(strategy)
     if traits.board is not None:
         return BoardPlanner(traits.board, traits.max_moves)
@@ -98,7 +100,7 @@ def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
 
 
 class BoardPlanner:
-    """The jobs of a ``Board``, with the workers and pools that the board knows."""
+    """Places the jobs of one strategy on a ``Board``, and remembers the workers and pools that the board knows."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
         self._board = Board(strategy)
@@ -107,7 +109,7 @@ class BoardPlanner:
         self._pools: dict[str, tuple[str, ...]] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
-        """Update the board, and collect what moves."""
+        """Tell the board which workers and pools have changed, and return the items that move."""
         touched = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
         self._update_workers(view.workers)
@@ -136,7 +138,9 @@ class BoardPlanner:
         self._workers = dict(workers)
 
     def _update_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
-        """Update the board's pools. Return the jobs that are new to it."""
+        """Add new and changed work pools to the board, and remove those that are gone. Return the jobs that are new to
+        it.
+        """
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
         fresh = view.pools.keys() - self._pools.keys()
@@ -160,14 +164,14 @@ class BoardPlanner:
 
 
 class HashingPlanner:
-    """An ``Assignment`` per job, which visits only the items that a change can move."""
+    """Keeps one hash ``Assignment`` for each job, which visits only the items that a change can move."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self._jobs: dict[str, _HashedJob] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - hashing does not look at it
-        """Update the assignments, and collect what moves."""
+        """Tell the hash assignments which workers and items have changed, and return the items that move."""
         touched, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
         for job, items in view.pools.items():
@@ -208,7 +212,9 @@ class _HashedJob:
 def _update_assignment(
     job: str, known: _HashedJob, items: tuple[str, ...], able: Mapping[str, float], touched: ShareMoves
 ) -> None:
-    """Update an assignment. An item may move several times; its first source and its last target count."""
+    """Add and remove workers and items of one job's hash assignment, and record the items that move. An item may move
+    several times; its first source and its last target count.
+    """
     owners, before = known.owners, known.able
     assert owners is not None
     old, new = (set(known.items), set(items)) if items is not known.items else (set[str](), set[str]())
@@ -229,7 +235,7 @@ def _update_assignment(
 
 
 class CustomPlanner:
-    """A strategy that is called when something that it can see has changed. Its last input is kept.
+    """Calls a strategy when something that it can see has changed. Its last input is kept.
 
     A strategy that places each job on its own, regardless of the current owners, is called for changed jobs only.
     """
@@ -266,21 +272,21 @@ class CustomPlanner:
 
 
 class ShareMoves:
-    """Collects what the shares of known jobs lose and gain."""
+    """Collects which items the stored shares lose and gain in one rebalance."""
 
     def __init__(self) -> None:
         self._lost: dict[_Share, set[str]] = {}
         self._gained: dict[_Share, set[str]] = {}
 
     def record_move(self, job: str, item: str, source: str | None, target: str | None) -> None:
-        """Record that an item changes its worker; None is no worker."""
+        """Record that an item moves from one worker to another; None stands for no worker."""
         if source is not None:
             self._lost.setdefault((job, source), set()).add(item)
         if target is not None:
             self._gained.setdefault((job, target), set()).add(item)
 
     def changes(self, view: ClusterView) -> Iterable[ShareChange]:
-        """Generate the changes of the stored shares."""
+        """Generate the changes of the stored shares that the recorded moves require."""
         for job, worker in self._lost.keys() | self._gained.keys():
             before = view.shares.get(job, {}).get(worker, ())
             kept = set(before).difference(self._lost.get((job, worker), ()))
@@ -301,7 +307,7 @@ def _able_workers(view: ClusterView, job: str) -> _Able:
 
 
 def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the sorted items of each worker, using the given string objects."""
+    """Return the sorted items of each worker, reusing the given string objects to save memory."""
     found: dict[str, list[str]] = {}
     for item in items:
         if item in owners:
@@ -310,7 +316,9 @@ def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tupl
 
 
 class Planner:
-    """Computes one rebalance after another; the caller writes each before the next. Not thread-safe."""
+    """Computes one rebalance after another, and remembers what it has decided. The caller writes each before the next.
+    Not thread-safe.
+    """
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
@@ -319,11 +327,13 @@ class Planner:
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
     def reset(self) -> None:
-        """Start from scratch, because the last decision may not have been written."""
+        """Forget all earlier decisions, because the last one may not have been written."""
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
-        """Compute the new assignment and the changes that lead to it; see ``rebalance.rebalance``."""
+        """Compute the new assignment and the changes that lead to it, as ``rebalance.rebalance`` does, but only for
+        what has changed.
+        """
         self._whole = {}
         if view.reserved:
             self.reset()
@@ -339,7 +349,9 @@ class Planner:
         return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
     def pop_whole_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return, once after each decision, the shares of jobs placed as a whole, using the pools' strings."""
+        """Return the complete shares of the jobs that the last rebalance placed for the first time, by job and worker.
+        They use the strings of the pools. The next call returns nothing.
+        """
         whole, self._whole = self._whole, {}
         return whole
 
@@ -359,7 +371,7 @@ class _RebalanceRound:
         self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
 
     def place(self, strategy: Strategy, jobs: Sequence[str]) -> None:
-        """Place the jobs of one strategy. If it fails, they stay where they are."""
+        """Place the jobs of one strategy. If the strategy fails, the items stay where they are."""
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
             outcome = call_user(self._call_strategy, strategy, view)
@@ -386,5 +398,5 @@ class _RebalanceRound:
         return outcome
 
     def _placed(self) -> Placed:
-        """Return what the strategies so far have placed, in a new mapping."""
+        """Return the worker of each item that the strategies so far have placed, by job, in a new mapping."""
         return {job: owners(job) for job, owners in self._owners.items()}

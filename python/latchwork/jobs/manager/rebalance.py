@@ -53,7 +53,7 @@ class ClusterView:
 
     @property
     def absent_workers(self) -> dict[str, WorkerView]:
-        """The restarting workers that are not back yet."""
+        """Return the restarting workers that are not back yet, by name."""
         return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
 
 
@@ -98,7 +98,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     deferred = 0
     for strategy, jobs in strategies.groups(view.pools):
         try:
-            plan, shares = call_user(_placed, view, strategy, jobs, placed)
+            plan, shares = call_user(_place_jobs, view, strategy, jobs, placed)
             desired.update(shares)
             deferred += len(plan.deferred)
             placed.update(plan.owners)
@@ -112,9 +112,10 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
 
 
 def create_job_problem(view: ClusterView, job: str) -> JobProblem:
-    """Return one job's problem for its strategy. An item that is stored twice counts for a ready worker, then by name.
+    """Create the strategy's input for one job: its items, the workers that can run it, and the current owners.
 
-    A restarting worker and its items are included as if it had never gone, so that no other items move.
+    An item that is stored twice counts for a ready worker, then by name. A restarting worker and its items are included
+    as if it had never gone, so that no other items move.
     """
     workers = {**view.absent_workers, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
@@ -125,12 +126,12 @@ def create_job_problem(view: ClusterView, job: str) -> JobProblem:
     return JobProblem(job, view.pools[job], able, previous, {name: workers[name].labels for name in able})
 
 
-def _placed(
+def _place_jobs(
     view: ClusterView, strategy: Strategy, jobs: Sequence[str], placed: Mapping[str, Mapping[str, str]]
 ) -> tuple[Plan, dict[str, dict[str, list[str]]]]:
-    """Return the strategy's plan, and the items of each ready worker by job.
+    """Ask a strategy to place its jobs. Return its plan, and the items of each ready worker by job.
 
-    Items of workers that are away are placed on others meanwhile.
+    Items of restarting workers that are not back yet are placed on others meanwhile.
     """
     placed = dict(placed)  # the strategy may keep the mapping
     problem = Problem(tuple(create_job_problem(view, job) for job in jobs), placed)
@@ -141,7 +142,7 @@ def _placed(
     guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
     if not any(guests.values()):
         return plan, shares
-    second = Problem(tuple(_guest_problem(view, job, items) for job, items in guests.items() if items), placed)
+    second = Problem(tuple(_create_guest_problem(view, job, items) for job, items in guests.items() if items), placed)
     for_now = strategy.assign(second)
     check_plan(second, for_now)
     for part in second.jobs:
@@ -150,7 +151,7 @@ def _placed(
     return plan, shares
 
 
-def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
+def _create_guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
     """Return the problem of placing the items of absent workers on ready ones until the absent ones are back."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = stored_owners(view, job, able)
@@ -159,7 +160,9 @@ def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProb
 
 
 def stored_owners(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
-    """Return the stored worker of each item. Of two workers the able one counts, then the first by name."""
+    """Return the worker of each item according to the stored shares. Of two workers the able one counts, then the first
+    by name.
+    """
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
     for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
@@ -200,6 +203,6 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
 
 
 def count_unplaced(view: ClusterView) -> dict[str, int]:
-    """Return the number of items, by job, that no ready worker can run; sorted."""
+    """Return how many items of each job no ready worker can run, for jobs with such items, sorted by job."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}

@@ -1,8 +1,4 @@
-"""The leader's view of nodes that are drained or restarting: which get no items, and which shares are reserved.
-
-An announced restart moves the node's share away once and back once, and nothing else. The share is stored before
-anything moves. The strategies continue as if the node had never gone, and other nodes get its items until it is back.
-"""
+"""Nodes that are drained or restarting, as the leader sees them: which get no items, and which shares are reserved."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from latchwork.jobs.stored.nodes import (
     mark_key,
     reserved_key,
 )
-from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read, replace
+from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read_set, store_set
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 
@@ -48,7 +44,9 @@ class RestartTracker:
         self._acted: set[str] = set()
 
     def marks(self) -> dict[str, NodeMark]:
-        """Return the current marks by node. A restart whose timeout has passed no longer counts."""
+        """Return the current mark of each drained or restarting node. A restart whose timeout has passed no longer
+        counts.
+        """
         now = self._store.clock.now()
         found = decode_marks(self._nodes.snapshot().values())
         for node, mark in found.items():
@@ -59,7 +57,7 @@ class RestartTracker:
         return {node: mark for node, mark in found.items() if not self._is_over(mark, now)}
 
     def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
-        """Return whether a ready worker may get items."""
+        """Return whether a ready worker may get items: not if it is drained or about to restart."""
         if mark is None or mark.state != "restarting":
             return mark is None
         member = members[mark.node]
@@ -85,7 +83,7 @@ class RestartTracker:
             stale = set(self._store.children(reserved_key(node))) - set(mine)
             checks: list[Check] = [self._fence, At(entry)]  # so that nothing is stored for a removed mark
             for job in sorted({*mine, *stale}):
-                replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
+                store_set(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
             done = mark.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
             self._store.commit(checks, [Put(mark_key(node), done.encode())])
@@ -96,7 +94,7 @@ class RestartTracker:
     def reserved_shares(
         self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]
     ) -> dict[str, ReservedShare]:
-        """Return the reserved shares, by node."""
+        """Return the stored share of each restarting node, to which its items return, by node."""
         found = {}
         for node, shown in marks.items():
             mark = self._latest_mark(shown)
@@ -106,9 +104,9 @@ class RestartTracker:
         return found
 
     def delete_finished_marks(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
-        """Delete the marks of nodes that are back and have their items, and of expired restarts.
+        """Delete the marks of restarted nodes that are ready again, and those of restarts whose timeout has passed.
 
-        Also deletes reserved shares without a mark, which a removed or replaced mark may have left behind.
+        It also deletes reserved shares whose mark was removed or replaced.
         """
         entries = self._nodes.snapshot()
         found = decode_marks(entries.values())
@@ -133,13 +131,13 @@ class RestartTracker:
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
     def has_expired(self, now: float) -> bool:
-        """Return True once when the timeout of a restart has passed."""
+        """Return whether the timeout of a restart has passed since the last call. Each restart counts once."""
         late = {_announcement_id(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
         self._acted |= late
         return bool(late)
 
     def due_in_s(self, now: float) -> float | None:
-        """Return the seconds until the next timeout of a restart; None if there is none."""
+        """Return the seconds until the next timeout of a restart; None if no node is restarting."""
         waits = [self._seen[mark.node][1] + mark.timeout_s - now for mark in self._timed()]
         return min((max(0.0, wait) for wait in waits), default=None)
 
@@ -159,11 +157,11 @@ class RestartTracker:
         known = self._shares.get(mark.node)
         if known is None or known[0] != _announcement_id(mark):
             jobs = self._store.children(reserved_key(mark.node))
-            shares = {job: read(self._store, reserved_key(mark.node, job)).packed.items for job in jobs}
+            shares = {job: read_set(self._store, reserved_key(mark.node, job)).packed.items for job in jobs}
             known = self._shares[mark.node] = (_announcement_id(mark), shares)
         return known[1]
 
 
 def _announcement_id(mark: NodeMark) -> str:
-    """Return a text that identifies one announcement."""
+    """Return a text that distinguishes this announcement of a restart from others of the same node."""
     return f"{mark.incarnation} {mark.at} {mark.by}"

@@ -15,7 +15,7 @@ from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import MAX_OPS, ChunkNamer, commit_all, replace
+from latchwork.jobs.stored.packed import MAX_OPS, ChunkNamer, commit_all, store_set
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
@@ -144,7 +144,7 @@ class Registration:
             seen: Version of the stored pool before these items were read.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
-        stored, before = replace(
+        stored, before = store_set(
             self._store,
             keys.pool(job),
             items,

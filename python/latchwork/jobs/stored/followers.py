@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from latchwork._base.interrupts import mutex
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import PackedSet, read, set_from_entries_or_read
+from latchwork.jobs.stored.packed import PackedSet, decode_or_read_set, read_set
 from latchwork.store import Mirror, Store
 from latchwork.types import Change
 
@@ -61,10 +61,10 @@ class PoolCache:
         return found
 
     def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
-        stored = read(self._store, keys.pool(job), before.items_of_chunk)
+        stored = read_set(self._store, keys.pool(job), before.items_of_chunk)
         items = before.deduplicate_items(stored.packed)
         ends = [0, *accumulate(len(chunk.items) for chunk in stored.packed.chunks)]
-        spans = dict(zip(stored.packed.names(), pairwise(ends), strict=True))
+        spans = dict(zip(stored.packed.chunk_names(), pairwise(ends), strict=True))
         return _CachedPool(version if stored.head is None else stored.head.version, items, spans)
 
 
@@ -162,4 +162,4 @@ class WorkerShares:
             return
         known = self._decoded.get(job)
         if known is None or known[0] != head.version:
-            self._decoded[job] = (head.version, set_from_entries_or_read(self._store, key, self._mirror).packed.items)
+            self._decoded[job] = (head.version, decode_or_read_set(self._store, key, self._mirror).packed.items)

@@ -17,6 +17,7 @@ import logging
 import math
 import operator
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, count, islice, pairwise
@@ -106,7 +107,7 @@ class PackedSet:
     def __len__(self) -> int:
         return len(self.inline) + sum(len(chunk.items) for chunk in self.chunks)
 
-    def names(self) -> tuple[str, ...]:
+    def chunk_names(self) -> tuple[str, ...]:
         """Return the names of the chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
@@ -118,9 +119,9 @@ class PackedSet:
         pieces = [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         return PackedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
 
-    def head(self) -> bytes:
+    def encode_head(self) -> bytes:
         """The value of its head."""
-        head = SetHead(len(self), chunks=self.names()) if self.chunks else SetHead(len(self), items=self.inline)
+        head = SetHead(len(self), chunks=self.chunk_names()) if self.chunks else SetHead(len(self), items=self.inline)
         return encode(head)
 
 
@@ -148,10 +149,10 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     Raises:
         BadHead: The head is unreadable.
     """
-    return _names(_load(_HEAD, head).chunks or ())
+    return _check_chunk_names(_load(_HEAD, head).chunks or ())
 
 
-def decode(
+def decode_set(
     head: bytes,
     chunk_value: Callable[[str], bytes | None],
     known: KnownChunks = lambda _name: None,
@@ -170,7 +171,7 @@ def decode(
     if stored.chunks is None:
         return PackedSet(inline=_ascending(stored.items))
     chunks = []
-    for name in _names(stored.chunks):
+    for name in _check_chunk_names(stored.chunks):
         items = known(name)
         if items is not None:
             chunks.append(Chunk(name, items))
@@ -199,7 +200,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
         return None
     total = sum(map(len, want)) + 3 * len(want)
     if total <= _INLINE_BYTES and _fits_inline(ordered := sorted(want), total):
-        return SetUpdate(PackedSet(inline=tuple(ordered)), dropped=current.names())
+        return SetUpdate(PackedSet(inline=tuple(ordered)), dropped=current.chunk_names())
     target = min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, math.isqrt(total * _NAME_BYTES)))
     parts = _merge_small(_distribute(current, have - want, sorted(want - have)), target)
     chunks: list[Chunk] = []
@@ -210,11 +211,11 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
             chunks.extend(Chunk(new_name(), piece) for piece in _split(part.items, target))
     kept = {part.name for part in parts}
     added = {chunk.name: encode(chunk.items) for chunk in chunks if chunk.name not in kept}
-    dropped = tuple(name for name in current.names() if name not in kept)
+    dropped = tuple(name for name in current.chunk_names() if name not in kept)
     return SetUpdate(PackedSet(chunks=tuple(chunks)), added, dropped)
 
 
-def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
+def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
     """Split a sequence of sizes into slices of at most ``most`` parts and ``most_bytes`` in total.
 
     A single part that exceeds ``most_bytes`` forms its own slice.
@@ -282,7 +283,7 @@ def _split(items: list[str], target: int) -> Iterable[tuple[str, ...]]:
     if size <= 2 * target:
         return [tuple(items)]
     sizes = [len(encode(item)) + 1 for item in items]
-    pieces = batched(sizes, len(items), max(1, -(-size // -(-size // target))))
+    pieces = split_into_batches(sizes, len(items), max(1, -(-size // -(-size // target))))
     return [tuple(items[piece]) for piece in pieces]
 
 
@@ -299,7 +300,7 @@ def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
     return items
 
 
-def _names(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check that each chunk is named once: otherwise a small head could expand to an enormous set."""
     if len(set(names)) < len(names):
         raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
@@ -337,7 +338,7 @@ class ChunkNamer:
         return f"{self.tag}-{next(self._numbers):x}"
 
 
-def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
+def decode_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """Decode the set at ``key`` from entries by full key, such as those of a mirror.
 
     Raises:
@@ -352,21 +353,21 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
         entry = entries.get(f"{key}/{name}")
         return None if entry is None else entry.value
 
-    return StoredSet(head, decode(head.value, chunk_value))
+    return StoredSet(head, decode_set(head.value, chunk_value))
 
 
-def set_from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
+def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """Decode the set at ``key`` from entries, or read it again if the entries are inconsistent.
 
     Entries that were read at different times may not fit together.
     """
     try:
-        return from_entries(key, entries)
+        return decode_entries(key, entries)
     except (MissingChunk, BadHead):
-        return read(store, key)
+        return read_set(store, key)
 
 
-def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
+def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
     """Read the set at ``key``. If it is rewritten meanwhile, read its new head.
 
     Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable head counts
@@ -379,7 +380,7 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
             return StoredSet()
         try:
             chunks = _read_chunks(store, key, [name for name in chunk_names(head.value) if known(name) is None])
-            return StoredSet(head, decode(head.value, chunks.get, known))
+            return StoredSet(head, decode_set(head.value, chunks.get, known))
         except BadHead as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
             return StoredSet(head)
@@ -387,7 +388,8 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
             again = store.get(key)
             if again is not None and again.version == head.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
-                return StoredSet(head, decode(head.value, lambda name, chunks=chunks: chunks.get(name, b"[]"), known))  # type: ignore[misc]
+                found = defaultdict(lambda: b"[]", chunks)
+                return StoredSet(head, decode_set(head.value, found.__getitem__, known))
             head = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)
@@ -412,7 +414,7 @@ def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
         The approximate number of bytes of the writes.
     """
     sizes = [op_bytes(op) for op in ops]
-    for part in batched(sizes, MAX_OPS, MAX_BYTES):
+    for part in split_into_batches(sizes, MAX_OPS, MAX_BYTES):
         store.commit(checks, ops[part])
     return sum(sizes)
 
@@ -422,7 +424,7 @@ def op_bytes(op: Op) -> int:
     return len(op.key) + 16 + (0 if isinstance(op, Delete) else len(op.value))
 
 
-def replace(
+def store_set(
     store: Store,
     key: str,
     wanted: Collection[str],
@@ -448,7 +450,7 @@ def replace(
         Conflict: One of the checks does not hold, or other clients kept writing the same set.
     """
     for attempt in range(_WRITE_ATTEMPTS):
-        before = read(store, key)
+        before = read_set(store, key)
         update = plan_update(before.packed, wanted, new_name)
         if update is None and before.head is not None:
             return before, before.packed.items
@@ -458,7 +460,7 @@ def replace(
         write_chunks(store, [(key, update)], checks)
         extra = list(ops_if_created) if before.head is None else []
         try:
-            done = store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.head()), *extra])
+            done = store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.encode_head()), *extra])
         except Conflict as error:
             ours = {before.unchanged_check(key)}
             if attempt + 1 == _WRITE_ATTEMPTS or not ours.issuperset(error.failed):

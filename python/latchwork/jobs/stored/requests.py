@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Whole, encode
 from latchwork.errors import Conflict
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.packed import commit_all, read
+from latchwork.jobs.stored.packed import commit_all, read_set
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Entry
 
@@ -128,7 +128,7 @@ def requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
     """Return the items that a request means. None for all: no node had the job when it was requested."""
     if request.items is not None:
         return frozenset(request.items)
-    stored = read(store, request.pool)
+    stored = read_set(store, request.pool)
     return None if stored.head is None else frozenset(stored.packed.items)
 
 
