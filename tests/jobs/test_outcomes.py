@@ -173,24 +173,24 @@ def test_a_record_that_cannot_be_read_says_nothing(value):
 def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
     pace = OutcomeSchedule()
     assert pace.due_in_s(0.0, 60.0) == 15.0, "the first look comes sooner"
-    pace.turn("a", 1.0)
+    pace.record_transition("a", 1.0)
     assert pace.due_in_s(1.0, 60.0) == 0.0
     pace.begin_check()
-    pace.done(1.0)
+    pace.finish_check(1.0)
     assert pace.due_in_s(1.0, 60.0) == 60.0
-    pace.turn("a", 5.0)
+    pace.record_transition("a", 5.0)
     assert pace.due_in_s(5.0, 60.0) == 56.0
-    pace.turn("b", 5.0)
+    pace.record_transition("b", 5.0)
     assert pace.due_in_s(5.0, 60.0) == 0.0
     assert pace.due_in_s(5.0, 0.0) is None
 
 
 def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
     pace = OutcomeSchedule()
-    pace.turn("a", 1.0)
+    pace.record_transition("a", 1.0)
     pace.begin_check()
-    pace.turn("b", 1.1)
-    pace.done(1.2)
+    pace.record_transition("b", 1.1)
+    pace.finish_check(1.2)
     assert pace.due_in_s(1.2, 60.0) <= 0.0
 
 

@@ -36,7 +36,7 @@ class Disk:
     def __init__(self):
         self.names = Names()
         self.packed = EMPTY
-        self.head = EMPTY.head()
+        self.head = EMPTY.encode_head()
         self.chunks = {}
         self.written = 0
 

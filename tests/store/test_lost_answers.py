@@ -321,21 +321,9 @@ CALLS = {
 OTHERS = {
     *("arrived", "candidates", "check", "claims", "is_completed", "dead_letters", "find", "find_all", "generation"),
     *("given", "graph"),
-    *(
-        "holder",
-        "holders",
-        "items",
-        "last",
-        "leader",
-        "list",
-        "members",
-        "next",
-        "outcome",
-        "partitions",
-        "was_committed",
-    ),
+    *("holder", "holders", "items", "last", "leader", "list", "members", "next", "outcome", "partitions"),
     *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
-    *("wait_joined", "wait_until", "waiters", "pending_deps"),
+    *("wait_joined", "wait_until", "waiters", "pending_deps", "was_committed"),
     *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
 }
 #: Calls that are made of others which are swept.
