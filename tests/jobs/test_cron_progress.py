@@ -20,11 +20,11 @@ from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
-from latchwork.schedules.fires import Fired, Jitter, rule_of
+from latchwork.schedules.fires import Fired, Jitter, describe_rule
 from latchwork.schedules.schedule import DueTime, Instant
 
 EACH_MINUTE = Cron("* * * * *")
-RULE = rule_of(EACH_MINUTE)
+RULE = describe_rule(EACH_MINUTE)
 NOW = 600.0
 
 
@@ -65,8 +65,8 @@ def node():
 
 
 def run(times, now=NOW):
-    step = times.next(EACH_MINUTE, now, 0.0)
-    times.begin(step)
+    step = times.find_next_step(EACH_MINUTE, now, 0.0)
+    times.record_start(step)
     return step
 
 
@@ -74,18 +74,18 @@ def test_progress_goes_with_the_lock_from_node_to_node(store, node):
     first, second = node(store), node(store)
     holds = first.holds("a", "b")
     times = FireTimes(first.progress, holds)
-    times.end(run(times))
+    times.record_end(run(times))
     first.release("a")
-    step = FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    step = FireTimes(second.progress, second.holds("a")).find_next_step(EACH_MINUTE, NOW + 1, 0.0)
     assert (step.at, step.items) == (NOW + 60, ("a",))
-    assert times.next(EACH_MINUTE, NOW + 1, 0.0).items == ("a", "b")
+    assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).items == ("a", "b")
 
 
 def test_a_run_whose_node_died_is_begun_again_by_the_next_holder(store, node):
     first, second = node(store), node(store)
     run(FireTimes(first.progress, first.holds("a")))
     first.keeper.close(release=True)
-    step = FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW + 1, 0.0)
+    step = FireTimes(second.progress, second.holds("a")).find_next_step(EACH_MINUTE, NOW + 1, 0.0)
     assert (step.at, step.is_rerun) == (NOW, True)
 
 
@@ -93,12 +93,12 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     first, second = node(store), node(store)
     holds = first.holds("a")
     times = FireTimes(first.progress, holds)
-    step = times.next(EACH_MINUTE, NOW, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW, 0.0)
     store.delete(f"owners/{holds['a'].owner_id}")
     taken = FireTimes(second.progress, second.holds("a"))
     run(taken)
     with pytest.raises(LockLost):
-        times.begin(step)
+        times.record_start(step)
     newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
     assert newest.fired == (Fired(NOW, NOW, RULE),)
 
@@ -107,11 +107,11 @@ def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_item
     first = node(memory)
     holds = first.holds("a")
     times = FireTimes(first.progress, holds)
-    step = times.next(EACH_MINUTE, NOW, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW, 0.0)
     ((_, before),) = read_cells(memory, "report")
     memory.delete(f"owners/{holds['a'].owner_id}")
     with pytest.raises(LockLost):
-        times.begin(step)
+        times.record_start(step)
     ((_, after),) = read_cells(memory, "report")
     assert after == before
 
@@ -119,7 +119,7 @@ def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_item
 def test_a_start_that_may_land_yet_does_not_start(memory, node, monkeypatch):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
-    step = times.next(EACH_MINUTE, NOW, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW, 0.0)
 
     def sent_and_not_seen(_store, _checks, _ops):
         raise OutcomeUnknown("it may land yet")
@@ -127,19 +127,19 @@ def test_a_start_that_may_land_yet_does_not_start(memory, node, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "commit", sent_and_not_seen)
         with pytest.raises(OutcomeUnknown):
-            times.begin(step)
-    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW
+            times.record_start(step)
+    assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).at == NOW
 
 
 def test_items_that_never_ran_count_from_the_moment_they_came(memory, node):
     times = FireTimes(node(memory).progress, node(memory).holds("a"))
-    assert times.next(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60
+    assert times.find_next_step(EACH_MINUTE, NOW + 0.5, NOW + 0.5).at == NOW + 60
 
 
 def test_a_start_whose_outcome_is_unknown_does_not_start_and_is_written_again(memory, node, monkeypatch):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
-    step = times.next(EACH_MINUTE, NOW, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW, 0.0)
     commit = type(memory).commit
 
     def applied_but_unknown(store, checks, ops):
@@ -153,12 +153,12 @@ def test_a_start_whose_outcome_is_unknown_does_not_start_and_is_written_again(me
         patch.setattr(type(memory), "commit", applied_but_unknown)
         patch.setattr(type(memory), "get", not_even_readable)
         with pytest.raises(Unavailable):
-            times.begin(step)
-    again = times.next(EACH_MINUTE, NOW + 1, 0.0)
+            times.record_start(step)
+    again = times.find_next_step(EACH_MINUTE, NOW + 1, 0.0)
     assert again.at == NOW
-    times.begin(again)
-    times.end(again)
-    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+    times.record_start(again)
+    times.record_end(again)
+    assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
 
 
 def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node, monkeypatch):
@@ -171,9 +171,9 @@ def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node,
 
     with monkeypatch.context() as patch:
         patch.setattr(type(memory), "commit", down)
-        times.end(step)
-    assert times.next(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
-    times.end(run(times, NOW + 60))
+        times.record_end(step)
+    assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
+    times.record_end(run(times, NOW + 60))
     assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60, rule=RULE),)
 
 
@@ -184,30 +184,30 @@ LATER = NOW + 3600.0
 def test_a_change_of_the_schedule_owes_nothing_from_before_it_wherever_the_item_goes(store, node):
     first, second = node(store), node(store)
     times = FireTimes(first.progress, first.holds("a"))
-    times.end(run(times))
-    assert times.next(ALL, LATER + 1, 0.0).at == LATER + 60
+    times.record_end(run(times))
+    assert times.find_next_step(ALL, LATER + 1, 0.0).at == LATER + 60
     first.release("a")
     later = FireTimes(second.progress, second.holds("a"))
-    assert later.next(ALL, LATER + 150, 0.0).at == LATER + 60, "what is owed since the change stays owed"
+    assert later.find_next_step(ALL, LATER + 150, 0.0).at == LATER + 60, "what is owed since the change stays owed"
 
 
 def test_a_change_that_came_during_a_run_counts_from_when_it_came(memory, node):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
-    times.end(run(times))
-    assert times.next(ALL, LATER, 0.0, changed_s=NOW + 100).at == NOW + 120
+    times.record_end(run(times))
+    assert times.find_next_step(ALL, LATER, 0.0, changed_s=NOW + 100).at == NOW + 120
 
 
 def test_a_schedule_that_comes_back_owes_nothing_of_the_time_it_was_away(memory, node):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
-    times.end(run(times))
-    assert times.next(EACH_MINUTE, LATER + 1, 0.0, changed_s=LATER + 1).at == LATER + 60
+    times.record_end(run(times))
+    assert times.find_next_step(EACH_MINUTE, LATER + 1, 0.0, changed_s=LATER + 1).at == LATER + 60
 
 
 def test_items_that_never_ran_owe_nothing_from_before_a_change(memory, node):
     here = node(memory)
-    assert FireTimes(here.progress, here.holds("a")).next(ALL, NOW + 5, 0.0, changed_s=NOW + 1).at == NOW + 60
+    assert FireTimes(here.progress, here.holds("a")).find_next_step(ALL, NOW + 5, 0.0, changed_s=NOW + 1).at == NOW + 60
 
 
 @pytest.mark.parametrize("when", ["written", "locks low"])
@@ -218,8 +218,8 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     holds = here.holds("a")
 
     class Times(FireTimes):
-        def begin(self, step):
-            super().begin(step)
+        def record_start(self, step):
+            super().record_start(step)
             begun.append(step.at)
             if when == "written":
                 live.stop()
@@ -241,7 +241,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     live.stop()
     eventually(lambda: live.ended)
     assert called == []
-    step = FireTimes(here.progress, holds).next(each, begun[0] + 0.5, 0.0)
+    step = FireTimes(here.progress, holds).find_next_step(each, begun[0] + 0.5, 0.0)
     assert (step.at, step.is_rerun) == (begun[0], rerun)
 
 
@@ -250,10 +250,10 @@ def test_a_run_that_was_called_and_told_to_stop_is_not_given_back(memory, node):
     holds = here.holds("a")
     times = FireTimes(here.progress, holds)
     never_again = Cron("* * * * *", rerun_interrupted=False)
-    times.begin(times.next(never_again, NOW, 0.0))
+    times.record_start(times.find_next_step(never_again, NOW, 0.0))
     times.confirm_start()
     times.undo_start()
-    assert FireTimes(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
+    assert FireTimes(here.progress, holds).find_next_step(never_again, NOW + 1, 0.0).at == NOW + 60
 
 
 def test_threads_that_start_at_one_time_are_written_together(memory, node):
@@ -264,7 +264,7 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
     before = memory.put("probe", b"").token
 
     def one(item):
-        times[item].end(run(times[item]))
+        times[item].record_end(run(times[item]))
 
     threads = [threading.Thread(target=one, args=(item,)) for item in items]
     for thread in threads:
@@ -283,11 +283,11 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
 def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
-    times.end(run(times))
+    times.record_end(run(times))
     sweep_cells(memory, {"report": []}, [])
-    step = times.next(EACH_MINUTE, NOW + 60, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW + 60, 0.0)
     with pytest.raises(LockLost):
-        times.begin(step)
+        times.record_start(step)
     run(times, NOW + 60)
     assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60, RULE),)]
 
@@ -295,9 +295,9 @@ def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
 def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
     first, second = node(store), node(store)
     times = FireTimes(first.progress, first.holds("a", "b"))
-    times.end(run(times))
+    times.record_end(run(times))
     first.release("a", "b")
-    FireTimes(second.progress, second.holds("a")).next(EACH_MINUTE, NOW, 0.0)
+    FireTimes(second.progress, second.holds("a")).find_next_step(EACH_MINUTE, NOW, 0.0)
     store.put(f"{FIRED}/gone/cell", b"{}")
     store.put("work-pool/late", b"{}")
     store.put(f"{FIRED}/late/cell", b"{}")

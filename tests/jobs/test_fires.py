@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
 from latchwork.jobs.cron import BadCronCell, CronCell, decode_cell, newest_by_item, obsolete_cells
-from latchwork.schedules.fires import Fired, Jitter, next_fire, next_step, rule_of
+from latchwork.schedules.fires import Fired, Jitter, describe_rule, next_fire, next_step
 
 MINUTE = 60.0
 
@@ -44,7 +44,7 @@ def test_all_runs_every_missed_one_the_oldest_first():
     fired, ran = Fired(7 * MINUTE), []
     while (at := next_fire(cron("all"), fired, 10.5 * MINUTE)[0]) <= 10.5 * MINUTE:
         ran.append(at / MINUTE)
-        fired = fired.begin(at).end()
+        fired = fired.after_start(at).after_end()
     assert ran == [8, 9, 10]
 
 
@@ -53,7 +53,7 @@ def test_a_clock_that_is_set_back_repeats_no_fire_time():
 
 
 def test_an_interrupted_run_is_begun_again_for_its_fire_time_or_not_at_all():
-    begun = Fired(9 * MINUTE).begin(10 * MINUTE)
+    begun = Fired(9 * MINUTE).after_start(10 * MINUTE)
     assert next_fire(cron(), begun, 10.5 * MINUTE) == (10 * MINUTE, True)
     assert next_fire(cron(rerun_interrupted=False), begun, 10.5 * MINUTE) == (11 * MINUTE, False)
     assert next_fire(cron(max_lateness_s=10.0), begun, 10.5 * MINUTE) == (11 * MINUTE, False)
@@ -74,7 +74,7 @@ def starts(schedule, jitter, until):
     for now in range(60, until):
         while (step := next_step(schedule, {"a": fired}, float(now), jitter)).wait_s <= 0:
             found.append((now, step.at))
-            fired = fired.begin(step.at).end()
+            fired = fired.after_start(step.at).after_end()
     return found
 
 
@@ -95,7 +95,7 @@ def test_what_is_late_is_counted_from_the_end_of_the_jitter_so_that_a_share_may_
 
 
 def test_an_interrupted_run_does_not_wait_for_the_jitter_again():
-    step = next_step(cron(), {"a": Fired(9 * MINUTE).begin(10 * MINUTE)}, 10 * MINUTE + 1, Jitter(50.0, 50.0))
+    step = next_step(cron(), {"a": Fired(9 * MINUTE).after_start(10 * MINUTE)}, 10 * MINUTE + 1, Jitter(50.0, 50.0))
     assert (step.at, step.is_rerun, step.wait_s) == (10 * MINUTE, True, -1.0)
 
 
@@ -108,7 +108,7 @@ def test_the_jitter_of_a_share_is_the_same_on_every_node_and_those_of_many_are_s
 
 # A change of the schedule
 
-DAILY, RULE = rule_of(Cron("0 3 * * *")), rule_of(cron("all"))
+DAILY, RULE = describe_rule(Cron("0 3 * * *")), describe_rule(cron("all"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_run_that_was_interrupted_is_owed_under_another_schedule_too():
     ],
 )
 def test_whatever_decides_what_is_owed_makes_another_schedule(other):
-    assert rule_of(other) != DAILY == rule_of(Cron("0 3 * * *", rerun_interrupted=False))
+    assert describe_rule(other) != DAILY == describe_rule(Cron("0 3 * * *", rerun_interrupted=False))
 
 
 def berlin(*moment, fold=0):
@@ -154,7 +154,7 @@ def test_in_the_repeated_hour_of_autumn_each_pass_has_its_own_fire_time():
     for _ in range(3):
         at, _ = next_fire(each, fired, berlin(2026, 10, 25, 4, 0))
         ran.append(at)
-        fired = fired.begin(at).end()
+        fired = fired.after_start(at).after_end()
     first, second = berlin(2026, 10, 25, 2, 30), berlin(2026, 10, 25, 2, 30, fold=1)
     assert ran == [first, second, berlin(2026, 10, 25, 3, 30)]
     once = Cron("30 * * * *", "Europe/Berlin")

@@ -174,7 +174,7 @@ def test_a_run_that_was_called_off_never_begins(memory, claimed):
     owed = asked.prepare_run(request, {"a": HeldItem(1, "o1")}) if claimed else None
     delete_request(memory, request)
     with pytest.raises(LatchworkError):
-        (owed or asked.prepare_run(request, {"a": HeldItem(1, "o1")})).begin()
+        (owed or asked.prepare_run(request, {"a": HeldItem(1, "o1")})).record_start()
     assert memory.list("asked", recursive=True) == []
 
 

@@ -122,7 +122,7 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
     assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + len(items), False)
     back = LockCalls(locks, "j", items, ())
     assert not scheduler.acquire([back], lambda _: False)
-    assert (len(locks.held()["j"]), back.left) == (1 + LOCK_BATCH + 10, 2)
+    assert (len(locks.held()["j"]), back.remaining_calls) == (1 + LOCK_BATCH + 10, 2)
     scheduler.acquire([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
 

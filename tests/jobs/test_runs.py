@@ -121,14 +121,14 @@ def test_a_cron_run_is_not_begun_when_its_locks_ran_low_while_its_start_was_writ
         def next(self, cron, now_s, since_s, **_options):
             return Step(items=self.items, at=now_s, wait_s=3600.0 if ran.is_set() else 0.0)
 
-        def begin(self, step):
+        def record_start(self, step):
             held.clear()  # as after a long freeze
             begun.set()
 
         def called(self):
             pass
 
-        def end(self, step):
+        def record_end(self, step):
             pass
 
         def give_back(self):

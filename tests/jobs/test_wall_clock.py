@@ -156,8 +156,8 @@ def held(store):
 def far(store, held):
     """Fire times whose progress lies an hour ahead."""
     times = FireTimes(*held)
-    times.next(EACH_MINUTE, NOW, 0.0)
-    times.begin(times.next(EACH_MINUTE, NOW + 3600.0, 0.0))
+    times.find_next_step(EACH_MINUTE, NOW, 0.0)
+    times.record_start(times.find_next_step(EACH_MINUTE, NOW + 3600.0, 0.0))
     return times
 
 
@@ -169,28 +169,28 @@ def only(store):
 
 def test_a_start_that_meets_a_set_back_does_not_start(store, held):
     times = far(store, held)
-    times.end(times.next(EACH_MINUTE, NOW + 3600.0, 0.0))
-    late = times.next(EACH_MINUTE, NOW + 3660.0, 0.0)
+    times.record_end(times.find_next_step(EACH_MINUTE, NOW + 3600.0, 0.0))
+    late = times.find_next_step(EACH_MINUTE, NOW + 3660.0, 0.0)
     assert set(reset_future_progress(store, "report", NOW)) == {"a", "b"}
     with pytest.raises(LockLost, match="set back by an operator"):
-        times.begin(late)
-    assert times.next(EACH_MINUTE, NOW + 1.0, 0.0).at == NOW + 60.0
+        times.record_start(late)
+    assert times.find_next_step(EACH_MINUTE, NOW + 1.0, 0.0).at == NOW + 60.0
     assert {each.through for each in only(store).values()} == {NOW}
 
 
 def test_a_run_that_ends_after_a_set_back_has_ended(store, held):
     times = far(store, held)
-    step = times.next(EACH_MINUTE, NOW + 3600.0, 0.0)
+    step = times.find_next_step(EACH_MINUTE, NOW + 3600.0, 0.0)
     assert step.is_rerun, "it has started and not ended"
     reset_future_progress(store, "report", NOW)
-    times.end(step)
-    again = times.next(EACH_MINUTE, NOW + 1.0, 0.0)  # it finds the progress ahead, and looks at the next call
-    again = times.next(EACH_MINUTE, NOW + 1.0, 0.0)
+    times.record_end(step)
+    again = times.find_next_step(EACH_MINUTE, NOW + 1.0, 0.0)  # it finds the progress ahead, and looks at the next call
+    again = times.find_next_step(EACH_MINUTE, NOW + 1.0, 0.0)
     assert (again.at, again.is_rerun) == (NOW + 60.0, False)
 
 
 def test_progress_within_the_error_of_clocks_is_not_set_back(store, held):
     times = FireTimes(*held)
-    times.begin(times.next(EACH_MINUTE, NOW, 0.0))
+    times.record_start(times.find_next_step(EACH_MINUTE, NOW, 0.0))
     assert reset_future_progress(store, "report", NOW - 30.0) == {}
     assert Fired(NOW).ahead_s(NOW - 30.0) == 0.0

@@ -12,7 +12,7 @@ from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockNotHeld, UnknownJob, explain_item, inspect, read_audit
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.requests import AuditRecord, decode_record, force_released, trim_audit
+from latchwork.jobs.stored.requests import AuditRecord, decode_record, force_released_tokens, trim_audit
 from latchwork.schedules.fires import Fired
 
 
@@ -184,6 +184,6 @@ def test_audit_records_survive_being_stored_and_strangers_are_left_out(memory):
     for number in range(1003):
         memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").encode())
     memory.put("audit/x", b"?")
-    assert force_released(memory.list("audit")) == {("j", "i"): 1002}
+    assert force_released_tokens(memory.list("audit")) == {("j", "i"): 1002}
     assert trim_audit(memory, []) == 4
     assert len(memory.list("audit")) == 1000

@@ -29,7 +29,7 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, Outc
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
+from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, describe_rule, next_step
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
 
@@ -68,7 +68,7 @@ class CronCell:
     fired: tuple[Fired, ...]
 
     def encode_state(self, nonce: str) -> bytes:
-        """Encode the progress; the nonce distinguishes writes."""
+        """Encode the progress of all items. The nonce distinguishes this write from others."""
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
         rules, of = None, None
@@ -80,7 +80,7 @@ class CronCell:
         return encode(CellState(self.token, self.owner, nonce, fired, rules, of))
 
     def encode_items(self) -> bytes:
-        """Encode the items."""
+        """Encode the names of the items."""
         return encode(self.items)
 
 
@@ -109,10 +109,10 @@ _ITEMS: Decoder[tuple[str, ...]] = Decoder(Annotated[tuple[str, ...], Meta(min_l
 
 
 def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
-    """Decode a cell.
+    """Decode the stored progress of a group of items.
 
     Raises:
-        BadCronCell: The values are not a cell.
+        BadCronCell: The values are unreadable.
     """
     try:
         found, listed = _STATE.decode(state), _ITEMS.decode(items)
@@ -122,7 +122,7 @@ def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
 
 
 def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
-    """Decode the progress of each item. Lengths are checked before anything is expanded."""
+    """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded."""
     rules = ("",) * len(state.fired) if state.rules is None else state.rules
     if len(rules) != len(state.fired):
         raise BadRecord(f"it has {len(state.fired)} states and {len(rules)} rules")
@@ -137,7 +137,7 @@ def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
 
 
 def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired]]:
-    """Return the newest cell of each item, and the item's progress in it."""
+    """Return, for each item, the newest stored cell with this item and the item's progress in it."""
     found: dict[str, tuple[CronCell, Fired]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
         found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
@@ -145,7 +145,7 @@ def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired
 
 
 def obsolete_cells(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
-    """Return the cells whose items all have a newer cell or are no longer in the pool."""
+    """Return the cells that can be deleted: each of their items has a newer cell or is no longer in the pool."""
     newest = newest_by_item(cells)
     return [
         cell
@@ -184,7 +184,8 @@ class _ProgressRequest:
 
 
 class CronProgress:
-    """Stores cron progress for the threads of one job on a node. Thread-safe; calls take as long as the store does.
+    """Stores how far each item's cron schedule has come, for the threads of one job on a node. Thread-safe; calls take
+    as long as the store does.
 
     Args:
         store: The cluster's store.
@@ -207,12 +208,12 @@ class CronProgress:
         self._cell_of: dict[str, str] = {}
 
     def claim(self, holds: Mapping[str, HeldItem], fresh: Fired, *, reread: bool = False) -> dict[str, Fired]:
-        """Return the progress of these items, which this node writes from now on.
+        """Take over writing the progress of these items for this node, and return it.
 
         Args:
             holds: Their locks, all held.
             fresh: Progress of items that have never run.
-            reread: Read claimed progress from the store again, because an operator may have set it back.
+            reread: Read claimed progress from the store again, because an operator may have reset it.
         Raises:
             LockLost: Another node holds one of the locks by now.
             LatchworkError: The store could not be used: try again.
@@ -231,7 +232,7 @@ class CronProgress:
         self._execute(_ProgressRequest(fired=dict(fired)))
 
     def _execute(self, request: _ProgressRequest) -> None:
-        """Execute a request, together with those of waiting threads, or let the thread that is busy do it."""
+        """Execute this request and those of all waiting threads, unless another thread is about to execute it."""
         clock = self._store.clock
         with self._mutex:
             self._requested.append(request)
@@ -283,7 +284,9 @@ class CronProgress:
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
     def _create_cells(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
-        """Move items into new cells of this node, with the progress of their newest cells."""
+        """Store new cells of this node for these items, with the progress in their newest cells, and delete obsolete
+        ones.
+        """
         stored = read_cells(self._store, self.job_id, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
         by_owner: dict[str, list[str]] = {}
@@ -346,7 +349,7 @@ class CronProgress:
                     request.error = request.error or error
 
     def _save_cell(self, own: _OwnCell) -> None:
-        """Store the state of one cell.
+        """Store the progress of one cell.
 
         A conflict while the owner still exists is an earlier write of this node with an unknown outcome, which has
         succeeded.
@@ -374,7 +377,7 @@ class CronProgress:
 
     @staticmethod
     def _accept_reset(own: _OwnCell, found: Entry | None) -> bool:
-        """Adopt progress that an operator has set back meanwhile. Return False if nobody has.
+        """If an operator has reset this progress meanwhile, use it from now on and return True.
 
         What this node was about to start has not started, and what has ended here has ended.
         """
@@ -385,7 +388,7 @@ class CronProgress:
             return False
         stored = zip(own.cell.items, _decode_fired(state, len(own.cell.items)), strict=True)
         own.entry = found
-        own.fired = {item: fired.end() if own.fired[item].running is None else fired for item, fired in stored}
+        own.fired = {item: fired.after_end() if own.fired[item].running is None else fired for item, fired in stored}
         return True
 
     def _checks(self, cell: CronCell) -> list[Check]:
@@ -395,9 +398,9 @@ class CronProgress:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
 
     def _lost_error(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
-        """Return the error to raise.
+        """Return the error to raise when progress could not be written.
 
-        A cell that another node owns, or that was swept, is forgotten and can be claimed again.
+        A cell that another node owns, or that was deleted, is forgotten and can be claimed again.
         """
         if isinstance(error, OutcomeUnknown):
             return error
@@ -406,12 +409,16 @@ class CronProgress:
 
 
 def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """Read all cells of a job with the entries of their states. Unreadable cells are logged and left out."""
+    """Read all stored progress of a job, with the entries that it was read from. Unreadable cells are logged and left
+    out.
+    """
     return decode_cells(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
 def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """Decode the cells of a job among these entries. Unreadable cells are logged and left out."""
+    """Decode the stored progress of a job that is among these entries, with its entries. Unreadable cells are logged
+    and left out.
+    """
     prefix = f"{prefix}/{job_id}"
     entries = {entry.key: entry for entry in listed}
     found = []
@@ -426,7 +433,7 @@ def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> l
 
 
 def read_progress(store: Store, job_id: str, item: str) -> Fired | None:
-    """Return the progress of an item on its cron schedule; None if it has none."""
+    """Read how far an item's cron schedule has come; None if nothing is stored."""
     found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
@@ -439,7 +446,7 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
         job_id: ID of the job.
         now_s: Current time in seconds since the epoch.
     Returns:
-        The items whose progress was set back, with the time up to which they would have started nothing.
+        The items whose progress was reset, with the time up to which they would have started nothing.
     """
     found: dict[str, float] = {}
     for cell, entry in read_cells(store, job_id):
@@ -449,7 +456,7 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
             if entry is None:
                 return
             cell = decode_cell(name, entry.value, items)
-            fired = tuple(each.set_back(now_s) for each in cell.fired)
+            fired = tuple(each.without_future(now_s) for each in cell.fired)
             changed = [each for each in zip(cell.items, cell.fired, fired, strict=True) if each[1] != each[2]]
             found.update({item: before.through for item, before, _ in changed})
             if changed:
@@ -460,7 +467,7 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
 
 
 def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
-    """Delete a cell unless it was written since its entry was read.
+    """Delete stored progress unless it was written since this entry was read.
 
     Raises:
         Conflict: It was written, or a check does not hold.
@@ -470,7 +477,8 @@ def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list
 
 
 def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete obsolete progress and return the number of deleted cells. Called by the leader from time to time.
+    """Delete cron progress of jobs and items that no longer exist, and return the number of deleted cells. Called by
+    the leader from time to time.
 
     Args:
         store: The cluster's store.
@@ -507,7 +515,7 @@ def _split_items(items: list[str]) -> Iterable[list[str]]:
 
 
 def format_future_progress(job_id: str, ahead_s: float) -> str:
-    """Return the sentence about cron progress that lies in the future."""
+    """Return a sentence for operators that the cron progress of a job lies in the future, and what to do."""
     return (
         f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
         "starts until then; check the clocks of its nodes, and set it back with "
@@ -516,7 +524,7 @@ def format_future_progress(job_id: str, ahead_s: float) -> str:
 
 
 class FireTimes:
-    """The fire times of a run. Not thread-safe.
+    """Plans the next cron starts of a run and records which have started and ended. Not thread-safe.
 
     Args:
         progress: Stored progress of the job.
@@ -533,12 +541,12 @@ class FireTimes:
         self.ahead_s = 0.0
         self._unconfirmed: dict[str, Fired] = {}  # progress before a start that is stored but not confirmed
 
-    def next(
+    def find_next_step(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> Step:
-        """Return the next step and its time. The first call reads the progress from the store.
+        """Return which items start next, and when. The first call reads the progress from the store.
 
-        So does each call while the progress lies in the future, because an operator may set it back.
+        So does each call while the progress lies in the future, because an operator may reset it.
 
         Args:
             cron: The current schedule.
@@ -551,23 +559,25 @@ class FireTimes:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
         self._rerun = cron.rerun_interrupted
-        rule = rule_of(cron)
+        rule = describe_rule(cron)
         earliest_s = max(since_s, changed_s or since_s)
         if self._fired is None or self.ahead_s:
             self._fired = self._progress.claim(self._holds, Fired(earliest_s, rule=rule), reread=self.ahead_s > 0.0)
-        self._note_ahead(max(now_s, earliest_s))
-        self._adopt({item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()})
+        self._update_ahead_s(max(now_s, earliest_s))
+        self._apply_schedule_change(
+            {item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()}
+        )
         return next_step(cron, self._fired, now_s, jitter)
 
-    def _note_ahead(self, now_s: float) -> None:
+    def _update_ahead_s(self, now_s: float) -> None:
         assert self._fired is not None
         was_ahead = self.ahead_s > 0.0
         self.ahead_s = max(each.ahead_s(now_s) for each in self._fired.values())
         if self.ahead_s and not was_ahead:
             log.warning("%s", format_future_progress(self._progress.job_id, self.ahead_s))
 
-    def _adopt(self, found: dict[str, Fired]) -> None:
-        """Store the progress of the items under a changed schedule, for later holders of their locks."""
+    def _apply_schedule_change(self, found: dict[str, Fired]) -> None:
+        """Store progress that a changed schedule has altered, for the nodes that hold the locks later."""
         assert self._fired is not None
         changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
         if changed:
@@ -581,26 +591,26 @@ class FireTimes:
             self._fired = None  # taken by another node, or swept: claim it again if the lock is still held
             raise
 
-    def begin(self, step: Step) -> None:
-        """Store that a step starts. Its run may start only afterwards.
+    def record_start(self, step: Step) -> None:
+        """Store that a run starts at this fire time. It may start only afterwards.
 
         Raises:
-            LatchworkError: It is not stored, or not known to be: nothing may start. Call ``next`` again.
+            LatchworkError: It is not stored, or not known to be: nothing may start. Ask for the next step again.
         """
         assert self._fired is not None, "ask what comes next first"
-        begun = {item: self._fired[item].begin(step.at) for item in step.items}
+        begun = {item: self._fired[item].after_start(step.at) for item in step.items}
         self._unconfirmed = {} if self._rerun else {item: self._fired[item] for item in step.items}
         self._write(begun)
         self._fired.update(begun)
 
     def confirm_start(self) -> None:
-        """Confirm that the job was called for the started step, so that the step counts."""
+        """Note that the job was called for the last recorded start, so that ``undo_start`` does nothing."""
         self._unconfirmed = {}
 
     def undo_start(self) -> None:
-        """Store that the job was not called for the started step, so that its fire time is still due.
+        """Store that the job was not called after the last recorded start, so that its fire time is still due.
 
-        Only for schedules that do not repeat interrupted runs. If it fails, the step counts as done.
+        Only for schedules that do not repeat interrupted runs. If it fails, the run counts as done.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         try:
@@ -609,10 +619,10 @@ class FireTimes:
         except LatchworkError as error:
             log.warning("a stored start that was not made counts as done: %s", error)
 
-    def end(self, step: Step) -> None:
-        """Store that a step has ended. If that fails, it is stored with the next start."""
+    def record_end(self, step: Step) -> None:
+        """Store that the run of this fire time has ended. If that fails, it is stored with the next start."""
         assert self._fired is not None
-        ended = {item: self._fired[item].end() for item in step.items}
+        ended = {item: self._fired[item].after_end() for item in step.items}
         self._fired.update(ended)
         try:
             self._progress.write(ended)

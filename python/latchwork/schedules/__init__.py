@@ -3,7 +3,7 @@
 Everything but ``WallClock`` is pure, and the time is an argument. Nothing here knows about jobs, stores or threads.
 """
 
-from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
+from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, describe_rule, next_step
 from latchwork.schedules.schedule import Cron, DueTime, FixedDelay, FixedRate, Instant, Schedule
 from latchwork.schedules.wall_clock import WallClock
 
@@ -19,6 +19,6 @@ __all__ = [
     "Schedule",
     "Step",
     "WallClock",
+    "describe_rule",
     "next_step",
-    "rule_of",
 ]

@@ -29,7 +29,7 @@ _SECOND = timedelta(seconds=1)
 _NONE = timedelta()
 
 
-def fields_of(expression: object) -> str:
+def parse_fields(expression: object) -> str:
     """Return the fields of a cron expression, with words such as ``@daily`` expanded.
 
     Raises:
@@ -73,8 +73,8 @@ def fire_before(fields: str, zone: ZoneInfo, wall_s: float, oldest_s: float) -> 
 
 
 def _first_after(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float) -> float:
-    keeps_date = _keeps_date(fields)
-    for each in _readings(fields, reading, reverse=False):
+    keeps_date = _is_bound_to_date(fields)
+    for each in _matching_readings(fields, reading, reverse=False):
         for time_s in _times(each, zone, keeps_date=keeps_date):
             if time_s > wall_s:
                 return time_s
@@ -82,20 +82,20 @@ def _first_after(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float) 
 
 
 def _last_before(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float, oldest_s: float) -> float | None:
-    keeps_date = _keeps_date(fields)
-    for each in _readings(fields, reading.replace(microsecond=0) + _SECOND, reverse=True):
+    keeps_date = _is_bound_to_date(fields)
+    for each in _matching_readings(fields, reading.replace(microsecond=0) + _SECOND, reverse=True):
         for time_s in reversed(_times(each, zone, keeps_date=keeps_date)):
             if time_s <= wall_s:
                 return time_s if time_s >= oldest_s else None
     return None
 
 
-def _readings(fields: str, reading: datetime, *, reverse: bool) -> Iterator[datetime]:
+def _matching_readings(fields: str, reading: datetime, *, reverse: bool) -> Iterator[datetime]:
     """Generate the matching clock readings after this one, or before it, in order."""
     return iter(CronSim(fields, reading, reverse=reverse))
 
 
-def _keeps_date(fields: str) -> bool:
+def _is_bound_to_date(fields: str) -> bool:
     """Return whether a fire time belongs to its date, as for `30 2 * * *`, instead of following the elapsed time.
 
     This is the rule of Debian's cron: neither minute nor hour begins with a star, nor the second, if there is one.

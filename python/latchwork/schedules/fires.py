@@ -23,18 +23,18 @@ class Fired:
     Attributes:
         through: Every fire time up to this one is settled, in seconds since the epoch.
         running: Fire time whose run has started and not ended; None if there is none.
-        rule: Schedule that the progress belongs to, see ``rule_of``; empty if unknown.
+        rule: Schedule that the progress belongs to, see ``describe_rule``; empty if unknown.
     """
 
     through: float
     running: float | None = None
     rule: str = ""
 
-    def begin(self, at: float) -> Fired:
+    def after_start(self, at: float) -> Fired:
         """Return the progress after the run of this fire time has started."""
         return replace(self, through=max(self.through, at), running=at)
 
-    def end(self) -> Fired:
+    def after_end(self) -> Fired:
         """Return the progress after the run has ended."""
         return replace(self, running=None)
 
@@ -42,7 +42,7 @@ class Fired:
         """Return the seconds by which the progress lies in the future; 0 if that is within the error of clocks."""
         return self.through - now_s if self.through > now_s + AHEAD_S else 0.0
 
-    def set_back(self, now_s: float) -> Fired:
+    def without_future(self, now_s: float) -> Fired:
         """Return the progress without what lies in the future."""
         return replace(self, through=now_s) if self.ahead_s(now_s) else self
 
@@ -128,7 +128,7 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
     return cron.fire_after(max(fired.through, come_s)), False
 
 
-def rule_of(cron: Cron) -> str:
+def describe_rule(cron: Cron) -> str:
     """Return the settings that determine which fire times count, as text.
 
     Progress that was counted with other settings is not comparable.

@@ -142,7 +142,7 @@ class Cron:
             ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
             raise ValueError(f"Cron time zone {self.tz!r} is unknown; {_remedy(self.tz)}") from error
-        object.__setattr__(self, "expression", cron_times.fields_of(self.expression))
+        object.__setattr__(self, "expression", cron_times.parse_fields(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
         _check_seconds("Cron", "on_time_s", self.on_time_s, least=0.0)

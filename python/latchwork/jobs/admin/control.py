@@ -73,11 +73,11 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
     if listed is None and (pool := read_set(store, keys.pool(job))).head is not None:
         namer = ChunkNamer(request.id)
         while True:
-            copy, _ = store_set(store, request.pool, pool.packed.items, checks=[], new_name=namer)
+            copy, _ = store_set(store, request.items_key, pool.packed.items, checks=[], new_name=namer)
             try:
-                store.commit([copy.unchanged_check(request.pool)], [Create(request.key, request.encode())])
+                store.commit([copy.unchanged_check(request.items_key)], [Create(request.key, request.encode())])
             except Conflict as error:
-                if list(error.failed) != [copy.unchanged_check(request.pool)]:
+                if list(error.failed) != [copy.unchanged_check(request.items_key)]:
                     raise
                 continue  # a manager took the copy for the rest of an old request, and deleted it
             return request
@@ -123,7 +123,7 @@ def wait_for_runs(
                         "their run; runs that have not started are cancelled; wait longer, or look at `latchwork why`"
                     ) from None
                 break
-            found = [decode_result(entry.value) for entry in store.list(request.ended)]
+            found = [decode_result(entry.value) for entry in store.list(request.results_prefix)]
     finally:
         delete_request(store, request)
     return sorted((each for each in found if each is not None), key=lambda each: (each.node, each.named))
@@ -141,9 +141,9 @@ def delete_request(store: Store, request: RunRequest) -> None:
 
 
 def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
-    below = f"{request.progress}/{request.job}/"
+    below = f"{request.progress_prefix}/{request.job}/"
     cells = decode_cells(
-        (entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress
+        (entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress_prefix
     )
     newest = newest_by_item(cell for cell, _ in cells)
     return frozenset(

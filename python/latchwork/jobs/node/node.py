@@ -172,7 +172,7 @@ class JobManager:
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")
         degraded += self._store.server_notices if self._store is not None else ()
-        limits = session.remaining_s(), worker.lock_margin_s()
+        limits = session.remaining_s(), worker.lock_time_left_s()
         return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:

@@ -1,8 +1,4 @@
-"""Packed sets that are kept current by watches: the work pools for the leader, and the shares of one worker.
-
-A set is read again when its head has changed. The watch of the pools omits values, because they are large. Chunks never
-change, so only unknown chunks of a changed pool are read, and unchanged items keep their string objects.
-"""
+"""Packed sets that watches keep up to date: the work pools for the leader, and the shares of one worker."""
 
 from __future__ import annotations
 
@@ -33,7 +29,9 @@ class PoolCache:
         self._known: dict[str, _CachedPool] = {}
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items of each job. The tuple of an unchanged pool stays the same object.
+        """Return the sorted items of each job, reading only the pools that have changed.
+
+        The tuple of an unchanged pool stays the same object.
 
         Raises:
             LatchworkError: A changed pool could not be read.
@@ -52,7 +50,7 @@ class PoolCache:
         return pools
 
     def chunks(self) -> dict[str, list[str]]:
-        """Return the keys of all chunks of each job, whether a head refers to them or not."""
+        """Return the keys of all chunks of each job's work pool, whether a head refers to them or not."""
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -82,7 +80,7 @@ class _CachedPool:
         return None if span is None else self.items[slice(*span)]
 
     def deduplicate_items(self, packed: PackedSet) -> tuple[str, ...]:
-        """Return the items of a set, reusing equal strings of this pool."""
+        """Return the items of a set, using the string objects of this pool for equal items, to save memory."""
         if not packed.chunks:
             return tuple(reuse_text(self.items, item) for item in packed.inline)
         found: list[str] = []
@@ -93,7 +91,9 @@ class _CachedPool:
 
 
 def reuse_text(items: tuple[str, ...], item: str) -> str:
-    """Return the equal string from a sorted tuple if there is one, to avoid duplicate strings in memory."""
+    """Return the equal string from a sorted tuple, or the item itself if there is none, to avoid duplicate strings in
+    memory.
+    """
     at = bisect_left(items, item)
     return items[at] if at < len(items) and items[at] == item else item
 
@@ -125,7 +125,7 @@ class WorkerShares:
         self._mirror.on_change(self._on_shares_changed)
 
     def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items of those jobs that have a share.
+        """Return the sorted items of each of these jobs that have a share on this worker.
 
         The tuple of an unchanged share stays the same object.
         """
@@ -142,7 +142,7 @@ class WorkerShares:
         return {job: self._decoded[job][1] for job in jobs if job in self._decoded}
 
     def close(self) -> None:
-        """Stop following the shares. Idempotent."""
+        """Stop watching the shares. Idempotent."""
         self._mirror.close()
 
     def _on_shares_changed(self, batch: Iterable[Change]) -> None:

@@ -74,7 +74,7 @@ class Member(Struct, frozen=True):
 
     @classmethod
     def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
-        """Create the record of a new incarnation in this process, in state ``joining``."""
+        """Create the record of a node that starts in this process, in state ``joining``."""
         return cls(
             worker=options.node_id,
             state="joining",
@@ -100,7 +100,7 @@ class Member(Struct, frozen=True):
 
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
-        """Decode a stored member; an unreadable one counts as joining."""
+        """Decode the stored record of a node; an unreadable one counts as joining."""
         found = _MEMBER.find(value)
         return cls(worker) if found is None else replace(found, worker=worker)
 
@@ -151,17 +151,18 @@ class NodeMark(Struct, frozen=True):
         return self.weight is not None
 
     def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
-        """Return the mark with the share recorded as reserved."""
+        """Return the mark of a restarting node with its weight, jobs and labels, which shows that its share is
+        stored.
+        """
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Return whether this registration belongs to the start that is about to end."""
+        """Return whether a registered node was started before the announced restart, so that it is about to end."""
         return start == self.start if start and self.start else incarnation == self.incarnation
 
     def merged_with(self, before: NodeMark | None) -> NodeMark:
-        """Return the mark to store, given the stored one.
-
-        A drained node stays drained, and a reserved share stays reserved.
+        """Return the mark to store when another one is stored already. A drained node stays drained, and a reserved
+        share stays reserved.
         """
         if before is None or self.state == "drained":
             return self
@@ -179,7 +180,7 @@ _MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")
 
 
 def decode_mark(node: str, value: bytes) -> NodeMark | None:
-    """Decode the mark of a node; None if it is unreadable, which counts as no mark."""
+    """Decode what an operator has set for a node; None if the record is unreadable."""
     found = _MARK.find(value)
     return None if found is None else replace(found, node=node)
 

@@ -112,7 +112,7 @@ class PackedSet:
         return tuple(chunk.name for chunk in self.chunks)
 
     def with_strings(self, items: tuple[str, ...]) -> PackedSet:
-        """The same set, made of these strings, which equal its own."""
+        """Return the same set made of these string objects, which must equal its own items, in order."""
         if not self.chunks:
             return PackedSet(inline=items)
         ends = list(accumulate(len(chunk.items) for chunk in self.chunks))
@@ -120,7 +120,7 @@ class PackedSet:
         return PackedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
 
     def encode_head(self) -> bytes:
-        """The value of its head."""
+        """Encode the head: the items of a small set, or the names of the chunks of a large one."""
         head = SetHead(len(self), chunks=self.chunk_names()) if self.chunks else SetHead(len(self), items=self.inline)
         return encode(head)
 
@@ -216,9 +216,9 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
 
 
 def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
-    """Split a sequence of sizes into slices of at most ``most`` parts and ``most_bytes`` in total.
+    """Split a list of sizes into slices of at most ``most`` elements that sum up to at most ``most_bytes``.
 
-    A single part that exceeds ``most_bytes`` forms its own slice.
+    A single element that exceeds ``most_bytes`` forms its own slice.
     """
     slices, begin, weight = [], 0, 0
     for i, size in enumerate(sizes):
@@ -232,7 +232,7 @@ def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list
 
 
 def _fits_inline(items: list[str], total: int) -> bool:
-    """Return whether the items fit into the head: JSON may need up to 6 bytes per character."""
+    """Return whether the items fit into the head. JSON may need up to 6 bytes per character."""
     return 6 * total <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
 
@@ -243,7 +243,9 @@ class _ChunkDraft:
 
 
 def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
-    """Apply the changes to the chunks that they belong to. A changed chunk loses its name."""
+    """Remove items from the chunks that contain them, and add items to the chunks whose range they are in. A changed
+    chunk gets no name yet, because it must be written under a new one.
+    """
     parts = [_ChunkDraft(chunk.name, list(chunk.items)) for chunk in current.chunks] or [
         _ChunkDraft(None, list(current.inline))
     ]
@@ -264,7 +266,7 @@ def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list
 
 
 def _merge_small(parts: list[_ChunkDraft], target: int) -> list[_ChunkDraft]:
-    """Merge a rewritten part that became small with the previous one, or otherwise with the next one."""
+    """Join a changed chunk that became small with the previous one, or otherwise with the next one."""
     merged: list[_ChunkDraft] = []
     carry = False
     for part in parts:
@@ -301,7 +303,11 @@ def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each chunk is named once: otherwise a small head could expand to an enormous set."""
+    """Return the names if each is valid and occurs once; otherwise a small head could expand to an enormous set.
+
+    Raises:
+        BadHead: A name is repeated or invalid.
+    """
     if len(set(names)) < len(names):
         raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
     try:
@@ -322,7 +328,7 @@ class StoredSet:
     packed: PackedSet = EMPTY
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return the check that the head at ``key`` is unchanged since it was read."""
+        """Return a check for a transaction: the head at ``key`` is as it was when the set was read."""
         return Absent(key) if self.head is None else At(self.head)
 
 
@@ -357,9 +363,9 @@ def decode_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
 
 
 def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """Decode the set at ``key`` from entries, or read it again if the entries are inconsistent.
+    """Decode the set at ``key`` from these entries, or read it from the store if they do not fit together.
 
-    Entries that were read at different times may not fit together.
+    Entries that were read at different times may be inconsistent.
     """
     try:
         return decode_entries(key, entries)
@@ -368,7 +374,7 @@ def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> 
 
 
 def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
-    """Read the set at ``key``. If it is rewritten meanwhile, read its new head.
+    """Read the set at ``key``. If it is rewritten meanwhile, its new state is read.
 
     Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable head counts
     as an empty set, and a chunk that stays missing under an unchanged head is left out. Both are logged as errors, and
@@ -396,19 +402,29 @@ def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) ->
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of updates, given with the keys of their heads. Return the approximate number of bytes."""
+    """Write the new chunks of some updates, before their heads. Each update comes with the key of its head.
+
+    Returns:
+        The approximate number of bytes.
+    """
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Delete the dropped chunks of updates after their heads were written. Return the approximate number of bytes."""
+    """Delete the chunks that some updates no longer need, after their heads were written. Each update comes with the
+    key of its head.
+
+    Returns:
+        The approximate number of bytes.
+    """
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
 
 
 def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
-    """Commit any number of independent writes in as many transactions as necessary, each with the checks.
+    """Commit any number of independent writes, in as many transactions as necessary. Each transaction includes the
+    checks.
 
     Returns:
         The approximate number of bytes of the writes.

@@ -62,28 +62,28 @@ class RunRequest(Struct, frozen=True):
         return f"{REQUESTS}/{self.id}"
 
     @property
-    def within_s(self) -> float:
-        """Seconds for which runs may start after a node has seen the request."""
+    def start_window_s(self) -> float:
+        """Seconds after which a node starts no run for the request, counted from when the node learned of it."""
         return self.until_s - self.at_s
 
     @property
     def is_outdated(self) -> bool:
-        """Whether it expired more than a day ago by the wall clock of this process."""
+        """Whether the request expired more than a day ago by the wall clock of this process."""
         return self.until_s + _KEPT_S < time.time()
 
     @property
-    def progress(self) -> str:
-        """Prefix of the request's progress."""
+    def progress_prefix(self) -> str:
+        """Prefix of the keys that store which items have run for this request."""
         return f"{MANUAL}/{self.id}/progress"
 
     @property
-    def pool(self) -> str:
+    def items_key(self) -> str:
         """Key of the items that existed at the time of the request."""
         return f"{MANUAL}/{self.id}/items"
 
     @property
-    def ended(self) -> str:
-        """Prefix of the results of its runs."""
+    def results_prefix(self) -> str:
+        """Prefix of the keys that store the results of its runs."""
         return f"{MANUAL}/{self.id}/ended"
 
     def encode(self) -> bytes:
@@ -125,10 +125,12 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
 
 
 def requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
-    """Return the items that a request means. None for all: no node had the job when it was requested."""
+    """Return the items that a request is for. None stands for all items, because no node had the job when it was
+    requested.
+    """
     if request.items is not None:
         return frozenset(request.items)
-    stored = read_set(store, request.pool)
+    stored = read_set(store, request.items_key)
     return None if stored.head is None else frozenset(stored.packed.items)
 
 
@@ -202,8 +204,8 @@ def read_audit(store: Store) -> list[AuditRecord]:
     return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 
-def force_released(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Return, by job and item, the greatest fencing token of a holder that lost the lock by force."""
+def force_released_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+    """Return the greatest fencing token that lost its lock by force, by job and item, from entries of the audit log."""
     found: dict[tuple[str, str], int] = {}
     for entry in entries:
         record = decode_record(entry.value)
@@ -214,7 +216,11 @@ def force_released(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 
 
 def trim_audit(store: Store, checks: list[Check]) -> int:
-    """Delete all but the newest audit records and return how many. Called by the leader from time to time."""
+    """Delete all but the newest 1,000 records of the audit log. Called by the leader from time to time.
+
+    Returns:
+        The number of deleted records.
+    """
     names = store.children(AUDIT)
     gone = names[: max(0, len(names) - MAX_AUDIT_RECORDS)]
     for name in gone:

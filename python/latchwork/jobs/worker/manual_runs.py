@@ -40,21 +40,21 @@ class ManualRun:
     fired: dict[str, Fired]
     progress: CronProgress
 
-    def begin(self) -> None:
+    def record_start(self) -> None:
         """Store that the run starts. It may start only afterwards.
 
         Raises:
             LatchworkError: It is not stored, or not known to be: the run must not start.
         """
-        self._write({item: self.fired[item].begin(self.request.at_s) for item in self.items})
+        self._write({item: self.fired[item].after_start(self.request.at_s) for item in self.items})
 
-    def end(self) -> None:
+    def record_end(self) -> None:
         """Store that the run has ended.
 
         Raises:
             LatchworkError: It is not stored: the next holder of the locks runs the items again.
         """
-        self._write({item: self.fired[item].end() for item in self.items})
+        self._write({item: self.fired[item].after_end() for item in self.items})
 
     def _write(self, fired: dict[str, Fired]) -> None:
         self.progress.write(fired)
@@ -102,7 +102,7 @@ class ManualRuns:
         now = self._store.clock.now()
         with self._mutex:
             known = [each for each in self._requests.values() if each[0].job == job]
-        found = [each for each, seen_at in known if now < seen_at + each.within_s and not each.is_outdated]
+        found = [each for each, seen_at in known if now < seen_at + each.start_window_s and not each.is_outdated]
         among = frozenset(items) if found else frozenset()
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
@@ -119,7 +119,7 @@ class ManualRuns:
             return None
         with self._mutex:
             progress = self._progress.setdefault(
-                request.id, CronProgress(self._store, request.job, request.progress, [Exists(request.key)])
+                request.id, CronProgress(self._store, request.job, request.progress_prefix, [Exists(request.key)])
             )
         fired = progress.claim(wanted, Fired(0.0))
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
@@ -140,7 +140,7 @@ class ManualRuns:
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
-            self._store.commit(checks, [Put(f"{run.request.ended}/{uuid.uuid4().hex}", end.encode())])
+            self._store.commit(checks, [Put(f"{run.request.results_prefix}/{uuid.uuid4().hex}", end.encode())])
         except Conflict as late:
             log.info("job %s: no client waits for a manual run anymore: %s", run.request.job, late)
         except LatchworkError as failed:
@@ -184,6 +184,6 @@ class PendingManualRuns:
         """
         self._manual.store_result(run, self._holds[run.items[0]].owner_id, error)
         try:
-            run.end()
+            run.record_end()
         except LatchworkError as failed:
             log.warning("job %s: the end of a manual run was not stored yet: %s", self._job, failed)

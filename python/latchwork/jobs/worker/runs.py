@@ -312,7 +312,7 @@ class JobRun:
             if run is None:
                 return False
             if self._setup.may_run():
-                run.begin()
+                run.record_start()
         except LatchworkError as error:
             log.warning("job %s: a manual run cannot start, retrying: %s", self.job_id, error)
             self._retry_manual_s = _STORE_RETRY_S
@@ -345,7 +345,7 @@ class JobRun:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
             jitter = Jitter.for_share(options.jitter_s, f"{self.job_id}/{self.items[0]}")
             changed_s = options.schedule_since_s
-            step = times.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
+            step = times.find_next_step(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
             left = step.wait_s
             if left > 0:
                 self._pause(left)
@@ -353,7 +353,7 @@ class JobRun:
             if not self._setup.may_run():
                 self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
                 return
-            times.begin(step)
+            times.record_start(step)
         except LatchworkError as error:
             log.warning("job %s: run %d cannot start, retrying: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
@@ -364,7 +364,7 @@ class JobRun:
         if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
             times.confirm_start()
             if not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
-                times.end(step)
+                times.record_end(step)
 
     def _pause(self, seconds: float) -> None:
         at_s = self._setup.wall_s() + seconds

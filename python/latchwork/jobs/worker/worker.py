@@ -226,7 +226,7 @@ class JobWorker:
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
-    def lock_margin_s(self) -> float | None:
+    def lock_time_left_s(self) -> float | None:
         """Return the seconds for which this node's locks certainly last; None without locks."""
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
