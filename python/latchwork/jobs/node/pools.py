@@ -48,7 +48,9 @@ class _Reading:
 
 
 class PoolReader:
-    """Reads and stores the work pools of one node's jobs. ``close`` joins the thread unless user code hangs."""
+    """Computes the work pools of one node's jobs again and again, and stores them. ``close`` joins the thread unless
+    user code hangs.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class PoolReader:
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 
     def read_all(self) -> None:
-        """Read every pool, in this thread.
+        """Call the pool functions of all jobs, in this thread.
 
         Raises:
             WorkPoolFailed, InvalidJob: The first pool that cannot be read.
@@ -119,22 +121,22 @@ class PoolReader:
         return not self._jobs or self._thread.is_alive()
 
     def start(self) -> None:
-        """Read them again from now on: each after its check period, or when its job says that it changed."""
+        """Start the thread that reads each pool after its check period, or when its job says that it has changed."""
         self._read_at = dict.fromkeys(self._jobs, self._clock.now())
         if self._jobs:
             self._thread.start()
 
     def request_check(self) -> None:
-        """Check again because check periods may have changed. Never blocks."""
+        """Make the thread compute again when pools are due, because check periods may have changed. Never blocks."""
         self._wake.set()
 
     def abort(self) -> None:
-        """Read no further pool."""
+        """Stop reading pools, once the current one is read."""
         self._closing.set()
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread; a work pool that hangs is left behind."""
+        """Stop the thread. If a pool function hangs, its thread is left behind."""
         self.abort()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -171,7 +173,7 @@ class PoolReader:
                 self._retry_at[job_id] = self._clock.now() + _RETRY_S
 
     def _next_at(self, job_id: str) -> float:
-        """Return when a pool is read next; infinity for never."""
+        """Return the time at which a pool is read next; infinity for never."""
         with self._mutex:
             if job_id in self._asked:
                 return -math.inf
@@ -192,7 +194,7 @@ class PoolReader:
             self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
     def _check(self, job: Job) -> bool:
-        """Read one pool and store its changes. Return False if the store must be tried again."""
+        """Read one pool, and store it if it has changed. Return False if the store must be tried again."""
         try:
             reading = self._read(job, stale_ok=True)
             if self._is_unchanged(job.id, reading):
@@ -225,7 +227,7 @@ class PoolReader:
         return True
 
     def _is_unchanged(self, job_id: str, reading: _Reading) -> bool:
-        """Return whether the reading is what this node stored, and no other node has stored another pool since."""
+        """Return whether these items are what this node stored, and no other node has stored another pool since."""
         with self._mutex:
             known = self._good.get(job_id)
         return (
@@ -236,9 +238,8 @@ class PoolReader:
         )
 
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
-        """Store a pool if this reading is the latest.
-
-        Return the replaced items, or these items if they were not stored.
+        """Store these items as a job's pool, unless newer ones were stored. Return the replaced items, or these items
+        if they were not stored.
         """
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:

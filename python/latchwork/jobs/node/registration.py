@@ -36,7 +36,9 @@ class WrittenPool:
 
 
 def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
-    """Return the version of a stored work pool, to be read before the pool itself; None if there is none."""
+    """Return the version of a job's stored work pool; None if there is none. Call it before the pool is read or
+    computed.
+    """
     head = store.get(keys.pool(job), stale_ok=stale_ok)
     return None if head is None else head.version
 
@@ -59,7 +61,9 @@ class Registration:
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> Member | None:
-        """Try to create the ``alive`` key. Return None on success, or the other node that uses the ID."""
+        """Try to create the key that shows that this node is running. Return None on success, or the node that already
+        uses the ID.
+        """
         me = self.member.worker
         key = keys.alive(me)
         ops = [Put(key, self.member.encode(), session=self._session), Put(keys.GUARD_WORKER, b"{}")]
@@ -82,9 +86,9 @@ class Registration:
         raise AssertionError
 
     def join(self, grace_s: float, closing: Signal) -> None:
-        """Register as joining, and wait for another node with this ID to end.
+        """Create the key that shows that this node is running. Wait while another node with this ID ends.
 
-        Waits as long as its session or this one can last, whichever is longer, plus the grace period.
+        The wait takes at most as long as its session or this one can last, whichever is longer, plus the grace period.
 
         Raises:
             NodeIdInUse: The other node is still running; the message has its host and process ID.
@@ -123,9 +127,10 @@ class Registration:
                 other = self.try_join()
 
     def sync_available_jobs(self) -> None:
-        """Remove the jobs of an earlier start, and add those that were too many for the transaction of ``join``.
+        """Make the stored list of jobs that this node can run equal to its jobs.
 
-        Must precede the pools; ``Leadership.cleanup`` explains why.
+        An earlier start may have left other jobs, and ``join`` stores only as many as fit into its transaction. Call it
+        before the pools are written; ``Leadership.cleanup`` explains why.
         """
         me = self.member.worker
         stored = set(self._store.children(keys.available(me)))
@@ -134,7 +139,7 @@ class Registration:
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
     def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
-        """Set the items of a job's work pool, unless another pool was stored since version ``seen``.
+        """Store the items of a job's work pool, unless another node stored a pool since version ``seen``.
 
         An unchanged pool is not written. A missing one always is.
 
@@ -161,7 +166,7 @@ class Registration:
         return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
     def become_ready(self) -> None:
-        """Publish that the registration is complete."""
+        """Store that the registration is complete, so that the node gets items."""
         ready = self.member.with_state("ready")
         ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
         try:
@@ -174,11 +179,11 @@ class Registration:
         self.member = ready
 
     def session_op(self, key: str, value: bytes | None) -> Op:
-        """Return the write that sets a key until this session ends, or, for None, deletes it."""
+        """Return a write for a transaction that sets a key until this session ends; for None, one that deletes it."""
         return Delete(key) if value is None else Put(key, value, session=self._session)
 
     def write(self, ops: list[Op]) -> None:
-        """Commit writes with this incarnation's fences, in one transaction.
+        """Commit these writes in one transaction, provided that this node is still registered by this object.
 
         Raises:
             Conflict: Another registration has taken over.
@@ -187,7 +192,7 @@ class Registration:
         self._store.commit(self.fences, ops)
 
     def leave(self) -> Check:
-        """Publish that the node is leaving, and delete its available jobs.
+        """Store that the node is leaving, and delete the list of jobs that it can run.
 
         The ``alive`` key is deleted with the session.
 

@@ -1,11 +1,4 @@
-"""Reports the active runs of this node that have lasted ``MIN_RUN_S``, and the results of its runs.
-
-Short runs cause no writes, however many there are. A node writes values of limited size, at most once per
-``MIN_INTERVAL_S``, and nothing while nothing changes.
-
-It checks the outcomes once per period. When a job starts to fail or recovers, it checks at once. Each such transition
-counts once per period, so that a job that fails every other time causes only a few writes.
-"""
+"""Stores which runs of this node are active and have lasted ``MIN_RUN_S``, and the results of its runs."""
 
 from __future__ import annotations
 
@@ -42,7 +35,9 @@ _CLOSE_S = 15.0
 
 
 class OutcomeSchedule:
-    """Decides when the outcomes are checked next."""
+    """Decides when the results of runs are written next: once per period, and soon after a job begins to fail or
+    recovers.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -52,11 +47,11 @@ class OutcomeSchedule:
         self._transitions: dict[Hashable, float] = {}  # transitions since the last check, with their times
 
     def record_transition(self, what: Hashable, now: float) -> None:
-        """Record a transition of a job."""
+        """Record that something changed about a job, so that the results are written soon."""
         self._transitions.setdefault(what, now)
 
     def due_in_s(self, now: float, period_s: float) -> float | None:
-        """Return the seconds until the next check, 0 or less if it is due; None for never."""
+        """Return the seconds until the next write, 0 or less if it is due; None if results are not written."""
         if period_s <= 0:
             return None
         if self._since is None:
@@ -66,11 +61,11 @@ class OutcomeSchedule:
         return min([at, *asked]) - now
 
     def begin_check(self) -> None:
-        """Start a check: later transitions belong to the next one."""
+        """Note that the results are read now: later changes belong to the next write."""
         self._in_check = frozenset(self._transitions)
 
     def finish_check(self, now: float) -> None:
-        """Finish a check whose result has been written."""
+        """Note that the results which were read have been written."""
         self._since, self._was_checked = now, True
         self._checked_at.update(dict.fromkeys(self._in_check, now))
         self._transitions = {what: at for what, at in self._transitions.items() if what not in self._in_check}
@@ -78,7 +73,7 @@ class OutcomeSchedule:
 
 @dataclass(frozen=True, slots=True)
 class ReporterSetup:
-    """What a reporter needs from its node.
+    """The functions and objects of a node that its reporter uses.
 
     Attributes:
         store: The cluster's store.
@@ -96,7 +91,9 @@ class ReporterSetup:
 
 
 class RunReporter(Observer):
-    """Keeps a node's two report keys current. It observes the runs between ``start`` and ``close``."""
+    """Stores the active runs of a node and the results of its runs, from ``start`` to ``close``. It observes the
+    runs.
+    """
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
@@ -113,32 +110,32 @@ class RunReporter(Observer):
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReporterSetup) -> None:
-        """Start to report, with the current registration."""
+        """Start the thread that writes them."""
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Report the last outcomes and stop. The key of the active runs ends with the session. Idempotent."""
+        """Write the last results and stop. The key of the active runs is deleted with the session. Idempotent."""
         self._closing.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
     def on_transition(self, job: str, turn: str) -> None:
-        """Notice that a job began to fail, recovered, or ran for the first time. Never blocks."""
+        """Record that a job began to fail, recovered, or ran for the first time. Never blocks."""
         with self._mutex:
             self._pace.record_transition((job, turn), time.monotonic())
         self._wake.set()
 
     def settings_changed(self) -> None:
-        """Notice that the period may have changed. Never blocks."""
+        """Record that the period may have changed. Never blocks."""
         self._wake.set()
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Observe a run. Does no I/O."""
+        """Record a run as active while it lasts. Does no I/O."""
         live = LiveRun(info.job, info.items, time.time())
         with self._mutex:
             self._number = number = self._number + 1
@@ -167,7 +164,9 @@ class RunReporter(Observer):
             self._write(setup, outcomes=True, last=True)
 
     def _write(self, setup: ReporterSetup, *, outcomes: bool, last: bool = False) -> bool:
-        """Write what has changed. Return True if a write was tried."""
+        """Write the active runs and, if due, the results, as far as they have changed. Return True if a write was
+        tried.
+        """
         registration = setup.registration()
         if registration is None:
             return False
@@ -207,7 +206,7 @@ class RunReporter(Observer):
         return [registration.session_op(keys.runs(self._node_id), value)]
 
     def _outcomes_value(self, setup: ReporterSetup) -> bytes | None:
-        """Return the outcomes to write; None if they are already stored."""
+        """Return the results to write; None if they are already stored."""
         if self._written is None:
             entry = setup.store.get(keys.outcomes(self._node_id))
             setup.resume([] if entry is None else decode_outcomes(self._node_id, entry.value))

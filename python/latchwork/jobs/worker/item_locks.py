@@ -38,8 +38,8 @@ class RunLocks:
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
-    def holds(self, items: Iterable[str]) -> dict[str, HeldItem]:
-        """Return the lock of each item: its owner and its fencing token."""
+    def held_items(self, items: Iterable[str]) -> dict[str, HeldItem]:
+        """Return the fencing token and the owner of each item's lock."""
         return {item: HeldItem(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
@@ -47,7 +47,9 @@ class RunLocks:
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
     def spare_s(self, margin_s: float) -> float:
-        """Return seconds until the run must be asked to stop, ``margin_s`` before its locks expire; 0 or less: now."""
+        """Return the seconds until the run must be asked to stop, so that it has ``margin_s`` before its locks expire.
+        0 or less means now.
+        """
         return min((owner.spare_s(margin_s) for owner in self._owners), default=0.0)
 
     def fence(self, item: str) -> Fence:
@@ -103,7 +105,9 @@ class ItemLocks:
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Start to follow other owners, so that a takeover does not have to wait for another TTL. Best called early."""
+        """Start to watch the owners of other locks, so that a takeover does not have to wait for another TTL. Best
+        called early.
+        """
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         # Its first state may arrive later: a forced release concerns locks that are held, and there are none yet.
@@ -111,7 +115,9 @@ class ItemLocks:
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
-        """Return the locks that this node certainly holds, by job and item, without those released by an operator."""
+        """Return the locks that this node surely holds, by job and item, without those that an operator has
+        released.
+        """
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
             job, item = self._pairs.get(name) or keys.split_lock_name(name)
@@ -130,18 +136,21 @@ class ItemLocks:
                 self.release(job, [item])
 
     def remaining_s(self) -> float:
-        """Return the seconds for which the locks are certainly held without another renewal; 0 without locks."""
+        """Return the seconds until the first lock may expire if it is not renewed again; 0 without locks."""
         return self._keeper.remaining_s()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew often enough to notice an unreachable store within this time; None renews as the TTL requires."""
+        """Set how soon an unreachable store must be noticed, which makes renewals more frequent; None renews as the TTL
+        requires.
+        """
         self._keeper.renew_within(seconds)
 
     def update_wanted(self, job: str, items: Collection[str]) -> list[str]:
-        """Set which items of a job are wanted and not held; waits for all others are cancelled.
+        """Set which items of a job need a lock that this node does not hold. Waits for all other items are cancelled.
+        No I/O.
 
         Returns:
-            The sorted items to ask for now: not awaited ones, and ones that have become free. No I/O.
+            The sorted items whose locks to try now: those that are not awaited yet, and those that have become free.
         """
         wanted = {(job, item) for item in items}
         with self._mutex:
@@ -156,12 +165,14 @@ class ItemLocks:
         return [item for _, item in ask]
 
     def try_acquire(self, job: str, items: Collection[str]) -> bool:
-        """Acquire the free locks of these items, and watch the others. Best called with a ``LOCK_BATCH`` at a time.
+        """Acquire the free locks of these items, and wait for the others in the background. Best called with a
+        ``LOCK_BATCH`` at a time.
 
         Returns:
             True if at least one was acquired.
         Raises:
-            LatchworkError: The server could not be used. These items are not watched; ask again.
+            LatchworkError: The server could not be used. These items are not awaited; ``update_wanted`` returns them
+                again.
         """
         names = {keys.lock_name(job, item): item for item in items}
         self._pairs.update({name: (job, item) for name, item in names.items()})
@@ -174,7 +185,7 @@ class ItemLocks:
         return bool(taken)
 
     def release(self, job: str, items: Collection[str]) -> None:
-        """Release these items at once. A lock that has expired meanwhile is not an error."""
+        """Release the locks of these items at once. A lock that has expired meanwhile is not an error."""
         names = [keys.lock_name(job, item) for item in items]
         try:
             self._keeper.release(names)
@@ -184,11 +195,11 @@ class ItemLocks:
             self._pairs.pop(name, None)
 
     def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left behind. Best called by one node from time to time."""
+        """Remove the locks of dead owners. Best called by one node from time to time."""
         return self._keeper.sweep()
 
     def close(self, *, release: bool) -> None:
-        """Close. With ``release`` others can have the locks at once, otherwise when they have expired."""
+        """Close all locks. With ``release`` other nodes can have them at once, otherwise when they have expired."""
         with self._mutex:
             self._closing = True
         if self._audit is not None:
@@ -222,13 +233,14 @@ class ItemLocks:
 
 
 class LockCalls:
-    """The calls to make for the locks of one job. Waits for its other items are cancelled at once.
+    """The calls that release and acquire the locks of one job, in batches. Waits for its other items are cancelled at
+    once.
 
     Args:
         locks: Locks of the node.
         job: ID of the job.
         release: Items to release first, because others may wait for them.
-        acquire: All items whose locks are missing; already awaited ones are not asked for.
+        acquire: All items whose locks are missing; already awaited ones are not tried again.
     """
 
     def __init__(self, locks: ItemLocks, job: str, release: Collection[str], acquire: Collection[str]) -> None:
@@ -239,16 +251,16 @@ class LockCalls:
 
     @property
     def has_acquisitions(self) -> bool:
-        """True while locks are left to ask for."""
+        """True while some locks have not been tried yet."""
         return bool(self._ask)
 
     @property
     def remaining_calls(self) -> int:
-        """Number of calls that are left."""
+        """Number of calls that have not been made yet."""
         return len(self._release) + len(self._ask)
 
     def make_call(self) -> bool:
-        """Make one call. Return True if locks were acquired.
+        """Release or acquire the next batch of locks. Return True if locks were acquired.
 
         Raises:
             LatchworkError: The server could not be used.
@@ -260,7 +272,7 @@ class LockCalls:
 
 
 class LockScheduler:
-    """Decides which job's locks come next. Not thread-safe.
+    """Decides for which job the next batch of locks is released or acquired. Not thread-safe.
 
     Every second call is for the job with the least work left, which may start soonest. The other calls take the jobs in
     turn, so that none starves behind small ones.
@@ -274,8 +286,8 @@ class LockScheduler:
         """Make calls until none is left or ``go_on`` returns False. The next round continues with the following job.
 
         Args:
-            works: Work of each job.
-            go_on: Called after each call with its work; at least one call is made.
+            works: Calls of each job.
+            go_on: Called after each call; at least one call is made.
         Returns:
             True if locks were acquired.
         Raises:

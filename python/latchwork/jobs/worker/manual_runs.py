@@ -62,7 +62,7 @@ class ManualRun:
 
 
 class ManualRuns:
-    """The requests for manual runs that a node knows. Thread-safe."""
+    """The requests for manual runs that a node has learned of. Thread-safe."""
 
     def __init__(self, store: Store, node_id: str) -> None:
         self._store = store
@@ -74,12 +74,12 @@ class ManualRuns:
         self._mirror: Mirror | None = None
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start to follow the requests. ``wake`` is called when they change, and must not block."""
+        """Start to watch the stored requests. ``wake`` is called when they change, and must not block."""
         self._mirror = mirror = self._store.mirror(REQUESTS)
         mirror.on_change(lambda _batch: self._note(mirror, wake))
 
     def close(self) -> None:
-        """Stop following the requests. Idempotent."""
+        """Stop watching the requests. Idempotent."""
         if self._mirror is not None:
             self._mirror.close()
 
@@ -108,7 +108,7 @@ class ManualRuns:
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
     def prepare_run(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
-        """Return the run that a request still needs for items with these locks; None if it needs none.
+        """Return the run that a request still needs for the items with these locks; None if they have all run.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
@@ -126,7 +126,7 @@ class ManualRuns:
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
     def _read_requested_items(self, request: RunRequest) -> frozenset[str] | None:
-        """Return the items that a request means, None for all. They are read once."""
+        """Return the items that a request is for, None for all. They are read from the store once."""
         with self._mutex:
             if request.id in self._items:
                 return self._items[request.id]
@@ -136,7 +136,7 @@ class ManualRuns:
         return found
 
     def store_result(self, run: ManualRun, owner_id: str, error: str | None) -> None:
-        """Store the result of a run for the process that waits for it."""
+        """Store the result of a run for the client that waits for it."""
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
@@ -164,7 +164,7 @@ class PendingManualRuns:
         self._settled: set[str] = set()
 
     def next_run(self) -> ManualRun | None:
-        """Return the run for the oldest request that needs one, or None. Only a new request causes I/O.
+        """Return the run for the oldest request that still needs one, or None. Only a new request causes I/O.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.

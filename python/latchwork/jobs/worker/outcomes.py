@@ -35,7 +35,7 @@ OnTransition = Callable[[str, Transition], None]
 
 
 class OutcomeTracker:
-    """The outcomes of one job's runs. Thread-safe.
+    """Records how the runs of one job end on this node. Thread-safe.
 
     A failure is kept for the first item of the failed run, until a run with that item succeeds or the item moves to
     another node. An item that always fails is therefore visible among thousands that do not.
@@ -56,7 +56,7 @@ class OutcomeTracker:
         self._runs = self._failures = self._active = 0
 
     def record_start(self, at_s: float) -> None:
-        """Record the start of a run, in seconds since the epoch."""
+        """Count a run that starts at this time, in seconds since the epoch."""
         with self._mutex:
             first = self._runs == 0
             self._runs += 1
@@ -66,7 +66,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "started")
 
     def record_end(self, ended: EndedRun) -> None:
-        """Record the end of a run."""
+        """Count the end of a run, and remember its error if it failed."""
         with self._mutex:
             self._active -= 1
             self._failures += ended.error is not None
@@ -91,7 +91,7 @@ class OutcomeTracker:
         self._now = replace(self._now, last_error=found)
 
     def forget_others(self, share: Collection[str]) -> None:
-        """Forget the failures of items that are no longer in the share."""
+        """Forget the failures of items that are not in this node's share anymore."""
         with self._mutex:
             gone = [item for item in self._failing if item not in share]
             for item in gone:
@@ -101,7 +101,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "recovered")
 
     def resume(self, before: JobOutcome) -> None:
-        """Continue with the outcome that this node had stored before its restart."""
+        """Add what this node had stored about the job's runs before it was restarted."""
         with self._mutex:
             now = self._now
             self._now = replace(
@@ -120,7 +120,7 @@ class OutcomeTracker:
                     self._before[error.item] = error.consecutive_failures
 
     def outcome(self, next_start_s: float | None = None) -> JobOutcome:
-        """Return the current outcome."""
+        """Return the results of the job's runs so far, for storing."""
         with self._mutex:
             now, failing = self._now, list(self._failing.values())
         worst = nsmallest(
@@ -135,7 +135,7 @@ class OutcomeTracker:
         )
 
     def stats(self, items: int, threads: int, next_start_s: float | None = None) -> JobStats:
-        """Return the current statistics."""
+        """Return statistics of the job's runs so far."""
         now = self.outcome(next_start_s)
         with self._mutex:
             return JobStats(
@@ -155,7 +155,7 @@ class OutcomeTracker:
 
 
 def _common_items(items: Collection[str], known: Collection[str]) -> list[str]:
-    """Return which of the items are known, without building a set of both."""
+    """Return the items that are in both collections, without building a set of both."""
     if len(items) <= len(known):
         return [item for item in items if item in known]
     among = frozenset(items)

@@ -56,7 +56,9 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A live run as ``reconcile`` sees it: its number, its items, and whether it was asked to stop."""
+    """The state of a live run, from which ``reconcile`` decides: its number, its items, and whether it was asked to
+    stop.
+    """
 
     number: int
     items: frozenset[str]
@@ -83,7 +85,7 @@ class Actions:
 def reconcile(
     desired: Collection[str], held: Collection[str], running: Iterable[RunState], threads: Threads
 ) -> Actions:
-    """Return the steps that bring one job on this node closer to its share.
+    """Return which runs of one job on this node to stop and start, and which locks to release and acquire.
 
     Repeated as runs end and locks arrive, it ends with exactly the desired items running.
 
@@ -112,7 +114,7 @@ def reconcile(
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What a run needs from its node.
+    """The functions and objects of a node that its runs use.
 
     Attributes:
         job: The job.
@@ -185,7 +187,7 @@ class JobRun:
         return self._setup.job.id
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the thread that calls the job.
 
         Raises:
             RuntimeError: No thread could be started. The run has ended and keeps its due time.
@@ -198,7 +200,7 @@ class JobRun:
             raise
 
     def stop(self) -> None:
-        """Ask the run to stop. Returns at once; stop listeners are called in a separate thread. Idempotent.
+        """Ask the run to stop, and call its stop listeners in a separate thread. Returns at once. Idempotent.
 
         If no thread can be started for the listeners, the next call tries again.
         """
@@ -215,7 +217,7 @@ class JobRun:
             self._notify(context)
 
     def reschedule(self) -> None:
-        """Compute the current wait again, because the job's options may have changed."""
+        """Make the run compute its next start again, because the job's options may have changed."""
         self._recheck.set()
 
     @property
@@ -239,7 +241,9 @@ class JobRun:
         return self._unnotified is not None
 
     def spare_s(self) -> float:
-        """Return seconds until it must be asked to stop so that it ends before its locks expire; 0 or less: now."""
+        """Return the seconds until the run must be asked to stop, so that it ends before its locks expire. 0 or less
+        means now.
+        """
         return self._setup.spare_s()
 
     @property
@@ -263,7 +267,9 @@ class JobRun:
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its threads, at most this long. Called from one of them, it does not wait for that one."""
+        """Wait until its threads have ended, but not longer than this. Called from one of them, it does not wait for
+        that one.
+        """
         until = self._setup.clock.now() + timeout_s
         for thread in (self._thread, self._notifier):
             if thread is not None and thread.is_alive() and thread is not threading.current_thread():
@@ -305,7 +311,7 @@ class JobRun:
         self.resume_due = self._due
 
     def _manual_step(self, manual_runs: PendingManualRuns) -> bool:
-        """Do a manual run. Return False if none is pending, or if it cannot run now."""
+        """Do the next requested manual run. Return False if none is pending, or if it cannot run now."""
         self._retry_manual_s = math.inf
         try:
             run = manual_runs.next_run()
@@ -327,7 +333,7 @@ class JobRun:
         return True
 
     def _timed_step(self, options: JobOptions) -> None:
-        """Wait until the run is due, or run it if it is."""
+        """Call the job if it is due; otherwise wait for a while."""
         self._due = self._due.with_schedule(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
         if left > 0:
@@ -340,7 +346,10 @@ class JobRun:
                 self._due = self._due.after(self._now(), random.random())
 
     def _cron_step(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
-        """Wait for the next fire time, or run it. It is stored before the run starts, and when it has ended."""
+        """Call the job if its next fire time has come; otherwise wait for a while.
+
+        A fire time is stored before the run starts, and when it has ended.
+        """
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
             jitter = Jitter.for_share(options.jitter_s, f"{self.job_id}/{self.items[0]}")
@@ -374,7 +383,7 @@ class JobRun:
             self._setup.clock.wait(self._recheck, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
     def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
-        """Call the job, unless the run was asked to stop before; then return None."""
+        """Call the job once and return how it ended; None if the run was asked to stop before."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
@@ -423,7 +432,7 @@ def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
 
 
 class RunGuard:
-    """The watchdog of the live runs of one node. Thread-safe.
+    """A thread that asks runs to stop before their locks expire. Thread-safe.
 
     Args:
         node_id: ID of the node, for the thread's name and log lines.
@@ -449,11 +458,11 @@ class RunGuard:
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
 
     def request_check(self) -> None:
-        """Check again, because a run was added or the margin has changed."""
+        """Make the thread check all runs again, because a run was added or the margin has changed."""
         self._wake.set()
 
     def finish(self) -> None:
-        """End as soon as every run has ended or was asked to stop. No more runs are added."""
+        """End the thread as soon as every run has ended or was asked to stop. No more runs are added."""
         self._finishing.set()
         self._wake.set()
 
@@ -471,7 +480,11 @@ class RunGuard:
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Stop runs that would outlive their locks. Return the seconds until the next check; None without runs."""
+        """Ask the runs to stop that would outlive their locks.
+
+        Returns:
+            The seconds until the next check; None without runs.
+        """
         spare = [(run.spare_s(), run) for run in self._runs() if not run.ended and not run.stopping]
         doomed = [run for spare_s, run in spare if spare_s <= 0.0]
         if doomed:

@@ -1,4 +1,4 @@
-"""The worker part of a node: follows its share, and starts, stops, locks and unlocks what ``reconcile`` decides.
+"""Runs this node's share of the jobs: starts, stops, locks and unlocks what ``reconcile`` decides.
 
 It has two threads. ``latchwork-worker-<node>`` checks the state after every change and uses the store.
 ``latchwork-guard-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other thread
@@ -47,7 +47,7 @@ _FILL_PER_CHECK = 3.0
 
 
 class LocalJob:
-    """One job on one node. Only the worker's thread changes it.
+    """The options, runs and due times of one job on this node. Only the worker's thread changes it.
 
     Attributes:
         options: Its options as of the last check.
@@ -72,7 +72,7 @@ class LocalJob:
         self._paused_until = -math.inf
 
     def apply_options(self, options: JobOptions, *, enabled: bool) -> None:
-        """Apply the current options. Live runs compute their schedule again."""
+        """Use these options from now on. Live runs compute their next start again."""
         self.enabled = enabled
         if options != self.options:
             log.info("job %s: options changed to %s", self.job.id, options)
@@ -81,9 +81,9 @@ class LocalJob:
                 run.reschedule()
 
     def first_due(self, items: Iterable[str], now: Instant) -> DueTime:
-        """Return the earliest due time of these items.
+        """Return when a new run with these items is due: the earliest due time of any of them.
 
-        Known items keep theirs, and new ones start after the initial delay.
+        Items that ran before keep their due time, and new ones start after the initial delay.
         """
         options = self.options
         fresh = DueTime.first(options.schedule, now, options.initial_delay_s, random.random())
@@ -91,7 +91,7 @@ class LocalJob:
         return min(dues, key=lambda due: due.at + due.jitter_fraction * options.jitter_s)
 
     def remove_ended_runs(self, now: Instant) -> list[JobRun]:
-        """Remove the ended runs, remember when their items are due, and return these runs."""
+        """Remove the runs that have ended, remember when their items are due next, and return these runs."""
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
             del self.runs[run.number]
@@ -100,12 +100,12 @@ class LocalJob:
         return ended
 
     def forget_other_due_times(self, wanted: frozenset[str]) -> None:
-        """Forget the due times of all other items."""
+        """Forget when items are due that are not among the wanted ones."""
         for item in [item for item in self._dues if item not in wanted]:
             del self._dues[item]
 
     def pause(self, now: Instant, seconds: float) -> None:
-        """Start no runs for this long."""
+        """Start no runs of this job for so many seconds."""
         self._paused_until = now.mono_s + seconds
 
     def paused_s(self, now: Instant) -> float:
@@ -113,7 +113,9 @@ class LocalJob:
         return max(0.0, self._paused_until - now.mono_s)
 
     def may_start(self, now: Instant) -> bool:
-        """Return whether runs may start: not while paused, nor while locks that would cut them short are arriving."""
+        """Return whether runs may start now: not during a pause, nor while more locks arrive and the number of runs is
+        limited.
+        """
         return self.paused_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
     def _remember(self, run: JobRun, now: Instant) -> None:
@@ -175,7 +177,7 @@ class JobWorker:
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def start(self) -> None:
-        """Start to follow the share."""
+        """Read which items this node shall run, and start the threads that run them."""
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
@@ -199,7 +201,7 @@ class JobWorker:
         return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
     def resume(self, before: Iterable[JobOutcome]) -> None:
-        """Continue with the outcomes that this node had stored before its restart."""
+        """Add what this node had stored about its runs before it was restarted."""
         for each in before:
             if each.job in self._states:
                 self._states[each.job].outcomes.resume(each)
@@ -212,36 +214,42 @@ class JobWorker:
 
     @property
     def is_alive(self) -> bool:
-        """True while its threads are running."""
+        """True while both of its threads are running."""
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
     def stuck_jobs(self) -> list[str]:
-        """Return the jobs with runs that did not stop within the timeout."""
+        """Return the IDs of jobs with runs that have not stopped within the timeout after they were asked to."""
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
 
     def ahead_s(self) -> dict[str, float]:
-        """Return the jobs whose cron progress lies in the future, and by how many seconds."""
+        """Return the jobs whose stored cron progress lies in the future, and by how many seconds."""
         by_job = self._runs_by_job().items()
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
     def lock_time_left_s(self) -> float | None:
-        """Return the seconds for which this node's locks certainly last; None without locks."""
+        """Return the seconds until the first of this node's locks may expire if no renewal succeeds; None if it holds
+        no locks.
+        """
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
     def _settings_changed(self) -> None:
         self.locks.renew_within(self._settings.node.disconnect_grace_s)
         self._guard.request_check()
-        self._notify_runs()
+        self._apply_settings_to_runs()
         self._wake.set()
 
     def _requests_changed(self) -> None:
         for run in self._runs():
             run.reschedule()
 
-    def _notify_runs(self) -> None:
-        """Apply changed settings to live runs, in this thread: the worker's own thread may be waiting for the store."""
+    def _apply_settings_to_runs(self) -> None:
+        """Stop the runs of disabled jobs, and let the others compute their next start again if their options have
+        changed.
+
+        It runs in the thread that reports the change, because the worker's own thread may be waiting for the store.
+        """
         for run in self._runs():
             if not self._settings.is_enabled(run.job_id):
                 run.stop()
@@ -282,7 +290,7 @@ class JobWorker:
         return stuck_jobs
 
     def hurry(self, timeout_s: float) -> None:
-        """Shorten the wait of a close to this timeout."""
+        """Let a close in progress wait at most this long from now."""
         self._close_by = min(self._close_by, self._clock.now() + timeout_s)
         self._wake.set()
 
@@ -325,7 +333,12 @@ class JobWorker:
         return _RETRY_S, True
 
     def _reconcile_all(self, closing: bool) -> float | None:
-        """Bring every job closer to its share. Return the seconds until the next check without an event."""
+        """Start and stop runs, and acquire and release locks, so that this node comes closer to running exactly its
+        share.
+
+        Returns:
+            The seconds until the next check without an event; None waits for an event.
+        """
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.read_shares(self._states)
         held = self.locks.held()
@@ -333,8 +346,8 @@ class JobWorker:
         for job_id, state in self._states.items():
             state.apply_options(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
         for job_id, state in self._states.items():  # without I/O first, so that nothing delays a stop
-            planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
-        again = self._lock(planned, self._clock.now() - began, closing=closing)
+            planned.append((state, self._update_runs(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
+        again = self._update_locks(planned, self._clock.now() - began, closing=closing)
         self._has_locks_left = closing and again
         if again:
             self._wake.set()
@@ -350,8 +363,8 @@ class JobWorker:
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
-    def _apply(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
-        """Stop and start runs as necessary. The locks are left to the caller."""
+    def _update_runs(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
+        """Stop and start runs of one job as necessary. Return all steps, because the caller handles the locks."""
         self._remove_ended(state)
         wanted = share if state.enabled else frozenset[str]()
         actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
@@ -376,8 +389,10 @@ class JobWorker:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _lock(self, planned: list[tuple[LocalJob, Actions]], check_s: float, *, closing: bool) -> bool:
-        """Release and acquire locks for a while. Return True if another check is useful at once."""
+    def _update_locks(self, planned: list[tuple[LocalJob, Actions]], check_s: float, *, closing: bool) -> bool:
+        """Release and acquire locks of all jobs for about a second. Return True if everything should be checked again
+        at once.
+        """
         works = []
         for state, actions in planned:
             state.is_acquiring = False
@@ -398,7 +413,7 @@ class JobWorker:
         return taken or any(work.remaining_calls for work in works)
 
     def _should_continue(self, began: float, check_s: float, *, closing: bool) -> bool:
-        """Return False if everything should be checked again before more locks are handled."""
+        """Return whether to handle more locks before everything is checked again."""
         now = self._clock.now()
         if closing:
             return now < self._close_by and now - began < _FILL_S
@@ -408,7 +423,7 @@ class JobWorker:
         return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
     def _start(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
-        """Start a run. Return False if it, and the other runs of this job, must be tried later."""
+        """Start a run with these items. Return False if it, and the other runs of this job, must be tried later."""
         locks = RunLocks(state.job.id, {item: held[item] for item in items})
         try:
             due = state.first_due(items, self._now())
@@ -484,8 +499,8 @@ class JobWorker:
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,
-            manual_runs=lambda items: PendingManualRuns(self._manual_runs, state.job.id, locks.holds(items)),
-            fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
+            manual_runs=lambda items: PendingManualRuns(self._manual_runs, state.job.id, locks.held_items(items)),
+            fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.held_items(items)),
         )
 
 
