@@ -15,7 +15,7 @@ from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
 from latchwork.jobs.cron import CronCell, decode_cell
 from latchwork.jobs.manager.strategies import decode_strategies, encode_strategies
-from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
+from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode_settings
 from latchwork.jobs.stored import packed
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
 from latchwork.jobs.stored.requests import (
@@ -183,17 +183,17 @@ KINDS = {
     "items of a cell": Kind("jobs.cron", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),
     "settings of a job": Kind(
         "jobs.settings",
-        json.dumps(encode(JOB)).encode(),
+        json.dumps(encode_settings(JOB)).encode(),
         lambda value: SettingsReader().read([at(value, "settings/jobs/j")]),
     ),
     "settings": Kind(
         "jobs.settings",
-        json.dumps(encode(ClusterSettings(debounce_s=2.0, all_disabled=True))).encode(),
+        json.dumps(encode_settings(ClusterSettings(debounce_s=2.0, all_disabled=True))).encode(),
         lambda value: SettingsReader().read([at(value, "settings/cluster")]),
     ),
     "schedule": Kind(
         "jobs.settings",
-        json.dumps(encode(JobSettings(schedule=FixedDelay(5.0)))).encode(),
+        json.dumps(encode_settings(JobSettings(schedule=FixedDelay(5.0)))).encode(),
         lambda value: SettingsReader().read([at(value, "settings/jobs/j")]),
     ),
     "strategies": Kind(

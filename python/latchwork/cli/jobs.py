@@ -21,7 +21,7 @@ from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunResult, Schedule, Settings, UnknownNode, inspect
 from latchwork.jobs import settings as stored
-from latchwork.jobs.options import JobRows, NodeRows, OptionRow, number, rows
+from latchwork.jobs.options import JobRows, NodeRows, OptionRow, number_kind, option_rows
 from latchwork.store import Store
 
 JobIds = Annotated[
@@ -33,9 +33,13 @@ JobId = Annotated[
 ]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
-    OptionRow(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
+    OptionRow(number_kind(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
     OptionRow(
-        number(0.0), None, "between two starts; starts during a long run are skipped", "no rate", name="fixed_rate_s"
+        number_kind(0.0),
+        None,
+        "between two starts; starts during a long run are skipped",
+        "no rate",
+        name="fixed_rate_s",
     ),
 )
 Node = Annotated[str, typer.Argument(metavar="NODE", help="The ID of a node.", autocompletion=node_ids)]
@@ -55,7 +59,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
             raise NoCluster(f"no cluster and no settings under {store.url}; start a node with latchwork run")
         rows = [_row(job_id, settings, known.get(job_id)) for job_id in sorted({*known, *settings.jobs})]
     if as_json:
-        say_json({"cluster": stored.encode(settings.cluster), "jobs": rows})
+        say_json({"cluster": stored.encode_settings(settings.cluster), "jobs": rows})
         return
     show(Grid(map(_cells, rows), right=("items", "locked", "running")))
     for job in known.values():
@@ -116,7 +120,7 @@ def default(
     "latchwork jobs set report -u threads -u schedule",
 )
 @flags(PACES, to_set, before="cron")
-@flags(rows(JobRows), to_set, before="unset")
+@flags(option_rows(JobRows), to_set, before="unset")
 def set_job(
     job: JobId,
     *,
@@ -163,7 +167,7 @@ def set_job(
     with open_store(url) as store:
         control = Control(store)
         control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
-        settings = stored.encode(control.settings().job(job))
+        settings = stored.encode_settings(control.settings().job(job))
     told(f"{job}: {described(settings)}", {"job": job, "settings": settings}, as_json=as_json)
 
 
@@ -287,7 +291,7 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "running": None if job is None else job.active_items,
         "went": job_outcomes.outcome_word(job),
         **({} if job is None else job_outcomes.to_json(job)),
-        "settings": stored.encode(own),
+        "settings": stored.encode_settings(own),
     }
 
 
@@ -308,7 +312,7 @@ def one_schedule(*given: dict[str, Any]) -> Schedule | None:
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
         raise UsageError("a job has one schedule; give one of --fixed-delay-s, --fixed-rate-s, --cron")
-    schedule: Schedule | None = stored.check("schedule", found[0]) if found else None
+    schedule: Schedule | None = stored.check_setting("schedule", found[0]) if found else None
     return schedule
 
 
@@ -331,8 +335,8 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
     with open_store(url) as store:
         settings = Control(store).settings()
     found = {
-        "cluster": stored.encode(settings.cluster),
-        "jobs": {job: stored.encode(each) for job, each in sorted(settings.jobs.items())},
+        "cluster": stored.encode_settings(settings.cluster),
+        "jobs": {job: stored.encode_settings(each) for job, each in sorted(settings.jobs.items())},
     }
     if as_json:
         say_json(found)
@@ -343,7 +347,7 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
 
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
-@flags(rows(NodeRows), to_set, before="unset")
+@flags(option_rows(NodeRows), to_set, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
     """Change options of the manager and of the nodes in the whole cluster, at once.
 
@@ -352,7 +356,7 @@ def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, 
     with open_store(url) as store:
         control = Control(store)
         control.change_cluster(**chosen(given, unset))
-        settings = stored.encode(control.settings().cluster)
+        settings = stored.encode_settings(control.settings().cluster)
     told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
 
 

@@ -1,13 +1,4 @@
-"""Options of jobs, nodes and clusters: a table with one row per option, and the kinds of values. No I/O.
-
-A row defines an option's name (whose ending is the unit), its values, its default, and its description. The rows
-produce the checks of ``Job``, ``JobManager`` and settings, the flags of the command line, the docstrings, and the
-tables of docs/reference (``scripts/make_reference``).
-
-The rows are fields of dataclasses, so that type checkers know each value. The class of a row says who may set it:
-``JobRows`` and ``NodeRows`` may be set in code and, for all nodes at run time, by settings. ``JobOnly`` and
-``NodeOnly`` may only be set in code.
-"""
+"""Options of jobs, nodes and clusters: a table with one row per option, and the kinds of values. No I/O."""
 
 from __future__ import annotations
 
@@ -63,24 +54,24 @@ class Threads:
 
     @classmethod
     def whole(cls) -> Threads:
-        """Return one run with the node's whole share."""
+        """Run the node's whole share in one thread."""
         return cls(1)
 
     @classmethod
     def per_item(cls) -> Threads:
-        """Return one run for each item."""
+        """Run each item in its own thread."""
         return cls(0)
 
     @classmethod
     def at_most(cls, limit: int) -> Threads:
-        """Return up to ``limit`` runs with disjoint parts of the share of almost equal size."""
+        """Split the share into parts of almost equal size, at most so many, and run each in its own thread."""
         if type(limit) is not int or limit < 1:
             msg = f"Threads.at_most({limit!r}) cannot be used; give a whole number of at least 1"
             raise InvalidJob(msg)
         return cls(limit)
 
     def slices(self, items: Iterable[str]) -> list[tuple[str, ...]]:
-        """Split the items into runs: sorted, disjoint, none empty."""
+        """Split these items into the groups that run together: each sorted, disjoint, none empty."""
         ordered = sorted(items)
         if self.limit == 0:
             return [(item,) for item in ordered]
@@ -111,8 +102,10 @@ class OptionKind:
     flag: type | None = None
 
 
-def number(least: float) -> OptionKind:
-    """Return the kind of finite numbers of at least ``least``; in seconds if the option's name ends in ``_s``."""
+def number_kind(least: float) -> OptionKind:
+    """Create the kind of option that takes finite numbers of at least ``least``. They are seconds if the option's name
+    ends in ``_s``.
+    """
 
     def check(name: str, value: Any) -> float:
         if not is_number(value, least):
@@ -148,7 +141,7 @@ def _read_limit(name: str, value: Any) -> int:
 
 
 def _convert_schedule(name: str, value: Any) -> Any:
-    """Convert cron text, or the time between two starts, to a schedule; return anything else unchanged."""
+    """Convert cron text, or a number of seconds between two starts, to a schedule; return anything else unchanged."""
     if not isinstance(value, (str, timedelta)):
         return value
     try:
@@ -234,16 +227,16 @@ class OptionRow:
 
     @property
     def meaning(self) -> str:
-        """The description with the least value, without the unit."""
+        """The description of the option and its least value, without the unit."""
         return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
 
     @property
     def sentence(self) -> str:
-        """The description with the unit, as plain text."""
+        """The description of the option and its unit, as plain text."""
         return f"{self.unit} {self.meaning}".strip().replace("`", "")
 
     def check(self, value: Any) -> Any:
-        """Check a value and return it as it is kept.
+        """Check a value for this option and return it in its internal form.
 
         Raises:
             ValueError: It is invalid; the message begins with the name.
@@ -251,45 +244,47 @@ class OptionRow:
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
-def row(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
-    """Return a dataclass field for a row. Its own default is None: not set."""
+def option_row(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
+    """Create a dataclass field that describes an option. Its own default is None: not set."""
     return field(default=None, metadata={"row": OptionRow(kind, default, text, **more)})
 
 
-def seconds(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
-    """Return a dataclass field for a row whose value is a time."""
-    return row(number(least), default, text, **more)
+def seconds_row(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
+    """Create a dataclass field that describes an option whose value is a time in seconds."""
+    return option_row(number_kind(least), default, text, **more)
 
 
 @dataclass(frozen=True)
 class JobRows(Generic[Unset, Limit]):
     """Options of a job that settings may change."""
 
-    schedule: Schedule | Unset = row(
+    schedule: Schedule | Unset = option_row(
         SCHEDULE,
         FixedDelay(60.0),
         "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own; cron text is in UTC, "
         "and a `timedelta` is the time between two starts",
     )
-    initial_delay_s: float | None = seconds(
+    initial_delay_s: float | None = seconds_row(
         None,
         "before the first run of an item that is new on a node; 30 lets a node warm up",
         none="the schedule's own: its delay or rate, or the next time that matches",
     )
-    jitter_s: float | Unset = seconds(
+    jitter_s: float | Unset = seconds_row(
         0.0, "of random delay before a run at most: drawn for each run, or on a cron schedule once for each share"
     )
-    pool_check_period_s: float | Unset = seconds(
+    pool_check_period_s: float | Unset = seconds_row(
         60.0, "between two reads of the work pool; 0 reads it once, and again when another node has stored it"
     )
-    threads: Limit = row(THREADS, Threads.whole(), "how many runs a node's share is split into, each on its own thread")
+    threads: Limit = option_row(
+        THREADS, Threads.whole(), "how many runs a node's share is split into, each on its own thread"
+    )
 
 
 @dataclass(frozen=True)
 class JobOnly:
     """Options of a job that only its code sets."""
 
-    requires: Mapping[str, str] = row(
+    requires: Mapping[str, str] = option_row(
         LABELS, MappingProxyType({}), "labels and values that a node must have to get items of this job"
     )
 
@@ -298,17 +293,19 @@ class JobOnly:
 class ManagerRows(Generic[Unset]):
     """Options of a node for managing the cluster while it is elected; settings may change them."""
 
-    debounce_s: float | Unset = seconds(
+    debounce_s: float | Unset = seconds_row(
         0.3, "without a change before a rebalance, so that a burst causes only one; 2 where nodes start one by one"
     )
-    debounce_max_s: float | Unset = seconds(
+    debounce_max_s: float | Unset = seconds_row(
         3.0, "from the first change to the rebalance at most, however long the burst", flag=False
     )
-    cleanup_period_s: float | Unset = seconds(
+    cleanup_period_s: float | Unset = seconds_row(
         3 * 3600.0, "between two cleanups of jobs that no running node can run; 0 for never", flag=False
     )
-    sweep_period_s: float | Unset = seconds(600.0, "between two sweeps of locks of dead nodes; 0 for never", flag=False)
-    outcome_keep_s: float | Unset = seconds(
+    sweep_period_s: float | Unset = seconds_row(
+        600.0, "between two sweeps of locks of dead nodes; 0 for never", flag=False
+    )
+    outcome_keep_s: float | Unset = seconds_row(
         7 * 86_400.0, "for which the outcomes of a removed node are kept", flag=False
     )
 
@@ -317,22 +314,22 @@ class ManagerRows(Generic[Unset]):
 class NodeRows(ManagerRows[Unset]):
     """Options of a node that settings may change."""
 
-    stop_timeout_s: float | Unset = seconds(
+    stop_timeout_s: float | Unset = seconds_row(
         30.0,
         "after which a run that does not stop is reported; its items stay locked until it has ended",
         flag=False,
     )
-    close_timeout_s: float | Unset = seconds(
+    close_timeout_s: float | Unset = seconds_row(
         30.0, "that a closing node waits for its runs to stop; after that their locks expire by themselves"
     )
-    disconnect_grace_s: float | None = seconds(
+    disconnect_grace_s: float | None = seconds_row(
         None,
         "that runs continue after the last answer of an unreachable store: at most three quarters of "
         "`lock_ttl_s`, and `session_ttl_s`; a longer cluster setting is shortened to that, with a warning",
         least=MIN_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
     )
-    outcome_period_s: float | Unset = seconds(
+    outcome_period_s: float | Unset = seconds_row(
         60.0,
         "between two writes of this node's outcomes, if they have changed; that a job began to fail or has "
         "recovered is written at once, each at most once in this time; 0 writes nothing",
@@ -343,19 +340,19 @@ class NodeRows(ManagerRows[Unset]):
 class NodeOnly:
     """Options of a node that only its code sets."""
 
-    session_ttl_s: float | None = seconds(
+    session_ttl_s: float | None = seconds_row(
         None,
         "after which a dead node's items are given to other nodes; the server may grant more",
         least=0.1,
         none="that of the URL, else 10",
     )
-    lock_ttl_s: float = seconds(
+    lock_ttl_s: float = seconds_row(
         10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", least=0.3
     )
-    weight: float = row(
-        number(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
+    weight: float = option_row(
+        number_kind(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
     )
-    labels: Mapping[str, str] = row(
+    labels: Mapping[str, str] = option_row(
         LABELS, MappingProxyType({}), "labels for `inspect` and custom strategies; jobs may require some"
     )
 
@@ -364,15 +361,15 @@ class NodeOnly:
 class JobSwitches:
     """Settings of a job that are not options."""
 
-    enabled: bool | None = row(SWITCH, None, "the job's own switch", none="the default")
+    enabled: bool | None = option_row(SWITCH, None, "the job's own switch", none="the default")
 
 
 @dataclass(frozen=True)
 class ClusterSwitches:
     """Settings of the cluster that are not options."""
 
-    all_disabled: bool | None = row(SWITCH, None, "no job runs anywhere, whatever its switch is", none="no")
-    default_enabled: bool | None = row(SWITCH, None, "whether jobs without a switch run", none="yes")
+    all_disabled: bool | None = option_row(SWITCH, None, "no job runs anywhere, whatever its switch is", none="no")
+    default_enabled: bool | None = option_row(SWITCH, None, "whether jobs without a switch run", none="yes")
 
 
 @lru_cache
@@ -381,25 +378,25 @@ def _rows(table: Any) -> tuple[OptionRow, ...]:
     return tuple(replace(each, name=name) for name, each in found.items() if each is not None)
 
 
-def rows(table: Any) -> tuple[OptionRow, ...]:
-    """Return the rows among the fields of a dataclass, in their order."""
+def option_rows(table: Any) -> tuple[OptionRow, ...]:
+    """Return the options among the fields of a dataclass, in their order."""
     return _rows(table)
 
 
-def defaults(options: type[T]) -> T:
-    """Return options with all defaults."""
-    return options(**{each.name: each.default for each in rows(options)})
+def default_options(options: type[T]) -> T:
+    """Create the options of this class with all defaults."""
+    return options(**{each.name: each.default for each in option_rows(options)})
 
 
-def values(table: Any, options: object) -> dict[str, Any]:
-    """Return the values of a table's rows in these options, by name."""
-    return {each.name: getattr(options, each.name) for each in rows(table)}
+def option_values(table: Any, options: object) -> dict[str, Any]:
+    """Return the values that these options have for the fields of a table, by name."""
+    return {each.name: getattr(options, each.name) for each in option_rows(table)}
 
 
 def effective_options(options: type[T], settings: object, code: object) -> T:
-    """Return the effective options: settings where they are set, otherwise the values from code."""
-    found = values(options, code)
-    for each in rows(options):
+    """Combine options: the values of the settings where they are set, otherwise the values from code."""
+    found = option_values(options, code)
+    for each in option_rows(options):
         value = getattr(settings, each.name, None)
         if value is not None:
             found[each.name] = each.kind.effective(value)
@@ -407,10 +404,12 @@ def effective_options(options: type[T], settings: object, code: object) -> T:
 
 
 def document_options(*tables: Any) -> Callable[[type[T]], type[T]]:
-    """Add these options to a class's docstring: to its arguments or attributes, before its exceptions."""
+    """Create a class decorator that adds a description of these options to the class's docstring, among its arguments
+    or attributes.
+    """
 
     def add(cls: type[T]) -> type[T]:
-        found = [row for table in tables for row in rows(table)]
+        found = [row for table in tables for row in option_rows(table)]
         lines = [f"{row.name}: {row.sentence}" + (f"; None is {row.none}" if row.none else "") for row in found]
         entries = [textwrap.fill(line, 116, initial_indent=4 * " ", subsequent_indent=8 * " ") for line in lines]
         # Newer versions of Python remove the indentation of docstrings, older ones keep it.

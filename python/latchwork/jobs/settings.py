@@ -28,11 +28,11 @@ from latchwork.jobs.options import (
     NodeRows,
     OptionRow,
     Threads,
-    defaults,
+    default_options,
     document_options,
     effective_options,
-    rows,
-    values,
+    option_rows,
+    option_values,
 )
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.schedules import Schedule
@@ -67,7 +67,7 @@ class JobSettings(JobRows[None, int | None], JobSwitches):
     """Settings of one job; None leaves the option from code. ``threads`` is a number, 0 for one per item."""
 
     def applied_to(self, job: object) -> JobOptions:
-        """Return the effective options of the job, whose own options are its attributes."""
+        """Return the job's options with these settings in place of the job's own values."""
         return effective_options(JobOptions, self, job)
 
 
@@ -83,7 +83,7 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
 
     @property
     def longest_grace_s(self) -> float:
-        """The longest time for which runs can continue without the store, limited by the locks and the session."""
+        """The longest time for which runs can continue without the store, as far as the locks and the session allow."""
         return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_s)
 
     @property
@@ -92,20 +92,20 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
         return self.session_ttl_s or SESSION_TTL_S
 
     def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
-        """Return these options, overridden by the cluster's settings."""
+        """Return these options with the cluster's settings in place of the node's own values."""
         return effective_options(NodeOptions, settings, self)
 
 
-NODE_DEFAULTS = defaults(NodeOptions)
+NODE_DEFAULTS = default_options(NodeOptions)
 
 
 def node_options(given: Mapping[str, Any]) -> NodeOptions:
-    """Check all options of a node by name; other names are ignored.
+    """Create the options of a node from arguments, and check them. Other names are ignored.
 
     Raises:
         ValueError: An option is invalid; the message names it.
     """
-    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in rows(NodeOptions)})
+    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in option_rows(NodeOptions)})
     grace_s, longest_s = options.disconnect_grace_s, options.lock_ttl_s * (1 - STOP_MARGIN)
     if grace_s is None:
         return options
@@ -142,21 +142,23 @@ class Settings:
         return self.cluster.default_enabled is not False if switch is None else switch
 
 
-_ROWS: dict[str, OptionRow] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in rows(kind)}
+_ROWS: dict[str, OptionRow] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in option_rows(kind)}
 
 
 _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
 
 
-def encode(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
-    """Return the fields that are set, for JSON."""
-    found = values(type(settings), settings)
+def encode_settings(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
+    """Return the settings that are set, by name, in a form for JSON."""
+    found = option_values(type(settings), settings)
     return {name: _ROWS[name].kind.encode(value) for name, value in found.items() if value is not None}
 
 
-def decode(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, list[str]]:
-    """Decode a document into settings, and return the problems of the fields that were left out."""
-    known = {each.name for each in rows(type(empty))}
+def decode_settings(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, list[str]]:
+    """Return settings with the fields of a JSON document, and the problems of the fields that were left out because
+    they are invalid.
+    """
+    known = {each.name for each in option_rows(type(empty))}
     good: dict[str, Any] = {}
     bad = []
     for name, value in document.items():
@@ -166,14 +168,14 @@ def decode(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, li
             bad.append(f"setting {name!r} is unknown to this version")
             continue
         try:
-            good[name] = check(name, value)
+            good[name] = check_setting(name, value)
         except InvalidSetting as error:
             bad.append(str(error))
     return replace(empty, **good), bad
 
 
-def check(name: str, value: Any) -> Any:
-    """Check a setting's value and return it as it is kept.
+def check_setting(name: str, value: Any) -> Any:
+    """Check the value of one setting and return it in its internal form.
 
     Raises:
         InvalidSetting: It is invalid; the message names the setting.
@@ -185,13 +187,13 @@ def check(name: str, value: Any) -> Any:
         raise InvalidSetting(f"setting {error}") from None
 
 
-def encoded(name: str, value: Any) -> Any:
-    """Check a setting's value and convert it for JSON.
+def encode_setting(name: str, value: Any) -> Any:
+    """Check the value of one setting and return it in a form for JSON.
 
     Raises:
         InvalidSetting: It is invalid; the message names the setting.
     """
-    return _ROWS[name].kind.encode(check(name, value))
+    return _ROWS[name].kind.encode(check_setting(name, value))
 
 
 #: Fields are checked one by one, so that an invalid setting does not affect the others.
@@ -199,7 +201,7 @@ _DOCUMENT: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "settings")
 
 
 def parse_document(value: bytes) -> dict[str, Any]:
-    """Decode a stored document.
+    """Parse a stored document of settings.
 
     Raises:
         InvalidSetting: It is not a JSON object.
@@ -216,13 +218,13 @@ def read_settings(store: Store) -> Settings:
 
 
 class SettingsReader:
-    """Decodes stored settings, and reports each invalid document once. Used by one thread at a time."""
+    """Decodes stored settings, and logs each invalid document once. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._reported: dict[str, object] = {}
 
     def read(self, entries: Iterable[Entry]) -> Settings:
-        """Return the settings in these entries."""
+        """Return the settings that these entries contain."""
         cluster = ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
@@ -232,9 +234,9 @@ class SettingsReader:
                 self._report(entry, [str(error)])
                 continue
             if entry.key == CLUSTER:
-                cluster, bad = decode(ClusterSettings(), document)
+                cluster, bad = decode_settings(ClusterSettings(), document)
             elif entry.key.startswith(f"{JOBS}/"):
-                jobs[entry.key[len(JOBS) + 1 :]], bad = decode(JobSettings(), document)
+                jobs[entry.key[len(JOBS) + 1 :]], bad = decode_settings(JobSettings(), document)
             else:
                 continue
             self._report(entry, bad)
@@ -253,15 +255,8 @@ class ConfigurableJob(Protocol):
 
 
 class LiveSettings:
-    """The current settings of a cluster. ``start`` reads and follows them, ``close`` stops that.
-
-    Args:
-        jobs: Jobs of this node; a change of their options counts as a change of the settings.
-        node: Options of this node from code. A ``disconnect_grace_s`` that is longer than its TTLs allow is shortened.
-        wall_s: Returns seconds since the epoch.
-    Attributes:
-        now: Stored settings, as far as this node can apply them.
-        node: Effective options of this node.
+    """The current settings of a cluster, and the options of jobs that follow from them. ``start`` reads and watches
+    them.
     """
 
     def __init__(
@@ -283,7 +278,9 @@ class LiveSettings:
         self._unsubscribe = [job.subscribe(self._on_job_change) for job in jobs.values()]
 
     def options(self, job_id: str) -> JobOptions:
-        """Return the effective options of a job. The first call after a change of its schedule records the time."""
+        """Return the effective options of a job. The time of a change of its schedule is recorded by the first call
+        after it.
+        """
         with self._mutex:
             found = self.now.job(job_id).applied_to(self._jobs[job_id])
             schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
@@ -297,11 +294,11 @@ class LiveSettings:
         return self.now.is_enabled(job_id)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call the listener after each change; it must not block."""
+        """Register a function that is called after each change; it must not block."""
         self._listeners.append(listener)
 
     def start(self, store: Store) -> None:
-        """Read the settings, so that no disabled job starts, and follow them.
+        """Read the settings, so that no disabled job starts, and watch them for changes.
 
         Raises:
             Unavailable: The store did not answer.
@@ -312,7 +309,7 @@ class LiveSettings:
         self._mirror.on_change(lambda _batch: self._reread())
 
     def close(self) -> None:
-        """Stop following the settings; the last ones stay in effect. Idempotent."""
+        """Stop watching the settings; the last ones stay in effect. Idempotent."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         if self._mirror is not None:
@@ -335,7 +332,7 @@ class LiveSettings:
         self.node = self._code.overridden_by(self.now.cluster)
 
     def _usable(self, found: Settings) -> Settings:
-        """Return the settings, with a grace period that is too long for this node shortened."""
+        """Return the settings, with a shorter grace period if theirs is too long for this node."""
         grace_s, longest_s = found.cluster.disconnect_grace_s, self._code.longest_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None

@@ -392,7 +392,7 @@ class Control:
             if name not in known:
                 raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")
             if value is not None:
-                settings[name] = stored.encoded(name, value)
+                settings[name] = stored.encode_setting(name, value)
 
         def write(tx: Tx) -> None:
             before = tx.get(key)

@@ -20,7 +20,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, Strate
 from latchwork.jobs.node.membership import NodeMembership
 from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
-from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, values
+from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, option_values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
 from latchwork.jobs.stored.keys import check_id, check_no_old_cluster, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
@@ -324,7 +324,7 @@ class JobManager:
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
         """Return the manager's current options; settings may change them."""
-        now = values(ManagerRows, self._settings.node)
+        now = option_values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 
     def _close(self) -> None:
