@@ -82,7 +82,7 @@ def test_a_share_that_could_not_be_read_is_read_again_without_a_new_event(memory
         raise Unavailable("down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(followers, "set_from_entries_or_read", fail)
+        patched.setattr(followers, "decode_or_read_set", fail)
         write(memory, "a", ["x", "y"], "m2")
         with pytest.raises(Unavailable):
             follower.until({"a": ("x", "y")})

@@ -168,19 +168,21 @@ KINDS = {
     "audit": Kind("jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
     "inline set": Kind(
         "jobs.stored.packed",
-        packed.PackedSet(inline=("a", "b")).head(),
+        packed.PackedSet(inline=("a", "b")).encode_head(),
         lambda value: packed.decode_set(value, lambda _: None),
     ),
     "set": Kind(
         "jobs.stored.packed",
-        CHUNKED.head(),
+        CHUNKED.encode_head(),
         lambda value: (packed.chunk_names(value), packed.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get)),
     ),
     "chunk": Kind(
         "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode_set(b'{"chunks":["w-1"]}', lambda _: value)
     ),
-    "cell": Kind("jobs.cron", CELL.state("n"), lambda value: decode_cell("c", value, CELL.names())),
-    "items of a cell": Kind("jobs.cron", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),
+    "cell": Kind("jobs.cron", CELL.encode_state("n"), lambda value: decode_cell("c", value, CELL.encode_items())),
+    "items of a cell": Kind(
+        "jobs.cron", CELL.encode_items(), lambda value: decode_cell("c", CELL.encode_state("n"), value)
+    ),
     "settings of a job": Kind(
         "jobs.settings",
         json.dumps(encode_settings(JOB)).encode(),
