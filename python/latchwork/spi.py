@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from latchwork.backends.url import SchemeSpec, StoreURL, find_spec, one_of, readable_file
     from latchwork.cli.commands import CommandSpec
     from latchwork.cli.environment import refuse_readers
-    from latchwork.cli.options import Json, Url, command, group, renamed, wanted_url
+    from latchwork.cli.options import Json, Url, command, group, renamed, require_url
     from latchwork.cli.outcome import FAILURE, LOG_FORMAT, USAGE, UsageError, debugging, quiet_logs
-    from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
+    from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
     from latchwork.cli.target import import_module
-    from latchwork.cli.text import Grid, Line, console, listed, say, say_json, show, told
+    from latchwork.cli.text import Grid, Line, console, print_change, print_list, say, say_json, show
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
 else:
     __getattr__ = lazy_getattr(
@@ -117,7 +117,7 @@ else:
                 "command",
                 "group",
                 "renamed",
-                "wanted_url",
+                "require_url",
             ),
             "latchwork.cli.outcome": (
                 "FAILURE",
@@ -127,17 +127,17 @@ else:
                 "debugging",
                 "quiet_logs",
             ),
-            "latchwork.cli.probe": ("ProbeHost", "ProbePort", "serving_worker", "store_observers"),
+            "latchwork.cli.probe": ("ProbeHost", "ProbePort", "serve_worker", "store_observers"),
             "latchwork.cli.target": ("import_module",),
             "latchwork.cli.text": (
                 "Grid",
                 "Line",
                 "console",
-                "listed",
+                "print_list",
                 "say",
                 "say_json",
                 "show",
-                "told",
+                "print_change",
             ),
             "latchwork._base.files": (
                 "make_file",
@@ -224,13 +224,14 @@ __all__ = [
     "import_module",
     "is_number",
     "lazy_getattr",
-    "listed",
     "make_file",
     "mapped",
     "mutex",
     "numbered",
     "on_end_signals",
     "one_of",
+    "print_change",
+    "print_list",
     "printable",
     "quiet_logs",
     "read_json",
@@ -240,15 +241,14 @@ __all__ = [
     "reject",
     "renamed",
     "replace_file",
+    "require_url",
     "resolve",
     "say",
     "say_json",
     "secure_folder",
-    "serving_worker",
+    "serve_worker",
     "short",
     "show",
     "store_observers",
-    "told",
     "utc_text",
-    "wanted_url",
 ]

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from latchwork.cli import options
-from latchwork.cli.commands import CommandSpec, found_at, specs
+from latchwork.cli.commands import CommandSpec, import_object, specs
 from latchwork.cli.main import application
 from latchwork.store import URL_VARIABLE
 
@@ -65,7 +65,7 @@ def loaded_by(*words):
 @pytest.mark.parametrize("name", specs())
 def test_the_list_of_commands_has_the_first_sentence_of_each_docstring(name):
     spec = specs()[name]
-    found = found_at(spec.place)
+    found = import_object(spec.place)
     text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
     assert options.summary(text) == spec.summary
 

@@ -15,7 +15,7 @@ import pytest
 
 from latchwork._base.signals import end_signals, next_request
 from latchwork._base.user_code import call_user
-from latchwork.cli.outcome import Terminated, ended_by_sigterm
+from latchwork.cli.outcome import Terminated, exit_on_sigterm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="chooses the thread of another process")
 
@@ -61,7 +61,7 @@ def test_a_sigterm_that_another_thread_gets_ends_the_command(cli, wait_until, na
 
 
 def test_a_sigterm_in_user_code_of_the_main_thread_is_no_failure_of_that_code():
-    with ended_by_sigterm(3), pytest.raises(Terminated) as raised:
+    with exit_on_sigterm(3), pytest.raises(Terminated) as raised:
         call_user(signal.raise_signal, signal.SIGTERM)
     assert raised.value.code == 3
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from latchwork.backends.url import find_spec, parse_url
-from latchwork.cli.options import wanted_url
+from latchwork.cli.options import require_url
 from latchwork.cli.outcome import NoCluster, UsageError, quiet_logs
 from latchwork.errors import LatchworkError
 from latchwork.jobs import ClusterState, Control, inspect
@@ -36,7 +36,7 @@ def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None
         NoCluster: It names a file that does not exist, and the command must not create it.
     """
     quiet_logs()
-    where = wanted_url(url)
+    where = require_url(url)
     parsed = parse_url(where)
     if find_spec(parsed.scheme).location == "file" and parsed.path and not Path(parsed.path).exists():
         told = f"store file {parsed.path} does not exist; correct the URL"

@@ -37,7 +37,7 @@ class CommandSpec(NamedTuple):
 
     def load(self, name: str) -> Any:
         """Import the command and return it, ready to be called by this name."""
-        found = found_at(self.place)
+        found = import_object(self.place)
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
@@ -46,13 +46,13 @@ class CommandSpec(NamedTuple):
         return typer.main.get_group(app).commands[name]
 
 
-def found_at(place: str) -> Any:
+def import_object(place: str) -> Any:
     """Import ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
-def missing(name: str) -> str:
+def missing_addon_error(name: str) -> str:
     """Return the error for a command whose add-on is not installed."""
     return f'error: the command {name} is not installed; run: pip install "{ADD_ONS[name]}"'
 
@@ -195,7 +195,7 @@ class LazyGroup(TyperGroup):
         """Return the command, or None. If its add-on is missing, exit with 1 and name it."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in ADD_ONS:
-            sys.exit(missing(cmd_name))
+            sys.exit(missing_addon_error(cmd_name))
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one

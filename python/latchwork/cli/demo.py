@@ -14,9 +14,9 @@ import typer
 from rich.console import RenderableType
 
 from latchwork._base.text import counted
-from latchwork.cli.commands import added, found_at, missing
+from latchwork.cli.commands import added, import_object, missing_addon_error
 from latchwork.cli.options import Json, Url, command
-from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
+from latchwork.cli.outcome import FAILURE, exit_on_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say, say_json, show
 from latchwork.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
 
@@ -85,7 +85,7 @@ def demo(
         return
     out = console(err=as_json)
     view: View = LiveView(out) if out.is_terminal else PlainView(out)
-    with ended_by_sigterm(128 + signal.SIGTERM):
+    with exit_on_sigterm(128 + signal.SIGTERM):
         report = run_demo(DemoOptions(url=url, kill=kill.value, workers=workers, keep=keep, pace_s=pace_s), view)
     if as_json:
         say_json(report.to_json())
@@ -105,7 +105,7 @@ def _demonstrate(part: Part, *, as_json: bool) -> None:
             say(line)
 
     began = time.monotonic()
-    with ended_by_sigterm(128 + signal.SIGTERM):
+    with exit_on_sigterm(128 + signal.SIGTERM):
         is_right = _function_of(part)(report)
     seconds = round(time.monotonic() - began, 1)
     verdict = "equals that of one process: nothing lost, nothing counted twice" if is_right else "is WRONG"
@@ -122,8 +122,8 @@ def _function_of(part: Part) -> Callable[[Callable[[str], None]], bool]:
     if part is Part.workflows:
         found = added().get(part.value)
         if found is None:
-            sys.exit(missing(part.value))
-        function: Callable[[Callable[[str], None]], bool] = found_at(found.demo)
+            sys.exit(missing_addon_error(part.value))
+        function: Callable[[Callable[[str], None]], bool] = import_object(found.demo)
         return function
     from latchwork.demo import systems  # imports the executor, plans and worker groups
 

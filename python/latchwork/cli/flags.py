@@ -29,7 +29,7 @@ Unset = Annotated[
 def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
     """Add a flag for each option that can have one, before the argument ``before`` in the help.
 
-    The command gets their values as ``**given``. ``to_set`` and ``to_start`` make a flag of an option.
+    The command gets their values as ``**given``. ``setting_flag`` and ``start_flag`` make a flag of an option.
     """
 
     def add(command: F) -> F:
@@ -43,7 +43,7 @@ def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *,
     return add
 
 
-def to_set(row: OptionRow) -> Parameter:
+def setting_flag(row: OptionRow) -> Parameter:
     """Return the flag that sets an option in the store. An option that is not given keeps its value."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
@@ -51,7 +51,7 @@ def to_set(row: OptionRow) -> Parameter:
     return _flag(row, None, text, min=row.kind.least)
 
 
-def to_start(row: OptionRow) -> Parameter:
+def start_flag(row: OptionRow) -> Parameter:
     """Return the flag with which a node is started."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
@@ -65,7 +65,7 @@ def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
     return Parameter(row.name, Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
-def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
+def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
     """Return the options to change: the given values, and None for options to unset.
 
     Raises:
@@ -82,7 +82,7 @@ def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def described(settings: dict[str, Any]) -> str:
+def format_settings(settings: dict[str, Any]) -> str:
     """Return settings as one line."""
     return ", ".join(f"{name}={short(value)}" for name, value in settings.items()) or "nothing set"
 

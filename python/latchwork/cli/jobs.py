@@ -14,10 +14,10 @@ from msgspec.structs import asdict
 from latchwork._base.text import utc_text
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import job_ids, node_ids, open_store, state_of
-from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
+from latchwork.cli.flags import Unset, flags, format_settings, requested_changes, setting_flag, short
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
-from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunResult, Schedule, Settings, UnknownNode, inspect
 from latchwork.jobs import settings as stored
@@ -111,7 +111,7 @@ def default(
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
     with open_store(url) as store:
         Control(store).set_default(values[state])
-    told(f"default: {state}", {"default_enabled": values[state]}, as_json=as_json)
+    print_change(f"default: {state}", {"default_enabled": values[state]}, as_json=as_json)
 
 
 @command(
@@ -119,8 +119,8 @@ def default(
     "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
     "latchwork jobs set report -u threads -u schedule",
 )
-@flags(PACES, to_set, before="cron")
-@flags(option_rows(JobRows), to_set, before="unset")
+@flags(PACES, setting_flag, before="cron")
+@flags(option_rows(JobRows), setting_flag, before="unset")
 def set_job(
     job: JobId,
     *,
@@ -166,9 +166,9 @@ def set_job(
     schedule = one_schedule(*paces, {"cron": cron, **about})
     with open_store(url) as store:
         control = Control(store)
-        control.change_job(job, **chosen({"schedule": schedule, **given}, unset))
+        control.change_job(job, **requested_changes({"schedule": schedule, **given}, unset))
         settings = stored.encode_settings(control.settings().job(job))
-    told(f"{job}: {described(settings)}", {"job": job, "settings": settings}, as_json=as_json)
+    print_change(f"{job}: {format_settings(settings)}", {"job": job, "settings": settings}, as_json=as_json)
 
 
 @command("latchwork jobs reset report")
@@ -176,7 +176,7 @@ def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     """Remove all settings of a job, including its switch."""
     with open_store(url) as store:
         Control(store).reset(job)
-    told(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
+    print_change(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
 
 
 @command(
@@ -204,7 +204,7 @@ def run_job(
         _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
         request = control.run_now(job, items or None, within_s=wait_s)
         if no_wait:
-            told(f"{job}: asked for, within {wait_s:g} s", {"id": request.id}, as_json=as_json)
+            print_change(f"{job}: asked for, within {wait_s:g} s", {"id": request.id}, as_json=as_json)
             return
         ends = control.wait_for_runs(request, wait_s)
     if as_json:
@@ -227,7 +227,9 @@ def reset_progress(job: JobId, *, url: Url = None, as_json: Json = False) -> Non
     with open_store(url) as store:
         found = Control(store).reset_progress(job)
     lines = [f"{job}: {item}: was settled up to {utc_text(at)}" for item, at in sorted(found.items())]
-    told("\n".join(lines) or f"{job}: no progress lies in the future", {"job": job, "items": found}, as_json=as_json)
+    print_change(
+        "\n".join(lines) or f"{job}: no progress lies in the future", {"job": job, "items": found}, as_json=as_json
+    )
 
 
 class RunFailed(LatchworkError):
@@ -261,7 +263,7 @@ def _switch(jobs: list[str] | None, url: str | None, *, all_jobs: bool, on: bool
         if all_jobs:
             (control.enable_all if on else control.disable_all)()
             line = "all jobs: enabled, as far as their own switches say" if on else "all jobs: disabled"
-            told(line, {"all_disabled": not on}, as_json=as_json)
+            print_change(line, {"all_disabled": not on}, as_json=as_json)
             return
         state = inspect(store)
         known = set() if state is None else {job.job_id for job in state.jobs()}
@@ -341,13 +343,13 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
     if as_json:
         say_json(found)
     else:
-        say(f"cluster: {described(found['cluster'])}")
+        say(f"cluster: {format_settings(found['cluster'])}")
         for job, each in found["jobs"].items():
-            say(f"job {job}: {described(each)}")
+            say(f"job {job}: {format_settings(each)}")
 
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
-@flags(option_rows(NodeRows), to_set, before="unset")
+@flags(option_rows(NodeRows), setting_flag, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
     """Change options of the manager and of the nodes in the whole cluster, at once.
 
@@ -355,9 +357,9 @@ def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, 
     """
     with open_store(url) as store:
         control = Control(store)
-        control.change_cluster(**chosen(given, unset))
+        control.change_cluster(**requested_changes(given, unset))
         settings = stored.encode_settings(control.settings().cluster)
-    told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
+    print_change(f"cluster: {format_settings(settings)}", {"cluster": settings}, as_json=as_json)
 
 
 settings_app = group("Show and change the settings of the whole cluster.", show=show_settings, set=set_cluster)
@@ -383,10 +385,10 @@ def drain(
         if undo:
             found = control.undrain(node)
             line = f"{node}: takes items again" if found else f"{node}: was not drained"
-            told(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
+            print_change(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
             return
         control.drain(node)
-        told(*_waited(control, node, None if no_wait else wait_s, "drained", "is drained"), as_json=as_json)
+        print_change(*_waited(control, node, None if no_wait else wait_s, "drained", "is drained"), as_json=as_json)
 
 
 @command("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel")
@@ -412,11 +414,11 @@ def restart(
         if cancel:
             found = control.undrain(node)
             line = f"{node}: takes items as usual" if found else f"{node}: nothing was announced"
-            told(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
+            print_change(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
             return
         control.announce_restart(node, timeout_s=keep_s)
         done = f"can be restarted; its share is kept for {keep_s:g} s"
-        told(*_waited(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json)
+        print_change(*_waited(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json)
 
 
 def _waited(

@@ -56,7 +56,7 @@ Debug = Annotated[
 ]
 
 
-def wanted_url(url: str | None) -> str:
+def require_url(url: str | None) -> str:
     """Return the URL that a command works on.
 
     Raises:
@@ -65,6 +65,14 @@ def wanted_url(url: str | None) -> str:
     if not url:
         raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
     return url
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    """Split the value of ``--label`` into a name and a value. Raise ``UsageError`` if that is not possible."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--label {text!r} is not NAME=VALUE; write for example --label gpu=yes")
+    return name, value
 
 
 def examples(*lines: str) -> str:

@@ -85,7 +85,7 @@ def reported(command: F) -> F:
             _silence_stdout()
             raise typer.Exit(FAILURE) from None
         except Exception as error:
-            if not _is_of_this_world(error):
+            if not _is_reportable(error):
                 raise
             report(error)
             raise typer.Exit(exit_code(error)) from None
@@ -94,7 +94,7 @@ def reported(command: F) -> F:
 
 
 @contextmanager
-def ended_by_sigterm(code: int) -> Iterator[None]:
+def exit_on_sigterm(code: int) -> Iterator[None]:
     """Make SIGTERM raise in the main thread, so that no process and no file is left, and exit with a code."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
@@ -114,7 +114,7 @@ def report(error: Exception) -> None:
     print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
 
 
-def attempted(look: Callable[[], T]) -> tuple[T | None, str | None]:
+def try_read(look: Callable[[], T]) -> tuple[T | None, str | None]:
     """Return the result of a read, or the reason of its failure as one line, for commands that read repeatedly."""
     try:
         return look(), None
@@ -167,7 +167,7 @@ def quiet_logs() -> None:
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-def _is_of_this_world(error: Exception) -> bool:
+def _is_reportable(error: Exception) -> bool:
     """Return False for exceptions by which the command line parser ends a command."""
     return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
 

@@ -77,7 +77,7 @@ def store_observers(port: int | None) -> list[StoreObserver]:
 
 
 @contextmanager
-def serving_worker(
+def serve_worker(
     system: str, node: Probed, host: str, port: int | None, *, name: str | None = None
 ) -> Iterator[int | None]:
     """Serve the health and metrics of a worker inside the context, and yield the port, or None if none was requested.

@@ -25,8 +25,8 @@ from typing import Annotated
 import typer
 
 from latchwork._base.event import Signal
-from latchwork.cli.options import Url, command, wanted_url
-from latchwork.cli.outcome import TERMINATED, UsageError, ended_by_sigterm, quiet_logs, report
+from latchwork.cli.options import Url, command, require_url
+from latchwork.cli.outcome import TERMINATED, UsageError, exit_on_sigterm, quiet_logs, report
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobContext, Schedule, Threads
@@ -136,7 +136,7 @@ class Child:
 
 
 @contextmanager
-def signals_handed_on() -> Iterator[Callable[[Child], None]]:
+def forward_signals() -> Iterator[Callable[[Child], None]]:
     """Forward our signals to a child, once it is named. Ctrl-C of a terminal reaches it directly.
 
     Signals that arrive before the child exists are forwarded later, so none ends this process and leaves the child.
@@ -165,7 +165,7 @@ def signals_handed_on() -> Iterator[Callable[[Child], None]]:
             signal.signal(number, handler)
 
 
-def run_while_ours(
+def run_while_owned(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
     """Run a command in the foreground until it ends or must stop, and return its exit code.
@@ -192,7 +192,7 @@ def run_while_ours(
                 return
             over.wait(min(left_s, _LOOK_S))
 
-    with signals_handed_on() as hand_on_to:
+    with forward_signals() as hand_on_to:
         child = Child(words, env, own_group=False)
         hand_on_to(child)
         watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
@@ -231,7 +231,7 @@ def lock(
     the name and the fencing token of the lock: pass the token on with every write. The exit code is 1 if the lock is
     not acquired in time or is lost, and 126 or 127 if the command cannot be started.
     """
-    with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store, closing(Lock(store, name, label=_label())) as held:
+    with exit_on_sigterm(TERMINATED), _store(url, ttl_s) as store, closing(Lock(store, name, label=_label())) as held:
         fence = held.acquire(timeout_s=wait_s)
         with held.guard_work(store.session.ttl_s * _MARGIN_PART) as work:
             code = _run(words, work, {"LATCHWORK_LOCK": name, "LATCHWORK_TOKEN": str(fence.token)}, store.session.ttl_s)
@@ -260,7 +260,7 @@ def elect(
     the command is stopped as by `latchwork lock`, and this process waits to lead again. When the command ends by
     itself, so does this process. LATCHWORK_ELECTION and LATCHWORK_TOKEN are the name and the fencing token.
     """
-    with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store:
+    with exit_on_sigterm(TERMINATED), _store(url, ttl_s) as store:
         ttl_s = store.session.ttl_s
 
         def lead(work: Work) -> int:
@@ -274,7 +274,7 @@ def elect(
 
 def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int:
     try:
-        return run_while_ours(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
+        return run_while_owned(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
     except ChildFailed as error:
         report(error)
         return NOT_EXECUTABLE if isinstance(error.__cause__, PermissionError) else NOT_FOUND
@@ -283,7 +283,7 @@ def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int
 def _store(url: str | None, ttl_s: float | None) -> Store:
     fork_without_grpc()
     quiet_logs()
-    return connect(wanted_url(url)) if ttl_s is None else connect(wanted_url(url), session_ttl_s=ttl_s)
+    return connect(require_url(url)) if ttl_s is None else connect(require_url(url), session_ttl_s=ttl_s)
 
 
 def fork_without_grpc() -> None:

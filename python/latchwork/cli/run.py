@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from latchwork.cli.flags import flags, to_set, to_start
+from latchwork.cli.flags import flags, setting_flag, start_flag
 from latchwork.cli.jobs import PACES, one_schedule
-from latchwork.cli.options import Url, command, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, ended_by_sigterm
+from latchwork.cli.options import Url, command, parse_label, require_url
+from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, exit_on_sigterm
 from latchwork.cli.probe import metrics_if_installed, serving
 from latchwork.cli.processes import command_job
 from latchwork.cli.target import load_jobs, load_strategy
@@ -33,8 +33,8 @@ from latchwork.store import Store, connect
     "latchwork run --command 'backup.sh {item}' --item a --item b --cron '0 3 * * *' --node-id n1",
     "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
 )
-@flags(PACES, to_set, before="cron")
-@flags([row for row in option_rows(NodeOptions) if row.flag], to_start, before="probe_port")
+@flags(PACES, setting_flag, before="cron")
+@flags([row for row in option_rows(NodeOptions) if row.flag], start_flag, before="probe_port")
 def run(
     target: Annotated[
         str | None,
@@ -142,10 +142,10 @@ def run(
     distributed over all nodes that have the job, and move when a node joins, leaves or dies. Events are logged to
     stderr.
     """
-    where = wanted_url(url)
+    where = require_url(url)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
-    with ended_by_sigterm(OK):  # before the node runs and after it has closed nothing is to be handed over
+    with exit_on_sigterm(OK):  # before the node runs and after it has closed nothing is to be handed over
         paces = [{row.name: given.pop(row.name)} for row in PACES]
         schedule = one_schedule(*paces, {"cron": cron, "tz": tz})
         if (target is None) == (shell_command is None):
@@ -191,9 +191,7 @@ def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
 def _labels(given: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--label {text!r} is not NAME=VALUE; write for example --label gpu=yes")
+        name, value = parse_label(text)
         if name in found:
             raise UsageError(f"--label {name} is given twice; a node has one value of each label")
         found[name] = value

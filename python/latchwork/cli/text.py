@@ -46,7 +46,7 @@ def say_json(document: object, *, one_line: bool = False, default: Callable[[obj
     console().out(json.dumps(document, indent=None if one_line else 2, default=default), highlight=False)
 
 
-def told(line: str, document: object, *, as_json: bool) -> None:
+def print_change(line: str, document: object, *, as_json: bool) -> None:
     """Report a change, as a line for people or as a document for programs."""
     if as_json:
         say_json(document)
@@ -54,7 +54,7 @@ def told(line: str, document: object, *, as_json: bool) -> None:
         say(line)
 
 
-def listed(
+def print_list(
     kind: str,
     rows: Sequence[T],
     row: Callable[[T], Mapping[str, str]],

@@ -75,7 +75,7 @@ class CountJob(Job):
         """Record that this process starts the item. It fails if the lock is no longer ours."""
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
-        begun = [*records.starts(before), records.Start(context.node_id, os.getpid(), at_s)]
+        begun = [*records.read_starts(before), records.Start(context.node_id, os.getpid(), at_s)]
         running = encode(records.Running(item, os.getpid()))
         ops = [Put(key, encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
         checks = [context.fence(item), Absent(key) if before is None else At(before)]
@@ -83,7 +83,7 @@ class CountJob(Job):
 
     def _tell_idle(self, context: JobContext) -> None:
         key = f"{records.RUNNING}/{context.node_id}"
-        if records.running(context.store.get(key)).item is not None:
+        if records.read_running(context.store.get(key)).item is not None:
             context.store.put(key, encode(records.Running(None, os.getpid())))
 
     def _tell_share(self, context: JobContext) -> None:

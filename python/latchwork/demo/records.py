@@ -55,21 +55,21 @@ _RESULT: Decoder[Result] = Decoder(Result, "a result")
 _SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
-def running(entry: Entry | None) -> Running:
+def read_running(entry: Entry | None) -> Running:
     """Return the record of a node; without one, the node runs nothing."""
     return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
-def starts(entry: Entry | None) -> tuple[Start, ...]:
+def read_starts(entry: Entry | None) -> tuple[Start, ...]:
     """Return all starts of an item, oldest first."""
     return () if entry is None else _STARTS.decode(entry.value)
 
 
-def result(entry: Entry) -> Result:
+def read_result(entry: Entry) -> Result:
     """Return the result of an item."""
     return _RESULT.decode(entry.value)
 
 
-def share(entry: Entry) -> Share:
+def read_share(entry: Entry) -> Share:
     """Return a share of a node."""
     return _SHARE.decode(entry.value)

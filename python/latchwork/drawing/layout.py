@@ -58,9 +58,9 @@ class Layered:
     routes: dict[tuple[str, str], list[Place]] = field(default_factory=dict)
 
 
-def layered(graph: Graph) -> Layered:
+def make_layers(graph: Graph) -> Layered:
     """Arrange the nodes in rows and add bends. Linear in nodes, edges and bends."""
-    depth = depths(graph)
+    depth = compute_depths(graph)
     found = Layered([[] for _ in range(max(depth.values(), default=-1) + 1)])
     for node in graph.nodes:
         found.rows[depth[node.id]].append(node.id)
@@ -90,7 +90,7 @@ def _link(found: Layered, chain: Sequence[Place], new: Sequence[Place]) -> None:
             found.above[lower].append(upper)
 
 
-def depths(graph: Graph) -> dict[str, int]:
+def compute_depths(graph: Graph) -> dict[str, int]:
     """Return the layer of each node, 0 at the top."""
     depth = dict.fromkeys(graph.order, 0)
     below: dict[str, list[str]] = {each: [] for each in graph.order}
@@ -107,10 +107,10 @@ def depths(graph: Graph) -> dict[str, int]:
     return depth
 
 
-def ordered(found: Layered) -> None:
+def sort_rows(found: Layered) -> None:
     """Sort the rows so that few lines cross."""
     best = [list(row) for row in found.rows]
-    fewest = crossings(found)
+    fewest = count_crossings(found)
     for sweep in range(_sweeps(found)):
         if not fewest:
             break
@@ -118,7 +118,7 @@ def ordered(found: Layered) -> None:
         rows = range(1, len(found.rows)) if downwards else range(len(found.rows) - 2, -1, -1)
         for row in rows:
             _sort_row(found, row, downwards=downwards)
-        count = crossings(found)
+        count = count_crossings(found)
         if count < fewest:
             best, fewest = [list(row) for row in found.rows], count
     found.rows[:] = best
@@ -140,7 +140,7 @@ def _sort_row(found: Layered, row: int, *, downwards: bool) -> None:
     found.rows[row].sort(key=mean.__getitem__)
 
 
-def crossings(found: Layered) -> int:
+def count_crossings(found: Layered) -> int:
     """Return the number of pairs of lines that cross."""
     return sum(_crossings(found, row) for row in range(1, len(found.rows)))
 
@@ -174,7 +174,7 @@ def _add(tree: list[int], index: int) -> None:
         index += index & -index
 
 
-def centres(found: Layered, width_of: Callable[[Place], float], gap: float) -> dict[Place, float]:
+def compute_centers(found: Layered, width_of: Callable[[Place], float], gap: float) -> dict[Place, float]:
     """Return the horizontal center of each place; the leftmost box begins at 0."""
     x: dict[Place, float] = {}
     for row in found.rows:
@@ -208,7 +208,7 @@ def _place_row(
         (sum(x[each] for each in near[place]) / len(near[place]) if near[place] else x[place]) - offset
         for place, offset in zip(row, offsets, strict=True)
     ]
-    for place, at, offset in zip(row, not_falling(wanted), offsets, strict=True):
+    for place, at, offset in zip(row, fit_nondecreasing(wanted), offsets, strict=True):
         x[place] = at + offset
 
 
@@ -221,7 +221,7 @@ def _draw_near(
             x[place] = x[left] + (width_of(left) + width_of(place)) / 2 + gap
 
 
-def not_falling(wanted: Sequence[float]) -> list[float]:
+def fit_nondecreasing(wanted: Sequence[float]) -> list[float]:
     """Return the non-decreasing sequence that is nearest to the wanted one."""
     blocks: list[tuple[float, int]] = []
     for value in wanted:
@@ -256,18 +256,18 @@ class Line:
     def path(self) -> str:
         """Return the data of an SVG path whose curves leave and reach each row vertically."""
         (x, y), *rest = self.points
-        path = [f"M{pixels(x)} {pixels(y)}"]
+        path = [f"M{px_text(x)} {px_text(y)}"]
         for count, (right, below) in enumerate(rest):
             if count % 2 or right == x:
-                path.append(f"L{pixels(right)} {pixels(below)}")
+                path.append(f"L{px_text(right)} {px_text(below)}")
             else:
-                half = pixels((y + below) / 2)
-                path.append(f"C{pixels(x)} {half} {pixels(right)} {half} {pixels(right)} {pixels(below)}")
+                half = px_text((y + below) / 2)
+                path.append(f"C{px_text(x)} {half} {px_text(right)} {half} {px_text(right)} {px_text(below)}")
             x, y = right, below
         return "".join(path)
 
 
-def pixels(value: float) -> str:
+def px_text(value: float) -> str:
     """Return a length as text with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
@@ -295,13 +295,13 @@ def lay_out(graph: Graph) -> Layout:
     """
     if not graph.nodes:
         return Layout()
-    found = layered(graph)
-    ordered(found)
-    texts = {node.id: fitted(node.text) for node in graph.nodes}
+    found = make_layers(graph)
+    sort_rows(found)
+    texts = {node.id: shorten_label(node.text) for node in graph.nodes}
     widths: dict[Place, float] = {
-        each: max(_LEAST_WIDTH, letters(text) * LETTER_WIDTH + 2 * _PADDING) for each, text in texts.items()
+        each: max(_LEAST_WIDTH, text_width(text) * LETTER_WIDTH + 2 * _PADDING) for each, text in texts.items()
     }
-    x = centres(found, lambda place: widths.get(place, _BEND_WIDTH), GAP)
+    x = compute_centers(found, lambda place: widths.get(place, _BEND_WIDTH), GAP)
     y = {place: MARGIN + row * (BOX_HEIGHT + ROW_GAP) for row, places in enumerate(found.rows) for place in places}
     boxes = {
         node.id: Box(
@@ -335,19 +335,19 @@ def _points(
     return tuple((round(left, 1), round(top, 1)) for left, top in points)
 
 
-def letters(text: str) -> int:
+def text_width(text: str) -> int:
     """Return the width of a text in letters."""
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
-def fitted(text: str) -> str:
+def shorten_label(text: str) -> str:
     """Shorten a text to one line by leaving out its middle, because names often differ at their ends."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    if letters(line) <= MOST_LETTERS:
+    if text_width(line) <= MOST_LETTERS:
         return line
     head, tail = "", ""
-    while letters(head) < MOST_LETTERS // 2 - 2:
+    while text_width(head) < MOST_LETTERS // 2 - 2:
         head += line[len(head)]
-    while letters(tail) < MOST_LETTERS // 2 - 2:
+    while text_width(tail) < MOST_LETTERS // 2 - 2:
         tail = line[-len(tail) - 1] + tail
     return f"{head}{_ELLIPSIS}{tail}"

@@ -20,8 +20,8 @@ from latchwork.testing._faulty.plan import (
     Call,
     Fault,
     FaultKind,
+    FaultList,
     FaultPlan,
-    Listed,
     Operation,
     RandomFaults,
 )
@@ -51,7 +51,7 @@ class FaultyStore(Store):
     """
 
     def __init__(self, store: Store, plan: FaultPlan | Iterable[Fault] = (), *, lag_s: float | None = None) -> None:
-        self._listed = Listed(plan) if isinstance(plan, Iterable) else Listed(())
+        self._listed = FaultList(plan) if isinstance(plan, Iterable) else FaultList(())
         self._plan = None if isinstance(plan, Iterable) else plan
         self._deciding = threading.Lock()
         self._calls_made: list[Call] = []

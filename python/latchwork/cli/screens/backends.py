@@ -9,7 +9,7 @@ from latchwork._base.text import counted
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.schemes import SchemeSpec, installed_specs
 from latchwork.cli.options import Json, command
-from latchwork.cli.text import listed, say
+from latchwork.cli.text import print_list, say
 
 
 @command("latchwork backends", "latchwork backends --json | jq '.backends[].min_ttl_s'")
@@ -20,7 +20,7 @@ def backends(*, as_json: Json = False) -> None:
     """
     found = installed_specs()
     specs = [spec for spec in found.values() if isinstance(spec, SchemeSpec)]
-    listed("backends", specs, _row, plain=_plain, empty="no backends are installed", as_json=as_json)
+    print_list("backends", specs, _row, plain=_plain, empty="no backends are installed", as_json=as_json)
     if not as_json:
         for problem in found.values():
             if isinstance(problem, str):

@@ -15,8 +15,8 @@ from latchwork._base.text import counted, utc_text
 from latchwork.backends.url import parse_url
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Json, Url, command, wanted_url
-from latchwork.cli.outcome import NoCluster, attempted
+from latchwork.cli.options import Json, Url, command, require_url
+from latchwork.cli.outcome import NoCluster, try_read
 from latchwork.cli.text import Grid, Line, console, few, say_json, show
 from latchwork.jobs import ActiveRuns, ClusterState, JobState, inspect
 from latchwork.store import Store
@@ -49,7 +49,7 @@ def status(
         state = inspect(store)
         if state is None:
             raise NoCluster(
-                f"no cluster under /{parse_url(wanted_url(url)).root} of {store.url}; start a node with latchwork run"
+                f"no cluster under /{parse_url(require_url(url)).root} of {store.url}; start a node with latchwork run"
             )
         if as_json:
             say_json(to_json(state))
@@ -66,7 +66,7 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
     out, never = console(), Signal()
     with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
         while True:
-            state, failure = attempted(lambda: inspect(store))
+            state, failure = try_read(lambda: inspect(store))
             if as_json:
                 found = None if state is None else to_json(state)
                 say_json(found if failure is None else {"error": failure}, one_line=True)

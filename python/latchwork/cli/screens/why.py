@@ -12,7 +12,7 @@ from latchwork._base.text import normalize_utc_text, utc_text
 from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Grid, say, say_json, show, told
+from latchwork.cli.text import Grid, print_change, say, say_json, show
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
 from latchwork.jobs.cron import read_progress
@@ -69,7 +69,9 @@ def locks(
             if job is None or not (reason and reason.strip()):
                 raise UsageError("--force-release needs --job, and a --reason that others can understand later")
             record = Control(store).force_release(job, force_release, reason=reason)
-            told(f"{job} {record.item}: released, it was held by {record.holder}", asdict(record), as_json=as_json)
+            print_change(
+                f"{job} {record.item}: released, it was held by {record.holder}", asdict(record), as_json=as_json
+            )
             return
         else:
             state = state_of(store)

@@ -23,13 +23,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from latchwork._base.event import Signal
 from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging, quiet_logs
-from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
+from latchwork.cli.options import DrainS, Json, Url, command, group, parse_label, require_url
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs, try_read
+from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
+from latchwork.cli.text import Grid, Line, console, print_change, print_list, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.executor import (
+    DeadTask,
     Executor,
     ExecutorState,
     ExecutorWorker,
@@ -82,7 +83,7 @@ def progress_line(task_id: str, state: TaskState) -> str:
 
 
 @contextmanager
-def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
+def show_waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
     """Show the state of a task inside the context.
 
     Args:
@@ -199,8 +200,8 @@ def run(
         raise UsageError("what may be run? give --import MODULE, a module that has functions with @task")
     logging.basicConfig(level=logging.DEBUG if debugging() else logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
     functions = _functions(modules or ())
-    labels = dict(map(_label, label or ()))
-    with connect(wanted_url(url), observers=store_observers(probe_port)) as store:
+    labels = dict(map(parse_label, label or ()))
+    with connect(require_url(url), observers=store_observers(probe_port)) as store:
         worker = ExecutorWorker(
             store,
             name,
@@ -214,15 +215,8 @@ def run(
             session_ttl_s=session_ttl_s,
             max_attempts=max_attempts,
         )
-        with serving_worker("executor", worker, probe_host, probe_port, name=name):
+        with serve_worker("executor", worker, probe_host, probe_port, name=name):
             worker.run_forever(drain_s=drain_s)
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--label {text!r} is no NAME=VALUE, for example --label gpu=yes")
-    return name, value
 
 
 @command(
@@ -281,17 +275,17 @@ def submit(
     if not len(functions):
         raise UsageError(f"where is {function!r}? give --import MODULE, or MODULE:NAME")
     quiet_logs()
-    with connect(wanted_url(url)) as store, Executor(store, name, functions=functions, priority=priority) as whole:
+    with connect(require_url(url)) as store, Executor(store, name, functions=functions, priority=priority) as whole:
         pool = whole if target is None else whole.with_options(target=Member(target))
         if not wait:
-            with _own_mistakes():
+            with _report_as_usage_error():
                 made = pool.detached(function, *args, id=task_id, result_ttl_s=result_ttl_s, **kwargs).id
-            told(made, {"id": made}, as_json=as_json)
+            print_change(made, {"id": made}, as_json=as_json)
             return
-        with _own_mistakes():
+        with _report_as_usage_error():
             future: TaskFuture[Any] = pool.submit(function, *args, **kwargs)
         value = _waited(future, function, timeout_s)
-    say_value(value, as_json=as_json)
+    print_value(value, as_json=as_json)
 
 
 def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -307,7 +301,7 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 @contextmanager
-def _own_mistakes() -> Iterator[None]:
+def _report_as_usage_error() -> Iterator[None]:
     """Report errors of a call that has not been stored as mistakes in the command line."""
     try:
         yield
@@ -318,7 +312,7 @@ def _own_mistakes() -> Iterator[None]:
 def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
     """Return the value of a call. Ending the wait cancels the call."""
     try:
-        with waiting(function, future.state):
+        with show_waiting(function, future.state):
             return future.result(timeout_s or None)
     except BaseException as error:
         if future.done():
@@ -341,7 +335,7 @@ def refuse_own_error(error: BaseException, what: str) -> None:
         raise LatchworkError(f"task {what!r} raised {type(error).__name__}: {error}") from error
 
 
-def say_value(value: object, *, as_json: bool) -> None:
+def print_value(value: object, *, as_json: bool) -> None:
     """Print a value as JSON. Values that JSON does not know are printed as Python writes them."""
     say_json({"value": value} if as_json else value, one_line=not as_json, default=repr)
 
@@ -369,7 +363,7 @@ def status(
             return
         never = Signal()
         while True:
-            state, failure = attempted(lambda: inspect(store, name))
+            state, failure = try_read(lambda: inspect(store, name))
             if state is not None:
                 _show(state, as_json=as_json, one_line=True)
             elif as_json:
@@ -435,12 +429,7 @@ def tasks(
     """List tasks that have not ended, in the order in which they are taken, with their workers and waiting times."""
     with open_store(url, of_cluster=False) as store:
         found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state.value]
-    if as_json:
-        say_json({"tasks": [asdict(task) for task in found]})
-    elif found:
-        show(Grid(map(_task_row, found), right=("age_s", "taken")))
-    else:
-        say("no tasks")
+    print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken"), empty="no tasks", as_json=as_json)
 
 
 def _task_row(task: TaskRecord) -> dict[str, str]:
@@ -474,7 +463,7 @@ def cancel(
             now = _state(store, task_id, name)
             hint = "; with --interrupt it is stopped" if now == Phase.RUNNING.value else ""
             raise LatchworkError(f"task {task_id} is not cancelled: it is {now}{hint}")
-    told(f"{task_id}: cancelled", {"id": task_id, "cancelled": True}, as_json=as_json)
+    print_change(f"{task_id}: cancelled", {"id": task_id, "cancelled": True}, as_json=as_json)
 
 
 def _state(store: Store, task_id: str, name: str) -> str:
@@ -498,7 +487,7 @@ def result(
     with open_store(url, of_cluster=False) as store, Executor(store, name, functions=Functions()) as pool:
         ref = pool.ref(task_id)
         try:
-            with waiting(task_id, ref.state):
+            with show_waiting(task_id, ref.state):
                 value = ref.result(timeout_s or None)
         except TimeoutError as error:
             raise LatchworkError(str(error)) from None
@@ -507,7 +496,7 @@ def result(
             raise
         if forget:
             ref.forget()
-    say_value(value, as_json=as_json)
+    print_value(value, as_json=as_json)
 
 
 @command("latchwork executor finished", "latchwork executor finished --limit 1000 --json")
@@ -521,12 +510,7 @@ def finished(
     """List detached tasks that have ended and are still stored, the first ones to expire first."""
     with open_store(url, of_cluster=False) as store:
         found = finished_tasks(store, name, limit=limit)
-    if as_json:
-        say_json({"tasks": [asdict(task) for task in found]})
-    elif found:
-        show(Grid(map(_finished_row, found)))
-    else:
-        say("no finished tasks")
+    print_list("tasks", found, _finished_row, plain=asdict, empty="no finished tasks", as_json=as_json)
 
 
 def _finished_row(task: FinishedTask) -> dict[str, str]:
@@ -566,7 +550,7 @@ def forget(
             count = int(forget_task(store, task_id, name))
     if task_id is not None and not count:
         raise NoSuchTask(f"no detached task {task_id!r} is stored")
-    told(f"{counted(count, 'task')} forgotten", {"forgotten": count}, as_json=as_json)
+    print_change(f"{counted(count, 'task')} forgotten", {"forgotten": count}, as_json=as_json)
 
 
 @command("latchwork executor dead list", "latchwork executor dead list --json")
@@ -580,13 +564,11 @@ def dead_list(
     """List dead letters: tasks that were taken too often without ending, with the last reason."""
     with open_store(url, of_cluster=False) as store:
         found = dead_tasks(store, name, limit=limit)
-    if as_json:
-        say_json({"dead": [asdict(each) for each in found]})
-    elif found:
-        rows = [{name: str(value) for name, value in asdict(each).items()} for each in found]
-        show(Grid(rows, right=("attempts",)))
-    else:
-        say("no dead letters")
+    print_list("dead", found, _dead_row, plain=asdict, right=("attempts",), empty="no dead letters", as_json=as_json)
+
+
+def _dead_row(task: DeadTask) -> dict[str, str]:
+    return {name: str(value) for name, value in asdict(task).items()}
 
 
 @command("latchwork executor dead revive d.nightly.0")
@@ -594,7 +576,7 @@ def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_j
     """Requeue a dead letter of a detached task. Its attempts so far count."""
     with open_store(url, of_cluster=False) as store:
         task_id = requeue_task(store, letter, name)
-    told(f"{task_id}: queued again", {"id": task_id}, as_json=as_json)
+    print_change(f"{task_id}: queued again", {"id": task_id}, as_json=as_json)
 
 
 @command("latchwork executor dead drop d.nightly.0")
@@ -602,7 +584,7 @@ def dead_drop(letter: Letter, *, name: Name = "default", url: Url = None, as_jso
     """Delete a dead letter permanently."""
     with open_store(url, of_cluster=False) as store:
         drop_task(store, letter, name)
-    told(f"{letter}: dropped", {"letter": letter}, as_json=as_json)
+    print_change(f"{letter}: dropped", {"letter": letter}, as_json=as_json)
 
 
 executor_app = group(

@@ -18,11 +18,11 @@ from rich.live import Live
 from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging
-from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
+from latchwork.cli.options import DrainS, Json, Url, command, group, require_url
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, try_read
+from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
+from latchwork.cli.text import Grid, Line, console, print_change, say, say_json, show
 from latchwork.drawing import to_dot, to_mermaid, to_svg
 from latchwork.errors import BadRecord, LatchworkError, WaitTimeout
 from latchwork.plans import (
@@ -92,7 +92,7 @@ def worker(
     Start it several times, on one machine or many. Each task is taken by one worker. Events are logged to stderr. A
     second signal does not wait for running tasks.
     """
-    where = wanted_url(url)
+    where = require_url(url)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
     for each in modules:
@@ -101,7 +101,7 @@ def worker(
         raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
     with connect(where, observers=store_observers(probe_port)) as store:
         node = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
-        with serving_worker("plans", node, probe_host, probe_port, name=name):
+        with serve_worker("plans", node, probe_host, probe_port, name=name):
             node.run_forever(drain_s=drain_s)
 
 
@@ -175,7 +175,7 @@ def _watch(store: Store, handle: PlanHandle, interval_s: float, *, as_json: bool
         while True:
             body: list[Line | Grid]
             document: dict[str, object]
-            found, failure = attempted(lambda: _looked(handle))
+            found, failure = try_read(lambda: _looked(handle))
             if found is None:
                 body, document = [Line(f"error: {failure}", "red")], {"error": failure or ""}
             else:
@@ -297,7 +297,7 @@ def cancel(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Js
     """Cancel a plan: running tasks are asked to stop, and no more start. Workers do it; the command does not wait."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).cancel()
-    told(f"{plan}: cancelling", {"plan": plan, "state": PlanState.CANCELLING.value}, as_json=as_json)
+    print_change(f"{plan}: cancelling", {"plan": plan, "state": PlanState.CANCELLING.value}, as_json=as_json)
 
 
 @command("latchwork plans recover 3f2a")
@@ -305,7 +305,7 @@ def recover(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: J
     """Retry the failed, skipped and canceled tasks of a plan that has ended. Existing results are kept."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).recover()
-    told(f"{plan}: recovering", {"plan": plan, "state": PlanState.RECOVERING.value}, as_json=as_json)
+    print_change(f"{plan}: recovering", {"plan": plan, "state": PlanState.RECOVERING.value}, as_json=as_json)
 
 
 @command("latchwork plans rm 3f2a")
@@ -316,7 +316,7 @@ def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json =
         with suppress(BadRecord):
             handle.state()
         handle.remove()
-    told(f"{plan}: removed", {"plan": plan, "removed": True}, as_json=as_json)
+    print_change(f"{plan}: removed", {"plan": plan, "removed": True}, as_json=as_json)
 
 
 @command("latchwork plans sweep")
@@ -324,7 +324,7 @@ def sweep(*, name: Name = "default", url: Url = None, as_json: Json = False) -> 
     """Remove drafts of dead builders, leftovers of removed plans, and expired plans and results."""
     with open_store(url, of_cluster=False) as store:
         count = Plans(store, name).sweep()
-    told(f"swept {counted(count, 'plan')}", {"plans": count}, as_json=as_json)
+    print_change(f"swept {counted(count, 'plan')}", {"plans": count}, as_json=as_json)
 
 
 @contextmanager

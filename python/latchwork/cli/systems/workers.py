@@ -18,10 +18,10 @@ from rich.live import Live
 from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Json, Url, command, group, wanted_url
-from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, ended_by_sigterm, quiet_logs, report
+from latchwork.cli.options import Json, Url, command, group, parse_label, require_url
+from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, exit_on_sigterm, quiet_logs, report
 from latchwork.cli.probe import METRICS_TYPE, ProbeHost, ProbePort, metric, process_metrics, served, store_observers
-from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
+from latchwork.cli.text import Grid, Line, console, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.primitives.barrier import BarrierState
 from latchwork.store import Store, connect
@@ -119,7 +119,7 @@ def run(
     does so if all its workers run here, else the others wait for this host to return. With --json the outcome is
     printed to stdout at the end: also pass --logs, or the output of the processes is mixed in.
     """
-    where = wanted_url(url)
+    where = require_url(url)
     quiet_logs()
     name = host or socket.gethostname()
     is_whole = per_host is None or per_host == workers
@@ -139,7 +139,7 @@ def run(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with ended_by_sigterm(TERMINATED), connect(where, observers=store_observers(probe_port)) as store:
+    with exit_on_sigterm(TERMINATED), connect(where, observers=store_observers(probe_port)) as store:
         agent = LocalAgent(store, group_name, order, namespace=namespace)
         try:
             with agent, served(f"group {group_name}", probe_host, probe_port, lambda path: _answer(agent, path)):
@@ -273,7 +273,7 @@ def submit(
     The remains of an earlier run without running workers are replaced. A group with running workers is refused, and
     so is one that no worker has joined yet.
     """
-    labels = dict(map(_label, label or ()))
+    labels = dict(map(parse_label, label or ()))
     with open_store(url, of_cluster=False) as store:
         handle = submit_group(
             store,
@@ -286,14 +286,7 @@ def submit(
             replace=replace,
         )
     line = f"{group_name}: submitted with {counted(workers, 'worker')}, run {handle.run}"
-    told(line, {"group": group_name, "run": handle.run, "workers": workers}, as_json=as_json)
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--label {text!r} is not NAME=TEXT, for example --label team=vision")
-    return name, value
+    print_change(line, {"group": group_name, "run": handle.run, "workers": workers}, as_json=as_json)
 
 
 @command("latchwork workers list", "latchwork workers list --json")
@@ -467,7 +460,7 @@ def scale(
     """Change the number of workers of a group. Workers with the highest ranks are removed first and must stop."""
     with open_store(url, of_cluster=False) as store:
         _found(store, group_name, namespace).scale(workers)
-    told(
+    print_change(
         f"{group_name}: scaled to {counted(workers, 'worker')}",
         {"group": group_name, "workers": workers},
         as_json=as_json,
@@ -487,7 +480,9 @@ def terminate(
     with open_store(url, of_cluster=False) as store:
         handle = _found(store, group_name, namespace)
         handle.terminate(why)
-    told(f"{group_name}: terminated, run {handle.run}", {"group": group_name, "run": handle.run}, as_json=as_json)
+    print_change(
+        f"{group_name}: terminated, run {handle.run}", {"group": group_name, "run": handle.run}, as_json=as_json
+    )
 
 
 def _found(store: Store, group_name: str, namespace: str) -> GroupHandle:
@@ -529,7 +524,7 @@ def sweep(
         f"removed {counted(len(swept.groups), 'group')}, {counted(len(swept.runs), 'old run')}, "
         f"{counted(len(swept.ended), 'final record')}"
     )
-    told(line, to_builtins(swept), as_json=as_json)
+    print_change(line, to_builtins(swept), as_json=as_json)
 
 
 workers_app = group(

@@ -76,7 +76,7 @@ class FaultyBackend(Backend):
         self._watches: list[FaultyWatch] = []
         self._cut: object | None = None
         self._closed = False
-        self._replica = StaleReplica(lag_s, self.later) if lag_s is not None else None
+        self._replica = StaleReplica(lag_s, self.call_later) if lag_s is not None else None
         if self._replica is not None:
             self._replica.follow(inner)
 
@@ -161,7 +161,7 @@ class FaultyBackend(Backend):
         for watch in watches:
             watch.silence()
         for session in sessions:
-            self.later(session.ttl_s, partial(self._run_out, session, cut))
+            self.call_later(session.ttl_s, partial(self._run_out, session, cut))
 
     def reconnect(self) -> None:
         """Let calls and events through again."""
@@ -222,14 +222,14 @@ class FaultyBackend(Backend):
             if watch in self._watches:
                 self._watches.remove(watch)
 
-    def event(self, prefix: str) -> Fault | None:
+    def fault_for_event(self, prefix: str) -> Fault | None:
         """Return the plan's fault for an event of a watch."""
         fault = self._decide("event", (prefix,))
         if fault is not None:
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
 
-    def later(self, delay_s: float, call: Callable[[], object]) -> None:
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Call a function after a delay, unless the backend is closed by then."""
         self._timer_for_use().call_later(delay_s, call)
 
@@ -256,7 +256,7 @@ class FaultyBackend(Backend):
 
     def _run_out_unless(self, session: BackendSession, ending: Future[None]) -> None:
         if ending.cancelled() or ending.exception() is not None:
-            self.later(session.ttl_s, session.close)
+            self.call_later(session.ttl_s, session.close)
 
     def _opened(self, session: BackendSession) -> BackendSession:
         wrapped = FaultySession(self, session)
@@ -297,7 +297,7 @@ class FaultyBackend(Backend):
             return drive(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
-                self.later(fault.delay_s, send)  # the answer is not awaited
+                self.call_later(fault.delay_s, send)  # the answer is not awaited
             return failed(_cut(what, writes=writes))
         if kind == "drop":
             return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
@@ -368,19 +368,19 @@ def _cut(what: str, *, writes: bool) -> Exception:
     return Unavailable(f"{what}: the connection broke; try again")
 
 
-class Opener(Protocol):
+class WatchOwner(Protocol):
     """The part of ``FaultyBackend`` that a watch uses."""
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
     def forget(self, watch: FaultyWatch) -> None: ...
-    def event(self, prefix: str) -> Fault | None: ...
-    def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
+    def fault_for_event(self, prefix: str) -> Fault | None: ...
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None: ...
 
 
 class FaultyWatch:
     """A watch that can be silent, break and be late. It delivers events in order, one at a time."""
 
-    def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
+    def __init__(self, backend: WatchOwner, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
         self._prefix = prefix
         self._sink = sink
@@ -427,7 +427,7 @@ class FaultyWatch:
     def break_off(self, silent_s: float) -> None:
         """Be silent, then start again."""
         self.silence()
-        self._backend.later(silent_s, self.open)
+        self._backend.call_later(silent_s, self.open)
 
     def close(self) -> None:
         """See ``BackendWatch.close``."""
@@ -443,14 +443,14 @@ class FaultyWatch:
             if opening != self._opening or self._closed:
                 return
             self._queue.append(event)
-        fault = self._backend.event(self._prefix)
+        fault = self._backend.fault_for_event(self._prefix)
         if fault is not None:
             with self._state:
                 self._held = True
             if fault.kind == "cut_watch":
-                self._backend.later(0.0, lambda: self._cut(opening, fault.delay_s))
+                self._backend.call_later(0.0, lambda: self._cut(opening, fault.delay_s))
             else:
-                self._backend.later(fault.delay_s, lambda: self._release(opening))
+                self._backend.call_later(fault.delay_s, lambda: self._release(opening))
         self._pump()
 
     def _cut(self, opening: int, silent_s: float) -> None:

@@ -112,7 +112,7 @@ class FaultPlan(Protocol):
         ...
 
 
-class Listed:
+class FaultList:
     """A list of faults, each of which counts its own matching calls. The first one that is due wins."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:

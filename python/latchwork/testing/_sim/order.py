@@ -44,7 +44,7 @@ class Order:
             choice = self._chance.randrange(1 << 16)
         return choice
 
-    def follow(self, choice: int, others: int) -> int:
+    def record_choice(self, choice: int, others: int) -> int:
         """Record a decision to preempt, and return which of the other threads it selects."""
         self.decisions[self.points] = choice
         return choice % others
@@ -57,4 +57,4 @@ class Order:
             choice = self._chance.randrange(ready)
         if choice is None or choice % ready == 0:
             return 0
-        return self.follow(choice, ready)
+        return self.record_choice(choice, ready)

@@ -124,7 +124,7 @@ def stack_of(thread: threading.Thread | None) -> str:
     return "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)"
 
 
-def where(frame: FrameType | None) -> str:
+def describe_frame(frame: FrameType | None) -> str:
     """Return the innermost place that is not part of the threading machinery."""
     while frame is not None and frame.f_code.co_filename in _MACHINERY:
         frame = frame.f_back

@@ -18,11 +18,11 @@ from latchwork.testing._sim.tasks import (
     TooLong,
     Turn,
     Unwind,
+    describe_frame,
     frame_of,
     hide,
     stack_of,
     thread_failed,
-    where,
 )
 
 hide(__file__)
@@ -110,7 +110,7 @@ class Turns:
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
-        _see_off(task)
+        _join_previous(task)
         try:
             if not task.unwinds:
                 run()
@@ -138,7 +138,7 @@ class Turns:
         if choice is not None:
             ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
             if ready:
-                self._switch(task, ready[self._order.follow(choice, len(ready))])
+                self._switch(task, ready[self._order.record_choice(choice, len(ready))])
 
     def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
         """Wait until a lock is free. Return False after the timeout."""
@@ -191,16 +191,18 @@ class Turns:
     def _next(self) -> Task:
         while True:
             if self._failure is not None or len(self.trace) > self._max_turns:
-                return self._fail(TooLong(f"{self._max_turns} turns were not enough; {self._picture()}"))
+                return self._fail(TooLong(f"{self._max_turns} turns were not enough; {self._describe_threads()}"))
             ready = [task for task in self._tasks if task.can_run(self._now)]
             if ready:
                 return ready[self._order.choose(len(ready))]
             times = [at for at in (task.next_at() for task in self._tasks) if at is not None]
             if not times:
-                return self._fail(Deadlock(f"no thread can continue; {self._picture()}"))
+                return self._fail(Deadlock(f"no thread can continue; {self._describe_threads()}"))
             self._now = max(self._now, min(times))
             if self.elapsed_s > self._max_time_s:
-                return self._fail(TooLong(f"{self._max_time_s:g} virtual seconds were not enough; {self._picture()}"))
+                return self._fail(
+                    TooLong(f"{self._max_time_s:g} virtual seconds were not enough; {self._describe_threads()}")
+                )
 
     def _fail(self, error: BaseException) -> Task:
         """End the run with the first error. The first thread continues and raises it."""
@@ -220,7 +222,7 @@ class Turns:
             self._current = target
             target.gate.release()
             self._await_turn(task)
-            _see_off(task)
+            _join_previous(task)
         if task.unwinds:
             raise Unwind
         if task is self._root and self._failure is not None and not self._ending:
@@ -267,17 +269,17 @@ class Turns:
     def _task_of(self, thread: threading.Thread) -> Task | None:
         return next((task for task in self._tasks if task.thread is thread), None)
 
-    def _picture(self) -> str:
+    def _describe_threads(self) -> str:
         """Return where each thread is."""
         lines = [
-            f"{task.name}{' (killed)' if task.is_killed else ''}: {where(frame_of(task.thread))}"
+            f"{task.name}{' (killed)' if task.is_killed else ''}: {describe_frame(frame_of(task.thread))}"
             for task in self._tasks
             if not task.is_done
         ]
         return "; ".join(lines)
 
 
-def _see_off(task: Task) -> None:
+def _join_previous(task: Task) -> None:
     """Wait for the real end of the previous thread, so that its last releases happen in every run."""
     ended, task.follows = task.follows, None
     if ended is not None:

@@ -20,9 +20,9 @@ from latchwork.spi import (
     console,
     counted,
     quiet_logs,
+    require_url,
     say_json,
     show,
-    wanted_url,
 )
 from latchwork_testkit.cluster_bench import BenchOptions, Figures, Goal, goals, measure
 
@@ -86,7 +86,7 @@ def cluster(
     quota.
     """
     quiet_logs()
-    url = wanted_url(url)
+    url = require_url(url)
     if deaths >= workers:
         raise UsageError(f"--deaths is {deaths} and --workers {workers}; at least one worker has to stay")
     options = BenchOptions(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.spi import Json, UsageError, command, group, listed, told
+from latchwork.spi import Json, UsageError, command, group, print_change, print_list
 from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, open_database, resolve_home
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: J
     with _accounts(home, database) as accounts:
         rows = accounts.accounts()
     empty = "no users; create one with `latchwork workflows users set NAME --role admin --password`"
-    listed("users", rows, _account_row, plain=_account_json, empty=empty, as_json=as_json)
+    print_list("users", rows, _account_row, plain=_account_json, empty=empty, as_json=as_json)
 
 
 def _account_json(each: Account) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def set_user(
             accounts.set_enabled(name, on, by=by)
         (found,) = (each for each in accounts.accounts() if each.name == name)
     line = f"user {name} {'created' if is_new else 'updated'}: {_account_row(found)['roles']}"
-    told(line, {"is_new": is_new, **_account_json(found)}, as_json=as_json)
+    print_change(line, {"is_new": is_new, **_account_json(found)}, as_json=as_json)
 
 
 @command("latchwork workflows users link ann", "latchwork workflows users link ann --at https://flows.example.org")
@@ -125,7 +125,7 @@ def link_user(
         if any(each.name == name and not each.enabled for each in accounts.accounts()):
             raise UsageError(f"user {name} is disabled; `latchwork workflows users set {name} --on` enables it again")
         link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name, by=getpass.getuser())}"
-    told(link, {"user": name, "link": link}, as_json=as_json)
+    print_change(link, {"user": name, "link": link}, as_json=as_json)
 
 
 def _check_names(name: str, project: str) -> None:

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latchwork.errors import BadRecord
-from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
+from latchwork.spi import (
+    FAILURE,
+    Json,
+    Line,
+    UsageError,
+    command,
+    print_change,
+    printable,
+    read_json,
+    say,
+    say_json,
+    show,
+)
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
 from latchwork_workflows.cli.runs import STYLES, RunId, check_task, run_detail_json
 
@@ -120,7 +132,7 @@ def start(
         )
         number = asked.id()
         if not (wait or follow):
-            told(f"run {number} of {name} started", {"run": number}, as_json=as_json)
+            print_change(f"run {number} of {name} started", {"run": number}, as_json=as_json)
             return
         if not as_json:
             say(f"run {number} of {name} started")
@@ -241,7 +253,7 @@ def _run_command(action: str, about: str, *lines: str, option: tuple[str, Any, o
             found = client.runs.wait(run) if wait else client.runs.get(run)
             cause = _failure_causes(client, found) if wait else []
         document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
-        told(f"run {run}: {action} done; the run is {found.state.value}", document, as_json=as_json)
+        print_change(f"run {run}: {action} done; the run is {found.state.value}", document, as_json=as_json)
         if not as_json:
             _print_causes(cause)
 
@@ -306,7 +318,9 @@ def _task_command(action: str, outcome: str, about: str, *lines: str) -> Any:
         document = {"run": run, "command": number, "state": after.state.value, "task": task}
         document["task_state"] = after.task_states.get(task, "")
         hint = "; recover it to run the tasks that follow" if after.state.value in {"failure", "stopped"} else ""
-        told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
+        print_change(
+            f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json
+        )
 
     force.__doc__ = about
     force.__name__ = action

@@ -15,11 +15,11 @@ from latchwork.spi import (
     UsageError,
     command,
     group,
-    listed,
+    print_change,
+    print_list,
     say,
     say_json,
     show,
-    told,
     utc_text,
 )
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, open_client, resolve_home
@@ -71,7 +71,7 @@ def alerts(
     with open_client(resolve_home(home, database), url) as client:
         if resend is not None:
             client.alerts.resend(resend)
-            told(f"delivery {resend} will be sent again", {"delivery": resend}, as_json=as_json)
+            print_change(f"delivery {resend} will be sent again", {"delivery": resend}, as_json=as_json)
             return
         found = client.alerts.list(state=state, run=run, limit=limit)
     if as_json:
@@ -90,7 +90,7 @@ def channels_list(
     with open_client(resolve_home(home, database), url) as client:
         found = client.channels.list()
     empty = "no channels; create one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
-    listed("channels", found, _channel_row, plain=lambda each: each.model_dump(), empty=empty, as_json=as_json)
+    print_list("channels", found, _channel_row, plain=lambda each: each.model_dump(), empty=empty, as_json=as_json)
 
 
 @command(
@@ -129,7 +129,7 @@ def channels_set(
     with open_client(resolve_home(home, database), url) as client:
         is_new = client.channels.set(name, kind, options, enabled=not disabled)
     what = "created" if is_new else "updated"
-    told(f"channel {name} {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
+    print_change(f"channel {name} {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
 
 
 @command("latchwork workflows channels rm ops")
@@ -139,7 +139,7 @@ def channels_rm(
     """Delete a channel. Its pending deliveries wait for a new channel of this name, and finally fail."""
     with open_client(resolve_home(home, database), url) as client:
         client.channels.remove(name)
-    told(f"channel {name} deleted", {"channel": name}, as_json=as_json)
+    print_change(f"channel {name} deleted", {"channel": name}, as_json=as_json)
 
 
 @command("latchwork workflows channels test ops")

@@ -16,11 +16,11 @@ from latchwork.spi import (
     UsageError,
     command,
     counted,
-    listed,
+    print_change,
+    print_list,
     say,
     say_json,
     show,
-    told,
     utc_text,
 )
 from latchwork_workflows.cli.actions import DryRun, NoCache, Params, PriorityWord, parse_params
@@ -107,7 +107,7 @@ def backfill(
         if behind:
             line += f"; backfills of {', '.join(behind)} follow"
         if not wait:
-            told(line, _backfill_json(found), as_json=as_json)
+            print_change(line, _backfill_json(found), as_json=as_json)
             return
         if not as_json:
             say(line)
@@ -138,7 +138,9 @@ def backfills(
     with open_client(resolve_home(home, database), url) as client:
         found = client.backfills.list(name, limit=limit)
     right = ("backfill", "version", "runs", "parallel")
-    listed("backfills", found, _backfill_row, plain=_backfill_json, right=right, empty="no backfills", as_json=as_json)
+    print_list(
+        "backfills", found, _backfill_row, plain=_backfill_json, right=right, empty="no backfills", as_json=as_json
+    )
 
 
 @command("latchwork workflows stop-backfill 3")
@@ -159,7 +161,7 @@ def stop_backfill(
     with open_client(resolve_home(home, database, store), url) as client:
         client.commands.wait(client.backfills.stop(number))
         found = client.backfills.wait(number) if wait else client.backfills.get(number)
-    told(f"backfill {number}: {found.state.value}, {_counts(found)}", _backfill_json(found), as_json=as_json)
+    print_change(f"backfill {number}: {found.state.value}, {_counts(found)}", _backfill_json(found), as_json=as_json)
 
 
 def _dates(first: str | None, last: str | None, dates: str | None) -> DateRange | Sequence[date]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latchwork.spi import Json, UsageError, command, group, listed, told
+from latchwork.spi import Json, UsageError, command, group, print_change, print_list
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, open_client, resolve_home
 
 #: As people write the grantee that stands for all projects.
@@ -31,7 +31,7 @@ def list_grants(
     """List the projects that may use the workflows of another project."""
     with open_client(resolve_home(home, database), url) as client:
         found = client.grants.list(project)
-    listed(
+    print_list(
         "grants",
         found,
         lambda each: {"project": each.project, "used by": each.grantee or _ALL, "role": each.role},
@@ -68,7 +68,7 @@ def set_grant(
     with open_client(resolve_home(home, database), url) as client:
         client.grants.set(project, _named(grantee), role)
     document = {"project": project, "grantee": _named(grantee), "role": role}
-    told(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
+    print_change(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
 
 
 @command("latchwork workflows grants rm billing reports")
@@ -85,7 +85,7 @@ def remove_grant(
     with open_client(resolve_home(home, database), url) as client:
         client.grants.remove(project, _named(grantee))
     document = {"project": project, "grantee": _named(grantee), "removed": True}
-    told(f"project {grantee} may not use project {project} any more", document, as_json=as_json)
+    print_change(f"project {grantee} may not use project {project} any more", document, as_json=as_json)
 
 
 def _named(grantee: str) -> str:

@@ -22,13 +22,13 @@ from latchwork.spi import (
     command,
     counted,
     group,
+    print_change,
     refuse_readers,
     renamed,
     say,
     say_json,
-    serving_worker,
+    serve_worker,
     store_observers,
-    told,
 )
 from latchwork_workflows.cli.options import (
     DatabaseUrl,
@@ -181,7 +181,7 @@ def init(
     finally:
         opened.close()
     line = f"database {opened.url} is ready, with {counted(found.shards, 'shard')}"
-    told(line, {"database": opened.url, "id": found.id, "shards": found.shards}, as_json=as_json)
+    print_change(line, {"database": opened.url, "id": found.id, "shards": found.shards}, as_json=as_json)
 
 
 @command("latchwork workflows upgrade")
@@ -193,7 +193,7 @@ def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json
     with open_database(where) as opened:
         found = initialize(opened)
         document = {"database": opened.url, "id": found.id, "shards": found.shards}
-        told(f"database {opened.url} is up to date", document, as_json=as_json)
+        print_change(f"database {opened.url} is up to date", document, as_json=as_json)
 
 
 @node_command(
@@ -241,7 +241,7 @@ def master(
     more["secrets"] = Secrets(secrets or where.secrets)
     with open_database(where) as opened, open_store(where, store_observers(probe_port)) as there:
         node = Master(opened, there, **more)
-        probes = serving_worker("workflows_master", node, probe_host, probe_port)
+        probes = serve_worker("workflows_master", node, probe_host, probe_port)
         with probes, stop_on_signal(partial(node.close, 0.0)) as stop, node:
             if where.has_logs:
                 _set_log_owner(more["logs"], installation_of(opened).id)
@@ -306,7 +306,7 @@ def worker(
         )
         say(f"worker {node.name} runs tasks of {', '.join(node.options.groups)}")
         sys.stdout.flush()
-        with serving_worker("workflows_worker", node, probe_host, probe_port):
+        with serve_worker("workflows_worker", node, probe_host, probe_port):
             node.run_forever()
 
 
@@ -336,7 +336,7 @@ def adopt_store(
                 abort=True,
             )
         found = adopt(opened, there, Keys())
-        told(f"store {there.url} now belongs to database {opened.url}", {"id": found.id}, as_json=as_json)
+        print_change(f"store {there.url} now belongs to database {opened.url}", {"id": found.id}, as_json=as_json)
 
 
 Whose = Annotated[

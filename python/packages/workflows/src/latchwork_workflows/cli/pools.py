@@ -13,11 +13,11 @@ from latchwork.spi import (
     command,
     counted,
     group,
-    listed,
+    print_change,
+    print_list,
     say,
     say_json,
     show,
-    told,
     utc_text,
 )
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, open_client, resolve_home
@@ -43,7 +43,7 @@ def list_(
         found = client.pools.list()
     empty = "no pools; applying a workflow that names a pool creates it with a size of 1"
     right = ("size", "running", "waiting")
-    listed("pools", found, _row, plain=lambda each: each.model_dump(), right=right, empty=empty, as_json=as_json)
+    print_list("pools", found, _row, plain=lambda each: each.model_dump(), right=right, empty=empty, as_json=as_json)
 
 
 def _row(found: Pool) -> dict[str, str]:
@@ -122,7 +122,7 @@ def set_(
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
     with open_client(resolve_home(home, database, store), url) as client:
         made = client.pools.set(name, size, admission)
-    told(f"pool {name} has a size of {size}", made.model_dump(), as_json=as_json)
+    print_change(f"pool {name} has a size of {size}", made.model_dump(), as_json=as_json)
 
 
 @command("latchwork workflows pools rm warehouse")
@@ -138,7 +138,7 @@ def rm(
     """Remove a pool that no workflow names."""
     with open_client(resolve_home(home, database, store), url) as client:
         client.pools.remove(name)
-    told(f"pool {name} deleted", {"name": name, "removed": True}, as_json=as_json)
+    print_change(f"pool {name} deleted", {"name": name, "removed": True}, as_json=as_json)
 
 
 pools_app = group("Pools, which limit how many tasks run at a time.", list=list_, show=show_, set=set_, rm=rm)

@@ -15,7 +15,7 @@ from latchwork.spi import (
     Line,
     UsageError,
     command,
-    listed,
+    print_list,
     printable,
     say,
     say_json,
@@ -61,7 +61,7 @@ def runs(
     with open_client(resolve_home(home, database), url) as client:
         rows = client.runs.list(name, state=state, limit=limit)
     right = ("run", "version", "took_s")
-    listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
+    print_list("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
 
 
 def _run_json(run: Run) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def workers(
     with open_client(resolve_home(home, database, store), url) as client:
         found = client.workers.list()
     empty = "no workers are online; start one with `latchwork workflows worker`"
-    listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
+    print_list("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
 
 
 def _worker_json(worker: Worker) -> dict[str, Any]:

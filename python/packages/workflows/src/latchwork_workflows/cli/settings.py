@@ -16,12 +16,12 @@ from latchwork.spi import (
     command,
     counted,
     group,
-    listed,
+    print_change,
+    print_list,
     printable,
     say,
     say_json,
     show,
-    told,
 )
 from latchwork_workflows.cli.actions import parse_value
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, open_client, resolve_home
@@ -307,7 +307,7 @@ def _list(
 ) -> None:
     with opened as client:
         found = getattr(client, f"{kind}s").list(project or None)
-    listed(
+    print_list(
         f"{kind}s",
         found,
         lambda each: {"project": each.project or "(all)", "name": each.name, **cells(each)},
@@ -319,7 +319,7 @@ def _list(
 
 def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool) -> None:
     line = f"{kind} {name} of {_project_text(project)} {'created' if is_new else 'updated'}"
-    told(line, {kind: name, "project": project, "is_new": is_new}, as_json=as_json)
+    print_change(line, {kind: name, "project": project, "is_new": is_new}, as_json=as_json)
 
 
 def _remove(

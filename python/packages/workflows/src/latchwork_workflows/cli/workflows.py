@@ -18,11 +18,11 @@ from latchwork.spi import (
     command,
     counted,
     import_module,
-    listed,
+    print_change,
+    print_list,
     say,
     say_json,
     show,
-    told,
     utc_text,
 )
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
@@ -93,7 +93,7 @@ def apply(
         plain = parse(text)
         found = client.workflows.apply(plain, online=False if offline else None)
     name = f"{found.project}.{found.name}"
-    told(f"{name}: version {found.version} {_applied_text(found)}", _applied_json(found), as_json=as_json)
+    print_change(f"{name}: version {found.version} {_applied_text(found)}", _applied_json(found), as_json=as_json)
 
 
 @command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
@@ -174,7 +174,7 @@ def list_(
     with open_client(resolve_home(home, database), url) as client:
         rows = client.workflows.list(contains)
     empty = "no workflows; create one with `latchwork workflows apply` or `deploy`"
-    listed("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
+    print_list("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
 
 
 def _row(row: WorkflowRow) -> dict[str, Any]:
@@ -274,7 +274,9 @@ def offline(
 def _set_online(name: str, where: Home, url: str | None, *, as_json: bool, is_online: bool) -> None:
     with open_client(where, url) as client:
         client.workflows.set_online(name, online=is_online)
-    told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
+    print_change(
+        f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json
+    )
 
 
 def _print_last_fire(last: LastFire) -> None:
