@@ -29,7 +29,10 @@ class Clock(Protocol):
     """Time and waiting. Thread-safe."""
 
     def now(self) -> float:
-        """Return seconds from an arbitrary zero. The clock never goes back and runs through suspend."""
+        """Return a time in seconds since an arbitrary start.
+
+        The clock never goes back, and continues while the machine sleeps.
+        """
         ...
 
     def wait(self, signal: Signal, timeout_s: float | None = None) -> bool:
@@ -37,9 +40,11 @@ class Clock(Protocol):
         ...
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition, perhaps for less than the timeout. Return False after the timeout.
+        """Wait for a condition variable that the caller holds, perhaps for less than the timeout.
 
-        The caller checks its condition again.
+        Return False after it.
+
+        The caller must check its condition again.
         """
         ...
 
@@ -66,9 +71,10 @@ class SystemClock:
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition, in the main thread for at most one slice. Return False after the timeout.
+        """Wait for a condition variable that the caller holds. Return False after the timeout.
 
-        The caller checks after each slice, because a notification at the end of a slice may be lost.
+        In the main thread the wait is divided into slices, so that signal handlers run. The caller must check its
+        condition after each slice, because a notification at the end of a slice may be lost.
         """
         if threading.get_ident() != threading.main_thread().ident and (timeout_s or 0.0) < _LONGEST_WAIT_S:
             return condition.wait(timeout_s)
@@ -78,7 +84,7 @@ class SystemClock:
 
 
 def _slice_s(timeout_s: float | None) -> float | None:
-    """Return the longest wait for one system call in seconds; None for an endless wait."""
+    """Return the maximum duration of one system call that waits, in seconds. None means no limit."""
     is_main = threading.get_ident() == threading.main_thread().ident
     if timeout_s is None:
         return SIGNALS_S if is_main else None

@@ -184,7 +184,7 @@ _NOT_APPLIED = (Unavailable, QuotaExceeded, AuthenticationFailed, PermissionDeni
 
 
 def after_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
-    """Return the error that ends an operation: ``error``, or an ``OutcomeUnknown`` instead of it.
+    """Return the error that an operation should raise: ``error``, or an ``OutcomeUnknown`` in its place.
 
     An operation that reads or retries after ``OutcomeUnknown`` may get an error that means "not applied". This is true
     of its last call only, and would invite the caller to repeat a write that may have been applied.

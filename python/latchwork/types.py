@@ -69,7 +69,7 @@ class At:
 
     @classmethod
     def of(cls, key: str, version: Hashable) -> At:
-        """Return the check for a key and a version that was read earlier."""
+        """Return the check that a key still has a version that was read earlier."""
         check = object.__new__(cls)
         object.__setattr__(check, "key", key)
         object.__setattr__(check, "version", version)

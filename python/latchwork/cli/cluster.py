@@ -25,7 +25,7 @@ _LOOK_S = 2.0
 
 
 def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None = None) -> Store:
-    """Open the store of a command's URL, and keep the library's log off the terminal.
+    """Open the store for a command's URL. The library's log is not shown on the terminal.
 
     Args:
         url: The URL from the command line.
@@ -45,7 +45,7 @@ def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None
 
 
 def state_of(store: Store) -> ClusterState:
-    """Return the state of the job cluster.
+    """Read the state of the job cluster.
 
     Raises:
         NoCluster: There is none.
@@ -57,12 +57,12 @@ def state_of(store: Store) -> ClusterState:
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete the IDs of known jobs and of jobs with settings."""
+    """Return the IDs of jobs, for completion in a shell: known jobs, and jobs with settings."""
     return _offered(context, incomplete, _jobs)
 
 
 def node_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete the IDs of running nodes, and of nodes that are drained or restarting."""
+    """Return the IDs of nodes, for completion in a shell: running nodes, and nodes that are drained or restarting."""
     return _offered(context, incomplete, _nodes)
 
 

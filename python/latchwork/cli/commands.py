@@ -47,13 +47,13 @@ class CommandSpec(NamedTuple):
 
 
 def import_object(place: str) -> Any:
-    """Import ``module:name``."""
+    """Import an object, given as ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 def missing_addon_error(name: str) -> str:
-    """Return the error for a command whose add-on is not installed."""
+    """Return the error message for a command whose add-on is not installed."""
     return f'error: the command {name} is not installed; run: pip install "{ADD_ONS[name]}"'
 
 
@@ -192,14 +192,14 @@ class LazyGroup(TyperGroup):
         self.commands = Commands()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command, or None. If its add-on is missing, exit with 1 and name it."""
+        """Return a command, or None. If its add-on is missing, print its name and exit with 1."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in ADD_ONS:
             sys.exit(missing_addon_error(cmd_name))
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one
-        """Return the names of the commands, without loading them."""
+        """Return the names of the commands, without importing them."""
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - likewise

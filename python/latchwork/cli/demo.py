@@ -96,7 +96,7 @@ def demo(
 
 
 def _demonstrate(part: Part, *, as_json: bool) -> None:
-    """Run the short demonstration of a part, and exit with 1 if its result is wrong."""
+    """Run the short demonstration of a part of latchwork. Exit with 1 if its result is wrong."""
     lines: list[str] = []
 
     def report(line: str) -> None:

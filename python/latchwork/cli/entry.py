@@ -11,9 +11,10 @@ _LIBRARIES = ("rich", "typer")
 
 
 def main() -> None:
-    """Run the command line on the arguments of this process, and exit. Without the extra, name it and exit with 1.
+    """Run the command line of latchwork with the arguments of this process, and exit.
 
-    Only a missing library is reported this way. Other import errors are raised.
+    If the libraries of the extra ``cli`` are not installed, print how to install them and exit with 1. Other import
+    errors are raised.
     """
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:

@@ -15,9 +15,10 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_settings() -> None:
-    """Wipe latchwork's variables from the initial environment. They stay set for this process.
+    """Overwrite latchwork's variables in the initial environment of this process, which others could read in ``/proc``.
 
-    Call it before other threads exist, which could read a variable in the meantime.
+    The variables stay set for this process. Call this before other threads exist, which could read a variable
+    meanwhile.
     """
     if not any(name.startswith(_OURS) for name in os.environb):
         return
@@ -48,7 +49,7 @@ def refuse_readers() -> None:
 
 
 def _bounds() -> tuple[int, int]:
-    """Return where the initial environment is in memory."""
+    """Return the start and the end of the initial environment in memory."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5), of which two are before ")"
     if not 0 < start < end:

@@ -27,7 +27,7 @@ Unset = Annotated[
 
 
 def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
-    """Add a flag for each option that can have one, before the argument ``before`` in the help.
+    """Return a decorator that adds a command-line flag for each option in a table, before the argument ``before``.
 
     The command gets their values as ``**given``. ``setting_flag`` and ``start_flag`` make a flag of an option.
     """
@@ -52,7 +52,7 @@ def setting_flag(row: OptionRow) -> Parameter:
 
 
 def start_flag(row: OptionRow) -> Parameter:
-    """Return the flag with which a node is started."""
+    """Return the flag that sets an option of a node when it is started."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
@@ -66,7 +66,7 @@ def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
 
 
 def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    """Return the options to change: the given values, and None for options to unset.
+    """Return the options to change: those with a given value, and None for each option to unset.
 
     Raises:
         UsageError: There is nothing to change, or an option to unset is unknown or also given.
@@ -83,10 +83,10 @@ def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[st
 
 
 def format_settings(settings: dict[str, Any]) -> str:
-    """Return settings as one line."""
+    """Format settings as one line."""
     return ", ".join(f"{name}={short(value)}" for name, value in settings.items()) or "nothing set"
 
 
 def short(value: Any) -> str:
-    """Return the value of a setting as one line."""
+    """Format the value of a setting as one line."""
     return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

@@ -10,14 +10,14 @@ from latchwork.jobs import JobState, RunError
 
 
 def outcome_word(job: JobState | None) -> str:
-    """Return one word for the outcome of a job's runs."""
+    """Describe the outcome of a job's runs in one word."""
     if job is None or (job.last_success_s is None and job.last_error is None):
         return "-"
     return f"failing, {job.consecutive_failures} in a row" if job.consecutive_failures else "well"
 
 
 def outcome_lines(job: JobState, now_s: float) -> list[str]:
-    """Return a line for its times and a line for its failures, without what is unknown."""
+    """Return a line with the times of a job's runs and a line with its failures. Unknown facts are left out."""
     moments = {"start": job.last_start_s, "success": job.last_success_s}
     known = [f"last {what} {utc_text(at_s)}" for what, at_s in moments.items() if at_s is not None]
     if job.next_start_s is not None and job.next_start_s > now_s:  # otherwise it was reported before the last start
@@ -26,7 +26,7 @@ def outcome_lines(job: JobState, now_s: float) -> list[str]:
 
 
 def failure(job: JobState) -> str:
-    """Return how its runs fail, or last failed; empty if no failure is known."""
+    """Describe how a job's runs fail or last failed. Empty if no failure is known."""
     error = job.failing[0] if job.failing else job.last_error
     if error is None:
         return ""
@@ -38,7 +38,7 @@ def failure(job: JobState) -> str:
 
 
 def to_json(job: JobState) -> dict[str, Any]:
-    """Return the outcomes of a job as JSON."""
+    """Return the outcomes of a job's runs as a JSON document."""
     return {
         "last_start": _moment(job.last_start_s),
         "last_success": _moment(job.last_success_s),
@@ -51,7 +51,7 @@ def to_json(job: JobState) -> dict[str, Any]:
 
 
 def error_json(error: RunError) -> dict[str, Any]:
-    """Return a failed run as JSON."""
+    """Return a failed run as a JSON document."""
     found = asdict(error)
     at_s = found.pop("at_s")
     return {**found, "at": utc_text(at_s)}

@@ -242,7 +242,7 @@ def _named(end: RunResult) -> str:
 
 
 def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
-    """Refuse a request that no node would run, because waiting for it would be in vain."""
+    """Raise an error if no node would run the requested job, so that waiting for it would be useless."""
     unknown = sorted(set(items or ()).difference(pool))
     if unknown:
         raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
@@ -305,7 +305,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def one_schedule(*given: dict[str, Any]) -> Schedule | None:
-    """Return the schedule whose first value was given, or None.
+    """Return the schedule that the flags of a command give, or None.
 
     Raises:
         UsageError: Several schedules were given.
@@ -424,7 +424,7 @@ def restart(
 def _waited(
     control: Control, node: str, wait_s: float | None, mark: str, done: str
 ) -> tuple[str, dict[str, str | bool]]:
-    """Wait until none of a node's items runs there, unless --no-wait is given, and return what to report."""
+    """Wait until no item of a node runs there, unless ``wait_s`` is None. Return the line and the document to print."""
     if wait_s is not None:
         control.wait_drained(node, wait_s)
     about: dict[str, str | bool] = {"node": node, "mark": mark, "is_empty": wait_s is not None}
@@ -432,7 +432,9 @@ def _waited(
 
 
 def _checked(store: Store, node: str) -> Control:
-    """Return the control of a cluster that knows this node, so that a mistyped ID is noticed."""
+    """Return the control of a job cluster. Raise an error if the cluster does not know the node, such as for a mistyped
+    ID.
+    """
     state = state_of(store)
     if node not in state.nodes and node not in state.marks:
         raise UnknownNode(

@@ -14,7 +14,7 @@ from latchwork.cli.options import Debug, examples
 
 
 def application() -> typer.Typer:
-    """Return the command line."""
+    """Return the command-line application with all its commands."""
     app = typer.Typer(
         name="latchwork",
         cls=LazyGroup,
@@ -52,6 +52,6 @@ def root(
 
 
 def main() -> None:
-    """Run the command line on this process's arguments, and exit."""
+    """Run the command line with the arguments of this process, and exit."""
     hide_settings()
     sys.exit(application()(prog_name="latchwork"))

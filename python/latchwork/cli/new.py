@@ -87,7 +87,7 @@ def new(
 
 
 def _files(name: str, kind: Kind, deploy: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the files of a project with their texts, sorted."""
+    """Yield the names and contents of a project's files, sorted by name."""
     part = "workflows" if kind is Kind.workflows else "node"
     unit = f"{name}.service" if kind is Kind.workflows else f"{name}@.service"
     values = {

@@ -22,7 +22,10 @@ _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
 
 def _warned_of(url: str | None) -> str | None:
-    """Return the URL, and warn about a password in the command line, which every user of the machine can read."""
+    """Return the URL.
+
+    If it has a password and comes from the command line, which other users can read, print a warning.
+    """
     if url and _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
         typer.echo(
             "warning: a password in --url can be read by every user of this machine; "
@@ -57,7 +60,7 @@ Debug = Annotated[
 
 
 def require_url(url: str | None) -> str:
-    """Return the URL that a command works on.
+    """Return the URL that a command uses: from its option or from the environment.
 
     Raises:
         UsageError: There is none.
@@ -76,12 +79,12 @@ def parse_label(text: str) -> tuple[str, str]:
 
 
 def examples(*lines: str) -> str:
-    """Return the epilog of a command: commands to try, one per line, not wrapped."""
+    """Return the end of a command's help text: examples, one per line, not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def command(*lines: str) -> Callable[[F], F]:
-    """Make a function a command with `--debug`, these examples in its help, and the exit codes of ``reported``."""
+    """Return a decorator for commands. It adds ``--debug``, examples in the help text, and exit codes for errors."""
 
     def make(function: F) -> F:
         made = reported(function)
@@ -97,7 +100,7 @@ def command(*lines: str) -> Callable[[F], F]:
 
 
 def _name_value(parameter: Parameter) -> None:
-    """Name the value of an option in one word, as `--workers N`, where the parser would write `<int range>`."""
+    """Set the name that the help shows for an option's value, such as `--workers N`."""
     if get_origin(parameter.annotation) is not Annotated:
         return
     kind, *about = get_args(parameter.annotation)
@@ -115,19 +118,19 @@ def add(app: typer.Typer, **commands: Any) -> None:
 
 
 def renamed(app: typer.Typer, **commands: Any) -> typer.Typer:
-    """Return the application, which also accepts the former names of commands. No help shows these."""
+    """Let an application also accept the former names of commands, which no help text shows. Return the application."""
     for name, each in commands.items():
         app.command(name, epilog=each.epilog, hidden=True)(each)
     return app
 
 
 def summary(text: str) -> str:
-    """Return the first sentence of a text, for a list of commands."""
+    """Return the first sentence of a text, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
-    """Return a group of commands by name, in this order."""
+    """Return a group of commands, given by name and in this order."""
     app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
     add(app, **commands)
     return app

@@ -69,7 +69,7 @@ class NoCluster(LatchworkError):
 
 
 def reported(command: F) -> F:
-    """Make a command end with one line on stderr and an exit code, whatever it raises."""
+    """Decorate a command so that an error ends it with one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: object, **kwargs: object) -> None:
@@ -95,7 +95,10 @@ def reported(command: F) -> F:
 
 @contextmanager
 def exit_on_sigterm(code: int) -> Iterator[None]:
-    """Make SIGTERM raise in the main thread, so that no process and no file is left, and exit with a code."""
+    """Let SIGTERM raise an exception in the main thread during a ``with`` block, and then exit with this code.
+
+    So no process and no file is left behind.
+    """
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
         raise Terminated(code)
@@ -115,7 +118,7 @@ def report(error: Exception) -> None:
 
 
 def try_read(look: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return the result of a read, or the reason of its failure as one line, for commands that read repeatedly."""
+    """Call a function that reads from the store. Return its result, or the reason of its failure as one line."""
     try:
         return look(), None
     except LatchworkError as error:
@@ -123,7 +126,7 @@ def try_read(look: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code for an error."""
+    """Return the exit code of a command that ends with this error."""
     if isinstance(error, NoCluster):
         return NO_CLUSTER
     # Jobs and ids refuse what they are given with errors that are ValueErrors too.
@@ -133,7 +136,9 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error without control characters and line breaks, with its type if that helps."""
+    """Return the message of an error in one line without control characters, with the type of the error if that
+    helps.
+    """
     text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
         return text
@@ -156,7 +161,7 @@ def set_debugging(value: bool) -> bool:
 
 
 def quiet_logs() -> None:
-    """Keep the library's log off the terminal unless debugging is on."""
+    """Hide the library's log on the terminal, unless debugging is on."""
     if debugging():
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format=LOG_FORMAT)
         logging.getLogger("latchwork").setLevel(logging.DEBUG)
@@ -168,10 +173,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def _is_reportable(error: Exception) -> bool:
-    """Return False for exceptions by which the command line parser ends a command."""
+    """Return False for exceptions with which the command-line parser ends a command."""
     return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
 
 
 def _silence_stdout() -> None:
-    """Discard what the interpreter flushes to stdout at its end."""
+    """Discard what the interpreter would still write to stdout when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,7 +29,10 @@ _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip ins
 
 
 def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
-    """Return the metrics observers of a node and its store; empty, with a warning, if their library is missing."""
+    """Return the observers that count the metrics of a node and its store.
+
+    Empty, with a warning, if a library is missing.
+    """
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
         from latchwork.store.observe.metrics import StoreMetrics
@@ -72,7 +75,7 @@ class Probed(Protocol):
 
 
 def store_observers(port: int | None) -> list[StoreObserver]:
-    """Return the observers of a store whose process serves metrics on a port: none without a port."""
+    """Return the observers that count the metrics of a store. Empty if no port for metrics is given."""
     return [] if port is None else metrics_if_installed()[1]
 
 
@@ -80,7 +83,7 @@ def store_observers(port: int | None) -> list[StoreObserver]:
 def serve_worker(
     system: str, node: Probed, host: str, port: int | None, *, name: str | None = None
 ) -> Iterator[int | None]:
-    """Serve the health and metrics of a worker inside the context, and yield the port, or None if none was requested.
+    """Serve the health and metrics of a worker over HTTP during a ``with`` block. Yield the port, or None without one.
 
     Args:
         system: Metrics are named ``latchwork_<system>_...``.
@@ -97,7 +100,7 @@ def serve_worker(
 
 
 def answer_worker(system: str, node: Probed, path: str, name: str | None = None) -> tuple[int, str, bytes]:
-    """Return status, content type and body for a path of a worker."""
+    """Return the status, content type and body with which a worker answers an HTTP request for this path."""
     if path in {"/healthz", "/readyz"}:
         return _health_answer(node, is_readiness=path == "/readyz")
     if path == "/metrics":
@@ -106,12 +109,12 @@ def answer_worker(system: str, node: Probed, path: str, name: str | None = None)
 
 
 def metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
-    """Return one metric in the text format of Prometheus. ``labels`` is empty, or in braces."""
+    """Format one metric in the text format of Prometheus. ``labels`` is empty or in braces."""
     return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
 
 
 def process_metrics() -> str:
-    """Return the metrics that this process has registered, such as those of its store; empty without their library."""
+    """Return all metrics that are registered in this process, as text. Empty if the Prometheus library is missing."""
     try:
         from prometheus_client import generate_latest
     except ImportError:
@@ -155,7 +158,9 @@ def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
 
 @contextmanager
 def serving(node: JobManager, host: str, port: int | None, *, unready_after: int | None = None) -> Iterator[int | None]:
-    """Serve a node's health and metrics inside the context, and yield the port, or None if none was requested.
+    """Serve the health and metrics of a job node over HTTP during a ``with`` block.
+
+    Yield the port, or None without one.
 
     Args:
         node: The node.
@@ -172,7 +177,7 @@ def serving(node: JobManager, host: str, port: int | None, *, unready_after: int
 
 @contextmanager
 def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
-    """Serve answers to probes inside the context, and yield the port, or None if none was requested.
+    """Serve HTTP requests during a ``with`` block. Yield the port, or None if none is given.
 
     Args:
         what: The name of the server, for the log.
@@ -202,7 +207,7 @@ def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterato
 
 
 def answer(node: JobManager, path: str, unready_after: int | None = None) -> tuple[int, str, bytes]:
-    """Return status, content type and body for a path."""
+    """Return the status, content type and body with which a job node answers an HTTP request for this path."""
     if path in {"/healthz", "/readyz"}:
         body = _health(node)
         if path == "/readyz" and unready_after is not None:

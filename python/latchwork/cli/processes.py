@@ -109,12 +109,15 @@ class Child:
             raise ChildFailed(f"command {words[0]!r} cannot be started: {error.strerror or error}") from error
 
     def wait(self) -> int:
-        """Wait until it has ended, and return its exit code, or 128 plus the number of the signal that ended it."""
+        """Wait until the command has ended.
+
+        Return its exit code, or 128 plus the number of the signal that ended it.
+        """
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def stop(self, within_s: float) -> None:
-        """Ask it to end, kill it after ``within_s`` seconds, and return when it has ended. Thread-safe."""
+        """Ask the command to end, kill it after ``within_s`` seconds, and return when it has ended. Thread-safe."""
         self.send(signal.SIGTERM)
         try:
             self._process.wait(within_s)
@@ -123,7 +126,7 @@ class Child:
             self._process.wait()
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the command, unless it has ended."""
         try:
             if self._process.poll() is not None:  # its number may be another's by now
                 return
@@ -137,9 +140,12 @@ class Child:
 
 @contextmanager
 def forward_signals() -> Iterator[Callable[[Child], None]]:
-    """Forward our signals to a child, once it is named. Ctrl-C of a terminal reaches it directly.
+    """Forward signals of this process to a child process during a ``with`` block.
 
-    Signals that arrive before the child exists are forwarded later, so none ends this process and leaves the child.
+    Yields a function that sets the child.
+
+    Ctrl-C in a terminal reaches the child directly. Signals that arrive before the child exists are forwarded later, so
+    that none ends this process and leaves the child running.
     """
     children: list[Child] = []
     early: list[int] = []
@@ -168,7 +174,7 @@ def forward_signals() -> Iterator[Callable[[Child], None]]:
 def run_while_owned(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
-    """Run a command in the foreground until it ends or must stop, and return its exit code.
+    """Run a command until it ends or its ownership is about to end, and return its exit code.
 
     Args:
         words: The command and its arguments.
@@ -287,7 +293,7 @@ def _store(url: str | None, ttl_s: float | None) -> Store:
 
 
 def fork_without_grpc() -> None:
-    """Disable gRPC's fork handlers unless the user enabled them. Call it before the first store is opened."""
+    """Disable gRPC's fork handlers, unless the user has enabled them. Call this before the first store is opened."""
     os.environ.setdefault(_GRPC_HANDLES_FORKS, "0")
 
 
@@ -300,7 +306,7 @@ class CommandFailed(LatchworkError):
 
 
 def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule: Schedule | None, threads: int) -> Job:
-    """Return the job that runs a command for each item.
+    """Return a job that runs a command for each item.
 
     Args:
         text: The command, split as a shell does; no shell runs it. `{item}` in a word is replaced by the item.
@@ -332,7 +338,7 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
 
 
 def _run_items(words: Sequence[str], context: JobContext) -> None:
-    """Run the command for one item after the other. A failed item does not stop the others."""
+    """Run the command for each item of a run, one after the other. A failed item does not stop the others."""
     failed = {}
     for item in context.work_share:
         if context.should_stop:

@@ -176,7 +176,7 @@ def _refuse_of_command(**given: object) -> None:
 
 
 def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
-    """Return the strategy of each job ID; ``*`` for all others."""
+    """Return the assignment strategy for each job ID. ``*`` means all other jobs."""
     found: dict[str, StrategyOption] = {}
     for text in given:
         job, _, name = text.rpartition("=")
@@ -199,7 +199,7 @@ def _labels(given: Sequence[str]) -> dict[str, str]:
 
 
 def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:
-    """Return the node. Its errors are mistakes in the command line."""
+    """Create the job node. Its errors are reported as mistakes in the command line."""
     try:
         return JobManager(store, node_id, jobs, **options)
     except LatchworkError:

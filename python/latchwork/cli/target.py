@@ -26,7 +26,7 @@ class TargetFailed(LatchworkError):
 
 
 def load_jobs(target: str) -> list[Job]:
-    """Import a module, with the current directory on the path, and return the jobs in its attribute.
+    """Import a module and return the jobs in one of its attributes. The current directory is on the import path.
 
     Args:
         target: `module:attribute`; both may contain dots.
@@ -41,7 +41,7 @@ def load_jobs(target: str) -> list[Job]:
 
 
 def load_strategy(target: str) -> Strategy:
-    """Import a module, with the current directory on the path, and return the strategy in its attribute.
+    """Import a module and return the strategy in one of its attributes. The current directory is on the import path.
 
     Args:
         target: `module:attribute`: an object with `name` and `assign`, or a class or function that returns one.
@@ -71,7 +71,7 @@ def _find(target: str) -> object:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a user module, with the current directory on the path.
+    """Import a user's module. The current directory is on the import path.
 
     Raises:
         UsageError: There is no such module.
@@ -132,7 +132,7 @@ def _article(name: str) -> str:
 
 
 def _raised(error: BaseException) -> str:
-    """Return the exception and its place in the user's code."""
+    """Describe the exception that user code raised, with its place in that code."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"has a syntax error: {text}"

@@ -22,7 +22,7 @@ _GAP = 2
 
 
 def console(*, err: bool = False) -> Console:
-    """Return the console for stdout or stderr of this command."""
+    """Return an object that prints to stdout or stderr: wrapped on a terminal, in long lines into a pipe."""
     made = Console(highlight=False, markup=False, emoji=False, stderr=err)
     if not made.is_terminal:
         made.width = _ENDLESS
@@ -30,7 +30,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print renderables one below the other. Plain text is a line."""
+    """Print tables, lines and texts, one below the other."""
     out = console()
     for part in parts:
         out.print(Line(part) if isinstance(part, str) else part)
@@ -47,7 +47,7 @@ def say_json(document: object, *, one_line: bool = False, default: Callable[[obj
 
 
 def print_change(line: str, document: object, *, as_json: bool) -> None:
-    """Report a change, as a line for people or as a document for programs."""
+    """Report a change that a command has made: as a line for people, or as a JSON document for programs."""
     if as_json:
         say_json(document)
     else:
@@ -84,7 +84,7 @@ def print_list(
 
 
 def few(items: Iterable[str], most: int | None) -> str:
-    """Return the first items, sorted, and the number of further ones. ``most=None`` returns all."""
+    """Join the first items, sorted, and add the number of further ones. ``most=None`` joins all."""
     ordered: Sequence[str] = sorted(items)
     shown = ordered if most is None else ordered[:most]
     rest = f" and {len(ordered) - len(shown):,} more" if len(shown) < len(ordered) else ""
@@ -92,7 +92,7 @@ def few(items: Iterable[str], most: int | None) -> str:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Return escaped text with a style, as a part of a line."""
+    """Return an escaped text with a style, for use as a part of a line."""
     return Text(printable(text), style)
 
 

@@ -41,11 +41,11 @@ class CountJob(Job):
         self._last_share: tuple[str, ...] | None = None
 
     def work_pool(self) -> Iterable[str]:
-        """Return all modules and packages."""
+        """Return the names of all modules and packages to count."""
         return list(self._items)
 
     def run(self, context: JobContext) -> None:
-        """Count the rest of the share until the run has to stop."""
+        """Count the items of this run that have no result yet, until the run has to stop."""
         self._tell_share(context)
         for item in self._left(context):
             if context.should_stop:
@@ -54,7 +54,7 @@ class CountJob(Job):
         self._tell_idle(context)
 
     def _left(self, context: JobContext) -> list[str]:
-        """Return the items of the share without a result: interrupted ones first, then by name."""
+        """Return the items of this run that have no result yet: interrupted ones first, then by name."""
         done = _present(context, records.RESULTS)
         begun = _present(context, records.STARTS)
         return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
@@ -72,7 +72,7 @@ class CountJob(Job):
             _log.warning("item %s: another process has it, what was counted here is dropped: %s", item, error)
 
     def _record_start(self, context: JobContext, item: str, at_s: float) -> Entry:
-        """Record that this process starts the item. It fails if the lock is no longer ours."""
+        """Record that this process starts to count an item. Fails if this process no longer holds the item's lock."""
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
         begun = [*records.read_starts(before), records.Start(context.node_id, os.getpid(), at_s)]
@@ -95,7 +95,7 @@ class CountJob(Job):
 
 
 def _present(context: JobContext, prefix: str) -> set[str]:
-    """Return the items of the share that have a key below the prefix."""
+    """Return the items of this run for which a key below the prefix exists."""
     found: set[str] = set()
     for begin in range(0, len(context.work_share), _BATCH):
         part = context.work_share[begin : begin + _BATCH]

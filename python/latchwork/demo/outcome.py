@@ -73,11 +73,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all promises were kept."""
+        """Whether all guarantees were kept."""
         return not self.problems
 
     def to_json(self) -> dict[str, object]:
-        """Return the report for programs."""
+        """Return the report as a JSON document."""
         return {"ok": self.ok, **asdict(self)}
 
 
@@ -124,7 +124,7 @@ def _problems(facts: Facts, cluster: Counts) -> list[str]:
 
 
 def _reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
-    """Return the items that the killed process had started and others ran again."""
+    """Return the items that the killed process had started and other processes counted again."""
     found = []
     for item in kill.owned:
         starts = facts.starts.get(item, ())
@@ -151,7 +151,7 @@ def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
 
 
 def _first_owner(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
-    """Return when a run elsewhere began with this item in its share, so that it held the lock."""
+    """Return when another process first held the lock of this item after the kill. None if none did."""
     later = [share for share in shares if share.at_s > kill.at_s and share.node != kill.node and item in share.items]
     return _least([share.at_s - kill.at_s for share in later])
 

@@ -47,25 +47,25 @@ class NodeProcess:
 
     @property
     def died(self) -> bool:
-        """Whether the process ended by itself."""
+        """Whether the process has ended by itself."""
         return not self.killed and self._process.poll() is not None
 
     def freeze(self) -> None:
-        """Freeze the process, to see what it is doing."""
+        """Stop the process temporarily, so that its state can be read."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Continue the frozen process."""
+        """Let the stopped process continue."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL: the process can do nothing more."""
+        """Kill the process with SIGKILL."""
         self.killed = True
         self._process.kill()
         self._process.wait(_GRACE_S)
 
     def terminate(self) -> None:
-        """Send SIGTERM: the process hands over its items and ends."""
+        """Ask the process with SIGTERM to hand over its items and end."""
         self.killed = True
         if self._process.poll() is None:
             self._process.terminate()
@@ -109,7 +109,7 @@ class Processes:
         self._by_node[node] = NodeProcess(node, self._url, self._arguments, self._folder / f"{node}.log")
 
     def stop(self) -> None:
-        """End the running processes, gently at first. Idempotent."""
+        """Ask the running processes to end, and kill those that do not. Idempotent."""
         for process in self:
             process.terminate()
         for process in self:
@@ -137,7 +137,7 @@ class Kill:
 
 
 def try_kill(store: Store, process: NodeProcess, *, is_leader: bool) -> Kill | None:
-    """Kill the process if it is running an item. Return None, and let it run, if it is not."""
+    """Kill a process if it is counting an item. Otherwise let it continue, and return None."""
     process.freeze()
     SYSTEM_CLOCK.wait(Signal(), _SETTLE_S)
     running = records.read_running(store.get(f"{records.RUNNING}/{process.node}"))

@@ -56,20 +56,20 @@ _SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
 def read_running(entry: Entry | None) -> Running:
-    """Return the record of a node; without one, the node runs nothing."""
+    """Decode which item a node is counting. Without a record, it is counting none."""
     return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
 def read_starts(entry: Entry | None) -> tuple[Start, ...]:
-    """Return all starts of an item, oldest first."""
+    """Decode all starts of an item, the oldest first."""
     return () if entry is None else _STARTS.decode(entry.value)
 
 
 def read_result(entry: Entry) -> Result:
-    """Return the result of an item."""
+    """Decode the result of an item."""
     return _RESULT.decode(entry.value)
 
 
 def read_share(entry: Entry) -> Share:
-    """Return a share of a node."""
+    """Decode the items with which a run of a node began."""
     return _SHARE.decode(entry.value)

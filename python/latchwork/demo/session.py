@@ -62,7 +62,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, view: View) -> Report:
-    """Run the demo.
+    """Run the demo and return its report. Unless ``keep`` is set, no process, file or key is left behind.
 
     Nothing is left behind in any case unless `keep` is set: no process, no file, no key.
 
@@ -133,7 +133,7 @@ class _Demo:
         return judge(self._facts(), seconds=seconds, store=self._store.url, kept=options.keep)
 
     def _work(self, mirror: Mirror) -> None:
-        """Show progress and kill, until all items have results."""
+        """Show the progress and kill a process at half-time, until all items have results."""
         while True:
             progress = self._progress(mirror.snapshot())
             self._view.show(progress)

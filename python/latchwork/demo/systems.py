@@ -86,7 +86,7 @@ def run_workers(say: Say) -> bool:
 
 
 def work(system: str, url: str, number: int) -> None:
-    """Be a worker process, until it is ended."""
+    """Run a worker process of a demonstration until it is ended."""
     with latchwork.connect(url) as store:
         if system == "executor":
             with ExecutorWorker(store, slots=1) as worker:
@@ -117,7 +117,7 @@ def _step(store: Store) -> int:
 
 @contextmanager
 def _workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
-    """Open a store in a temporary folder, start worker processes on it, and end them at the end."""
+    """Open a store in a temporary folder and start worker processes for a ``with`` block, which ends them."""
     with tempfile.TemporaryDirectory(prefix="latchwork-demo-") as folder:
         url = f"sqlite:///{Path(folder) / 'store.db'}?session_ttl_s={_TTL_S:g}"
         with latchwork.connect(url) as store:

@@ -21,7 +21,7 @@ def source_files(most: int) -> list[str]:
 
 @task(name="demo.count")
 def count(name: str) -> dict[str, int]:
-    """Return the counts of one source file."""
+    """Count the lines, functions and classes in one source file."""
     time.sleep(_PACE_S)
     return dict(asdict(count_files([Path(sysconfig.get_path("stdlib")) / name])))
 

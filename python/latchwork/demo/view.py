@@ -50,11 +50,11 @@ class View(Protocol):
     """Shows progress. For one thread."""
 
     def show(self, progress: Progress) -> None:
-        """Show the progress; called several times a second."""
+        """Show the progress. Called several times a second."""
         ...
 
     def say(self, line: str) -> None:
-        """Show an event permanently."""
+        """Show a message permanently."""
         ...
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class PlainView:
 
 
 def draw(progress: Progress) -> RenderableType:
-    """Return the table and the bar."""
+    """Return the table and the progress bar to print."""
     table = Table(expand=False)
     for name in ("worker", "pid", "state"):
         table.add_column(name)

@@ -98,13 +98,13 @@ def _variables(kind: str, colours: tuple[str, ...]) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape text, and remove characters that XML does not allow."""
+    """Escape a text for XML, and remove characters that XML does not allow."""
     kept = (each if each.isprintable() or each in "\n\t" else "�" for each in text)
     return escape("".join(kept).encode("utf-8", "replace").decode(), quote=True)
 
 
 def to_mermaid(graph: Graph) -> str:
-    """Return a Mermaid flowchart, for a fenced code block in Markdown."""
+    """Return the graph as a Mermaid flowchart, for a code block in Markdown."""
     names = _names(graph)
     lines = ["flowchart TD"]
     lines += [f'    {names[node.id]}["{_plain(node.text).translate(_MERMAID)}"]' for node in graph.nodes]
@@ -118,7 +118,7 @@ def to_mermaid(graph: Graph) -> str:
 
 
 def to_dot(graph: Graph) -> str:
-    """Return a digraph for Graphviz: ``dot -Tsvg``."""
+    """Return the graph in the DOT language of Graphviz, for ``dot -Tsvg``."""
     names = _names(graph)
     lines = [f"digraph {_quoted(graph.title)} {{", '    node [shape=box, style="rounded,filled", fontname=monospace];']
     for node in graph.nodes:
@@ -140,7 +140,7 @@ def _kinds(graph: Graph) -> list[str]:
 
 
 def _class(kind: str) -> str:
-    """Return a class name that is not a keyword of Mermaid, such as `end`."""
+    """Return a class name for a kind of node, which is not a keyword of Mermaid such as `end`."""
     return f"kind_{kind.replace('-', '_')}"
 
 

@@ -34,7 +34,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """The text in its box."""
+        """The text that is drawn in the box of the node."""
         return self.label or self.id
 
 
@@ -87,7 +87,7 @@ class Graph:
                 raise ValueError(f"{kind!r} is no kind: use lower-case letters, digits and -, beginning with a letter")
 
     def _sorted(self) -> tuple[str, ...]:
-        """Return the IDs so that each comes after its dependencies, otherwise in the order of the nodes."""
+        """Return the IDs of the nodes in topological order. Otherwise their given order is kept."""
         sorter: TopologicalSorter[str] = TopologicalSorter({node.id: () for node in self.nodes})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)

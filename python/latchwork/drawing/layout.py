@@ -59,7 +59,7 @@ class Layered:
 
 
 def make_layers(graph: Graph) -> Layered:
-    """Arrange the nodes in rows and add bends. Linear in nodes, edges and bends."""
+    """Arrange the nodes of a graph in rows, and add bends where an edge passes a row. Takes linear time."""
     depth = compute_depths(graph)
     found = Layered([[] for _ in range(max(depth.values(), default=-1) + 1)])
     for node in graph.nodes:
@@ -91,7 +91,7 @@ def _link(found: Layered, chain: Sequence[Place], new: Sequence[Place]) -> None:
 
 
 def compute_depths(graph: Graph) -> dict[str, int]:
-    """Return the layer of each node, 0 at the top."""
+    """Return the number of each node's row, 0 for the top."""
     depth = dict.fromkeys(graph.order, 0)
     below: dict[str, list[str]] = {each: [] for each in graph.order}
     above: dict[str, list[str]] = {each: [] for each in graph.order}
@@ -108,7 +108,7 @@ def compute_depths(graph: Graph) -> dict[str, int]:
 
 
 def sort_rows(found: Layered) -> None:
-    """Sort the rows so that few lines cross."""
+    """Sort the nodes in each row so that few edges cross."""
     best = [list(row) for row in found.rows]
     fewest = count_crossings(found)
     for sweep in range(_sweeps(found)):
@@ -141,12 +141,12 @@ def _sort_row(found: Layered, row: int, *, downwards: bool) -> None:
 
 
 def count_crossings(found: Layered) -> int:
-    """Return the number of pairs of lines that cross."""
+    """Return how many pairs of edges cross."""
     return sum(_crossings(found, row) for row in range(1, len(found.rows)))
 
 
 def _crossings(found: Layered, row: int) -> int:
-    """Count the pairs in a wrong order with a binary indexed tree."""
+    """Return how many pairs of edges cross between a row and the next one. Uses a binary indexed tree."""
     at = {place: index for index, place in enumerate(found.rows[row - 1])}
     ends = [sorted(at[each] for each in found.above[place] if each in at) for place in found.rows[row]]
     tree = [0] * (len(at) + 1)
@@ -175,7 +175,7 @@ def _add(tree: list[int], index: int) -> None:
 
 
 def compute_centers(found: Layered, width_of: Callable[[Place], float], gap: float) -> dict[Place, float]:
-    """Return the horizontal center of each place; the leftmost box begins at 0."""
+    """Return the horizontal center of each node and bend. The leftmost box begins at 0."""
     x: dict[Place, float] = {}
     for row in found.rows:
         left = 0.0
@@ -200,7 +200,7 @@ def _place_row(
     width_of: Callable[[Place], float],
     gap: float,
 ) -> None:
-    """Place a row as near to the means of its neighbors as order and distances allow, by least squares."""
+    """Place the nodes of a row as close to the means of their neighbors as order and minimum distances allow."""
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + (width_of(left) + width_of(right)) / 2 + gap)
@@ -215,14 +215,14 @@ def _place_row(
 def _draw_near(
     row: Sequence[Place], found: Layered, x: dict[Place, float], width_of: Callable[[Place], float], gap: float
 ) -> None:
-    """Move places without neighbors next to their left neighbor in the row."""
+    """Move nodes without neighbors next to their left neighbor in the row."""
     for left, place in pairwise(row):
         if not found.above[place] and not found.below[place]:
             x[place] = x[left] + (width_of(left) + width_of(place)) / 2 + gap
 
 
 def fit_nondecreasing(wanted: Sequence[float]) -> list[float]:
-    """Return the non-decreasing sequence that is nearest to the wanted one."""
+    """Return the non-decreasing sequence that is closest to the given one by least squares."""
     blocks: list[tuple[float, int]] = []
     for value in wanted:
         mean, size = value, 1
@@ -254,7 +254,7 @@ class Line:
 
     @property
     def path(self) -> str:
-        """Return the data of an SVG path whose curves leave and reach each row vertically."""
+        """Return the data of the SVG path for the line. Its curves leave and reach each row vertically."""
         (x, y), *rest = self.points
         path = [f"M{px_text(x)} {px_text(y)}"]
         for count, (right, below) in enumerate(rest):
@@ -268,7 +268,7 @@ class Line:
 
 
 def px_text(value: float) -> str:
-    """Return a length as text with at most one decimal."""
+    """Format a length in pixels with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -289,7 +289,7 @@ class Layout:
 
 
 def lay_out(graph: Graph) -> Layout:
-    """Place the nodes in layers, each below all of its dependencies. The same graph has the same layout.
+    """Compute a layout in which each node is below all its dependencies. The same graph always gets the same layout.
 
     Takes some seconds for ten thousand nodes.
     """
@@ -323,10 +323,7 @@ def lay_out(graph: Graph) -> Layout:
 def _points(
     edge: Edge, route: list[Place], boxes: dict[str, Box], x: dict[Place, float], y: dict[Place, float]
 ) -> tuple[tuple[float, float], ...]:
-    """Return the points of an edge.
-
-    A bend passes straight through its row, from the top of the boxes to their bottom.
-    """
+    """Return the points through which an edge is drawn. A bend passes straight through its row."""
     source, target = boxes[edge.source], boxes[edge.target]
     points = [(source.x + source.width / 2, source.y + source.height)]
     for bend in route:

@@ -39,7 +39,7 @@ _RESTING = {
 
 @dataclass(eq=False)
 class _Sleeper:
-    """One wait, guarded by the lock of its condition."""
+    """A wait of one thread for the virtual clock. Guarded by the lock of its condition."""
 
     condition: threading.Condition
     deadline: float | None
@@ -72,17 +72,17 @@ class VirtualClock:
 
     @property
     def waiting(self) -> int:
-        """The number of threads that wait by this clock."""
+        """The number of threads that wait for this clock."""
         with self._lock:
             return len(self._sleepers)
 
     def next_s(self) -> float | None:
-        """Return the seconds until the next deadline; None if no thread waits for one."""
+        """Return the seconds until the next deadline, or None if no thread waits for one."""
         deadline = self._next_deadline()
         return None if deadline is None else max(0.0, deadline - self._now)
 
     def advance(self, seconds: float) -> None:
-        """Advance the time, deadline by deadline. Threads that wake become idle before the next deadline.
+        """Advance the time, one deadline after the other. Woken threads become idle before the next deadline.
 
         Args:
             seconds: How far to advance, at least 0.
@@ -100,7 +100,7 @@ class VirtualClock:
         self.settle()
 
     def settle(self) -> bool:
-        """Wait in real time until the threads of latchwork, and all that have waited by this clock, are idle.
+        """Wait in real time until latchwork's threads, and all threads that have waited for this clock, are idle.
 
         Returns:
             False if they are not idle within ``settle_s``.
@@ -135,7 +135,10 @@ class VirtualClock:
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition once, perhaps not to the end. Return False after the timeout."""
+        """Wait for a condition variable that the caller holds, perhaps for less than the timeout.
+
+        Return False after it.
+        """
         deadline = self._deadline(timeout_s)
         if deadline is not None and self._now >= deadline:
             return False
@@ -143,8 +146,9 @@ class VirtualClock:
         return deadline is None or self._now < deadline
 
     def _deadline(self, timeout_s: float | None) -> float | None:
-        """Return the deadline of a wait. Every wait advances the time a little, or a tiny rest of a lease would be
-        waited for forever.
+        """Return the deadline of a wait.
+
+        Each wait advances the time a little, because otherwise the last fraction of a lease would never pass.
         """
         if timeout_s is None or timeout_s <= 0:
             return None if timeout_s is None else self._now
@@ -184,7 +188,7 @@ class VirtualClock:
         return all(_rests(frames.get(each.ident or 0)) for each in followed)
 
     def _is_woken(self, sleeper: _Sleeper) -> bool:
-        """Return whether its wait has ended, though its thread may not run yet. The caller holds the lock."""
+        """Return whether a wait has ended, even if its thread is not running yet. The caller holds the lock."""
         if sleeper.deadline is not None and sleeper.deadline <= self._now:
             return True
         here = sum(each.condition is sleeper.condition for each in self._sleepers)

@@ -87,7 +87,7 @@ class FaultyStore(Store):
 
     @property
     def faults(self) -> list[Call]:
-        """The calls that were hit by a fault, in order, so that a test can check that its fault took effect."""
+        """The calls so far that had a fault, in order, so that a test can check that the fault was applied."""
         return [call for call in self.calls if call.fault is not None]
 
     def cut_off(self) -> None:
@@ -107,8 +107,9 @@ class FaultyStore(Store):
         self._timeouts.wait_for_write(self._faulty.expire(session.id), f"expiring session {session.id}")
 
     def cut_watches(self, *, silent_s: float = 0.0) -> None:
-        """Break all watches and mirrors. They are silent for ``silent_s`` seconds and then start again with the current
-        state.
+        """Break all watches and mirrors.
+
+        They are silent for ``silent_s`` seconds and then start again with the current state.
         """
         self._faulty.cut_watches(silent_s)
 

@@ -114,7 +114,7 @@ class Simulation(Turns):
 
     @contextmanager
     def node(self, name: str) -> Iterator[None]:
-        """Assign threads that are started inside, and the threads that they start, to this node."""
+        """Assign threads that are started during a ``with`` block, and threads that these start, to a node."""
         task = self._require()
         before, task.node = task.node, name
         try:
@@ -130,7 +130,7 @@ class Simulation(Turns):
         self._leave_if_stopped()
 
     def kill(self, node: str) -> None:
-        """Stop all threads of a node forever, as ``kill -9`` would."""
+        """Stop all threads of a node permanently, as ``kill -9`` would."""
         for task in self._tasks:
             if task.node == node:
                 task.is_killed = True
@@ -146,11 +146,14 @@ class Simulation(Turns):
     # Intervening
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Call ``fn`` at this point of the run or soon after, to freeze or kill a node. It must not wait."""
+        """Call a function at a point of the run or soon after it, such as to freeze or kill a node.
+
+        It must not wait.
+        """
         self._order.at(point, fn)
 
     def observe(self, fn: Callable[[], None]) -> None:
-        """Call ``fn`` at each thread switch. An exception that it raises fails the run.
+        """Call a function at each switch between threads. An exception that it raises ends the simulation.
 
         It must not wait. It is skipped when it needs a lock that a thread holds, so it never sees a half-finished
         state.
@@ -160,7 +163,7 @@ class Simulation(Turns):
     # The end
 
     def _drain(self) -> list[str]:
-        """Let the other threads finish, and return the names of those that do not."""
+        """Let the other threads finish. Return the names of those that do not."""
         until = self._now + _GRACE_S
         idle = SimLock(self, is_locked=True)
         while self._now < until:
@@ -189,7 +192,7 @@ class Simulation(Turns):
                 join_for_good(thread)
 
     def _make_one_step(self, owner: type, name: str) -> None:
-        """Prevent thread switches inside this method, unless its thread must wait."""
+        """Prevent switches to other threads inside a method, unless its thread must wait."""
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
@@ -207,6 +210,6 @@ class Simulation(Turns):
 
 
 def _tell_unraisable(tell: Callable[[Any], object], raised: Any) -> None:
-    """Report an unraisable exception, unless it comes from the end of the simulation."""
+    """Report an exception that could not be raised, unless it was caused by the end of the simulation."""
     if not issubclass(raised.exc_type, Unwind):
         tell(raised)

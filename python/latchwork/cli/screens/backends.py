@@ -28,7 +28,7 @@ def backends(*, as_json: Json = False) -> None:
 
 
 def cells(capabilities: Capabilities) -> dict[str, str]:
-    """Return the capabilities as short texts by title, for a table."""
+    """Return the capabilities of a backend as short texts by title, for a table."""
     each = capabilities
     shared = "machines" if each.multi_host else "processes of a machine" if each.multi_process else "one process"
     longest = "" if each.max_ttl_s == inf else f", at most {each.max_ttl_s:g} s"

@@ -140,7 +140,9 @@ def files() -> Finding:
 
 
 def store(url: str) -> list[Finding]:
-    """Check that a store can be reached, read, written and watched, what its server is, and what it warns of."""
+    """Check that a store can be reached, read, written and watched. Also report its server and the server's
+    warnings.
+    """
     found: list[Finding] = []
     with _warnings() as warnings:
         began = time.monotonic()
@@ -176,7 +178,7 @@ def _failed(check: str, error: LatchworkError) -> Finding:
 
 
 def _server(url: StoreURL) -> list[Finding]:
-    """Ask the server about itself, over a connection that is closed again."""
+    """Ask the server of a store about itself, over a separate connection."""
     try:
         backend = open_backend(url, SYSTEM_CLOCK)
         try:
@@ -207,7 +209,13 @@ def _server_version(info: ServerInfo) -> Finding:
 
 
 def _skew(server_s: float, began_s: float, ended_s: float) -> Finding:
-    """Compare the clock of a server with ours, between whose readings it was read."""
+    """Compare the clock of the server with the clock of this machine.
+
+    Args:
+        server_s: The server's time.
+        began_s: The local time before the server's time was read.
+        ended_s: The local time after it was read.
+    """
     skew_s = server_s - (began_s + ended_s) / 2
     detail = (
         f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours, within {(ended_s - began_s) / 2:.1g} s"
@@ -219,7 +227,7 @@ def _skew(server_s: float, began_s: float, ended_s: float) -> Finding:
 
 
 def _disk(path: Path) -> Finding:
-    """Check the free space of the disk with a store file."""
+    """Check the free space on the disk with the file of a store."""
     free = shutil.disk_usage(path.absolute().parent).free
     detail = f"{free / 1e9:,.1f} GB free"
     if free < _LEAST_DISK_BYTES:
@@ -278,7 +286,7 @@ def _extra(scheme: str, extra: str) -> Finding:
 
 
 def _libraries(extra: str) -> dict[str, str | None]:
-    """Return the distributions that an extra requires, with their versions; None if they are not installed."""
+    """Return the distributions that an extra requires, each with its version, or None if it is not installed."""
     found = {}
     for line in importlib.metadata.requires("latchwork") or ():
         needed = _EXTRA.search(line)
@@ -297,7 +305,7 @@ def _version(name: str) -> str | None:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that the library logs."""
+    """Collect the warnings that the library logs during a ``with`` block."""
     texts: list[str] = []
 
     class Collector(logging.Handler):

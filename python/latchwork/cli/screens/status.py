@@ -58,10 +58,9 @@ def status(
 
 
 def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
-    """Show the state until interrupted: a live view on a terminal, one state after the other in a pipe, one line each
-    as JSON.
+    """Show the state repeatedly until interrupted. A failed read is shown instead of the state.
 
-    A failed read is shown instead of the state.
+    On a terminal the view is updated in place. In a pipe, or as JSON, one state follows the other.
     """
     out, never = console(), Signal()
     with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
@@ -83,7 +82,7 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
 
 
 def to_json(state: ClusterState) -> dict[str, object]:
-    """Return the state for programs. Lists are sorted."""
+    """Return the state of a cluster as a JSON document with sorted lists."""
     return {
         "manager": state.manager,
         "candidates": list(state.candidates),
@@ -143,7 +142,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
 
 
 def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
-    """Return what is shown, from top to bottom."""
+    """Return the parts of the screen, from top to bottom."""
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [
         Line(f"manager: {state.manager or 'none'}" + (f"; next: {waiting}" if waiting else "")),
@@ -181,7 +180,9 @@ def _job(job: JobState, most: int | None) -> list[Line]:
 
 
 def _locks(state: ClusterState) -> list[Line]:
-    """Return the number of locks per owner; those of dead nodes and of other programs are counted separately."""
+    """Return lines with the number of locks of each owner. Locks of dead nodes and of other programs are counted
+    separately.
+    """
     held, left, others = Counter[str](), Counter[str](), Counter[str]()
     for lock in state.locks:
         holder = lock.holder

@@ -65,7 +65,7 @@ def tree(
 
 
 def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
-    """Return the entries as a tree. Implied parents have no size."""
+    """Return the keys as a tree to print. Parents that only have keys below them have no size."""
     root = Tree(styled(f"{url}{' ' + prefix if prefix else ''}", "bold"))
     branches = {prefix: root}
     for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
@@ -81,7 +81,7 @@ def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tr
 
 
 def shown(entry: Entry) -> str:
-    """Return a value for people: masked, escaped and cut, or a description of it."""
+    """Format a value for people: masked, escaped and cut. A value that is not text is described."""
     if any(_SECRET.search(segment) for segment in entry.key.split("/")):
         return _MASK
     try:
@@ -93,7 +93,9 @@ def shown(entry: Entry) -> str:
 
 
 def _masked(text: str) -> str:
-    """Mask secret members of JSON text. Other text is masked as a whole if it seems to contain a secret."""
+    """Replace secrets in a text by a mask: secret members of JSON, or the whole text if it seems to contain a
+    secret.
+    """
     try:
         value = read_json(text.encode())
     except BadRecord:
@@ -116,7 +118,7 @@ def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
 
 
 def _entries(store: Store, prefix: str) -> Iterator[Entry]:
-    """Return the key and everything below it, in pages."""
+    """Yield the entries at and below a prefix, read in pages."""
     if prefix == "":  # a listing of the root leaves the systems out
         for name in SYSTEMS:
             yield from _entries(store, f"@{name}")

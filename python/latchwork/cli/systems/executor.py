@@ -75,7 +75,7 @@ Letter = Annotated[str, typer.Argument(metavar="LETTER", help="A dead letter, as
 
 
 def progress_line(task_id: str, state: TaskState) -> str:
-    """Return the state of a task as a line. Pure."""
+    """Describe the state of a task in one line."""
     where = f" on {', '.join(state.running_on)}" if state.running_on else ""
     again = f", taken {counted(state.attempts, 'time')}" if state.attempts > 1 else ""
     why = f": {state.why}" if state.why else ""
@@ -84,7 +84,7 @@ def progress_line(task_id: str, state: TaskState) -> str:
 
 @contextmanager
 def show_waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
-    """Show the state of a task inside the context.
+    """Show the state of a task on the terminal during a ``with`` block, in which the caller waits for the task.
 
     Args:
         task_id: The ID of the task.
@@ -122,7 +122,7 @@ class RunIn(StrEnum):
 
 
 def _functions(modules: Sequence[str]) -> Functions:
-    """Return the functions that these modules have registered."""
+    """Import modules, and return the functions that they have registered as tasks."""
     found = Functions()
     for module in modules:
         import_module(module)
@@ -302,7 +302,7 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 @contextmanager
 def _report_as_usage_error() -> Iterator[None]:
-    """Report errors of a call that has not been stored as mistakes in the command line."""
+    """Report an unknown function or wrong arguments of a call as a mistake in the command line."""
     try:
         yield
     except (UnknownFunction, TypeError) as error:
@@ -310,7 +310,7 @@ def _report_as_usage_error() -> Iterator[None]:
 
 
 def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
-    """Return the value of a call. Ending the wait cancels the call."""
+    """Wait for the value of a task and return it. If the wait ends early, cancel the task."""
     try:
         with show_waiting(function, future.state):
             return future.result(timeout_s or None)
@@ -326,7 +326,7 @@ def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
 
 
 def refuse_own_error(error: BaseException, what: str) -> None:
-    """Report an exception of a task as one line.
+    """Raise an error with one line if a task has raised an exception of its own.
 
     Raises:
         LatchworkError: Instead of the task's exception.
@@ -336,7 +336,7 @@ def refuse_own_error(error: BaseException, what: str) -> None:
 
 
 def print_value(value: object, *, as_json: bool) -> None:
-    """Print a value as JSON. Values that JSON does not know are printed as Python writes them."""
+    """Print a value as JSON. A value that JSON does not support is printed as Python shows it."""
     say_json({"value": value} if as_json else value, one_line=not as_json, default=repr)
 
 

@@ -197,7 +197,7 @@ def _looked(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
 
 
 def _waiting(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
-    """Return what the first waiting tasks wait for."""
+    """Return the unfinished tasks for which each of the first waiting tasks waits."""
     if not status.tasks.get(TaskState.WAITING):
         return {}
     names = [node.id for node in handle.graph().nodes if node.kind == TaskState.WAITING.value]
@@ -284,7 +284,7 @@ def result(
 
 
 def _plain(value: object) -> object:
-    """Return the value, or its text if it is not JSON."""
+    """Return a value unchanged if JSON supports it, else its text."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

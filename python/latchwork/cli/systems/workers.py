@@ -156,7 +156,7 @@ def run(
 
 
 def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
-    """Return status, content type and body for a path of --probe-port."""
+    """Return the status, content type and body for an HTTP request to --probe-port."""
     slots, errors = agent.slots, agent.errors
     if path in {"/healthz", "/readyz"}:
         body = {"ok": not errors, "reasons": [str(error) for error in errors], "slots": to_builtins(slots)}
@@ -173,7 +173,7 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:
-    """Show the slots until no process runs: as a live table, or as one line per change."""
+    """Show the processes of an agent until none runs: as a live table, or as one line per change."""
     out = console(err=True)
     if live and out.is_terminal:
         with Live(console=out, auto_refresh=False) as table:
@@ -206,7 +206,7 @@ def _table(slots: list[SlotState]) -> Group:
 
 
 def _line(state: SlotState, told: dict[int, str]) -> str:
-    """Format one change, with the end of the last process if it is new."""
+    """Format a change of a process as one line, with the reason why the last process ended if that is new."""
     process = "" if state.pid is None else f" as process {state.pid}"
     again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
     why = f": {state.why}" if state.pid is None and state.why != told.get(state.slot, "") else ""
@@ -215,7 +215,7 @@ def _line(state: SlotState, told: dict[int, str]) -> str:
 
 
 def _outcome(agent: LocalAgent) -> GroupStatus:
-    """Return the final status, or the current one if workers of this host are out of the group."""
+    """Return the final status of a group, or the current one if the workers of this host have left the group."""
     return agent.handle.status() if agent.errors else agent.wait_for_group()
 
 
@@ -434,7 +434,7 @@ def events(
 
 
 def _await_change(watch: Watch, store: Store, handle: GroupHandle, namespace: str) -> bool:
-    """Wait for the next change of the group. Return False if its run no longer exists."""
+    """Wait for the next change of a group. Return False if its run no longer exists."""
     watch.next(None)
     found = find(store, handle.name, namespace=namespace)
     return found is not None and found.run == handle.run

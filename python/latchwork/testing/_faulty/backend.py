@@ -40,7 +40,7 @@ Later = Callable[[float, Callable[[], None]], None]
 
 
 def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
-    """Wrap a read of the backend. Its first argument is a key, a prefix, or several keys."""
+    """Wrap a read method of the backend so that the plan of faults is asked about each call."""
     name = read.__name__
 
     @wraps(read)
@@ -52,7 +52,7 @@ def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Con
 
 
 class FaultyBackend(Backend):
-    """A backend around another one. Thread-safe."""
+    """A backend that passes calls on to another one, or applies the faults of a plan to them. Thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class FaultyBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped backend."""
+        """The features and limits of the wrapped backend."""
         return self._inner.capabilities
 
     # What the store calls
@@ -93,7 +93,7 @@ class FaultyBackend(Backend):
     children = _reading(Backend.children)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """See ``Backend.commit``."""
+        """Commit a transaction, unless a fault prevents it."""
         keys = [check.session_id if isinstance(check, SessionAlive) else check.key for check in checks]
         name = _NAMES[type(ops[0])] if len(ops) == 1 and not checks else "commit"
         used = {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}
@@ -102,30 +102,30 @@ class FaultyBackend(Backend):
         return self._call(name, every, send, writes=bool(ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """See ``Backend.create_sequential``."""
+        """Create a key with a number as suffix, unless a fault prevents it."""
         used = {session.id} if session is not None else set()
         send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
         return self._call("create", (key,), send, writes=True)
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """See ``Backend.create_ordered``."""
+        """Create a key and read the older keys of its kind, unless a fault prevents it."""
         used = {session.id} if session is not None else set()
         send = partial(self._unless_ended, used, lambda: self._inner.create_ordered(stem, unique, value, session))
         return self._call("create", (stem,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """See ``Backend.delete_tree``."""
+        """Delete the key at a prefix and all keys below it, unless a fault prevents it."""
         return self._call("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix), writes=True)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """See ``Backend.open_session``. A session that is not renewed expires by itself."""
+        """Open a session of the wrapped backend. It expires if it is not renewed through this backend."""
         opening = self._call("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> FaultyWatch:
-        """See ``Backend.watch``."""
+        """Watch a prefix. Faults can delay and break the watch."""
         watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, beats=beats)
         with self._lock:
             self._watches.append(watch)
@@ -152,7 +152,10 @@ class FaultyBackend(Backend):
     # What a test does
 
     def cut_off(self) -> None:
-        """Block all calls and events. A session that is not renewed for its TTL ends."""
+        """Block all calls and events, as if the server were unreachable.
+
+        Sessions expire if this lasts for their TTL.
+        """
         with self._lock:
             if self._cut is not None:
                 return
@@ -164,7 +167,7 @@ class FaultyBackend(Backend):
             self.call_later(session.ttl_s, partial(self._run_out, session, cut))
 
     def reconnect(self) -> None:
-        """Let calls and events through again."""
+        """Stop blocking calls and events."""
         with self._lock:
             self._cut = None
             watches = list(self._watches)
@@ -172,14 +175,14 @@ class FaultyBackend(Backend):
             watch.open()
 
     def cut_watches(self, silent_s: float) -> None:
-        """Break all watches, and start them again later."""
+        """Break all watches, and start them again after ``silent_s`` seconds."""
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
             watch.break_off(silent_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
-        """End one session, or all for None, as the server would. The sessions are not notified."""
+        """End one session, or all sessions for None, as the server would. The client is not notified."""
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
@@ -192,16 +195,17 @@ class FaultyBackend(Backend):
     # For sessions and watches
 
     def renew(self, session: BackendSession) -> Future[float]:
-        """Pass on a renewal."""
+        """Renew a session, unless a fault prevents it."""
         return self._call("renew", (session.id,), session.renew)
 
     def touch(self, session: BackendSession) -> Future[float]:
-        """Pass on a touch."""
+        """Send a touch for a session, unless a fault prevents it."""
         return self._call("renew", (session.id,), session.touch if isinstance(session, Touchable) else session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
-        """Pass on the end of a session. No later write of it is applied. If the end is lost, the session expires after
-        its TTL.
+        """End a session, so that none of its later writes is applied.
+
+        If a fault loses the request, the session expires later.
         """
         with self._lock:
             self._ended.add(session.id)
@@ -211,7 +215,7 @@ class FaultyBackend(Backend):
         return ending
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
-        """Open a watch of the wrapped backend; None if this backend is closed or cut off."""
+        """Open a watch of the wrapped backend. Return None if this backend is closed or cut off."""
         if self._closed or self._cut is not None:
             return None
         return self._inner.watch(prefix, sink, **how)
@@ -223,20 +227,20 @@ class FaultyBackend(Backend):
                 self._watches.remove(watch)
 
     def fault_for_event(self, prefix: str) -> Fault | None:
-        """Return the plan's fault for an event of a watch."""
+        """Return the fault that the plan has for an event of a watch, or None."""
         fault = self._decide("event", (prefix,))
         if fault is not None:
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Call a function after a delay, unless the backend is closed by then."""
+        """Call a function after a delay, unless the backend is closed before."""
         self._timer_for_use().call_later(delay_s, call)
 
     # Faults
 
     def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
-        """Make a read that reaches the server, or its stale replica."""
+        """Make a read, from the server or from its stale replica."""
         lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
         answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
         return answer
@@ -250,7 +254,7 @@ class FaultyBackend(Backend):
             return self._timer
 
     def _run_out(self, session: FaultySession, cut: object) -> None:
-        """End a session that the wrapped backend keeps alive by itself, as ZooKeeper's client does."""
+        """Let a session expire that the wrapped backend would keep alive, as ZooKeeper's client does."""
         if self._cut is cut:
             session.expire()
 
@@ -265,7 +269,7 @@ class FaultyBackend(Backend):
         return wrapped
 
     def _unless_ended(self, sessions: set[str], send: Callable[[], Future[T]]) -> Future[T]:
-        """Refuse a late write of a session that was closed in the meantime."""
+        """Send a write of sessions, unless one of them was closed meanwhile."""
         over = sorted(sessions & self._ended)
         if over:
             return failed(
@@ -321,7 +325,7 @@ class FaultyBackend(Backend):
         raise error
 
     def _after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
-        """Make the call after a delay."""
+        """Make a call after a delay."""
 
         def steps() -> Steps[T]:
             yield self._timer_for_use().after(delay_s)
@@ -332,7 +336,7 @@ class FaultyBackend(Backend):
 
 
 class FaultySession:
-    """A session of the wrapped backend whose renewals may have faults."""
+    """A session of the wrapped backend whose requests may have faults."""
 
     def __init__(self, backend: FaultyBackend, inner: BackendSession) -> None:
         self._backend = backend
@@ -346,19 +350,19 @@ class FaultySession:
         self.touch_after_s = inner.touch_after_s if isinstance(inner, Touchable) else ()
 
     def renew(self) -> Future[float]:
-        """See ``BackendSession.renew``."""
+        """Renew the session, unless a fault prevents it."""
         return self._backend.renew(self._inner)
 
     def touch(self) -> Future[float]:
-        """See ``Touchable``. It is never called if the wrapped session cannot be touched."""
+        """Send a touch. Never called if the wrapped session does not support touches."""
         return self._backend.touch(self._inner)
 
     def close(self) -> Future[None]:
-        """See ``BackendSession.close``."""
+        """End the session, unless a fault prevents it."""
         return self._backend.end(self._inner)
 
     def expire(self) -> Future[None]:
-        """End the session on the server."""
+        """End the session on the server, without notifying the client."""
         return self._inner.close()
 
 
@@ -369,7 +373,7 @@ def _cut(what: str, *, writes: bool) -> Exception:
 
 
 class WatchOwner(Protocol):
-    """The part of ``FaultyBackend`` that a watch uses."""
+    """The methods of ``FaultyBackend`` that a watch calls."""
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
     def forget(self, watch: FaultyWatch) -> None: ...
@@ -378,7 +382,7 @@ class WatchOwner(Protocol):
 
 
 class FaultyWatch:
-    """A watch that can be silent, break and be late. It delivers events in order, one at a time."""
+    """A watch that can be silent, break or be late. Delivers events in order, one at a time."""
 
     def __init__(self, backend: WatchOwner, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
@@ -394,7 +398,7 @@ class FaultyWatch:
         self._closed = False
 
     def open(self) -> None:
-        """Start, or start again. The first event is the whole state."""
+        """Start the watch, or start it again. The first event is the whole state."""
         self.silence()
         with self._state:
             if self._closed:
@@ -409,13 +413,13 @@ class FaultyWatch:
             inner.close()
 
     def prove_current(self) -> None:
-        """Ask the wrapped watch to prove that it is current, if it needs to be asked."""
+        """Ask the wrapped watch to prove that its state is current, if it must be asked."""
         inner: object = self._inner
         if isinstance(inner, ProvesCurrent):
             inner.prove_current()
 
     def silence(self) -> None:
-        """Deliver nothing more until the watch is opened again."""
+        """Deliver nothing until the watch is opened again."""
         with self._state:
             self._opening += 1
             self._queue.clear()
@@ -425,12 +429,12 @@ class FaultyWatch:
             inner.close()
 
     def break_off(self, silent_s: float) -> None:
-        """Be silent, then start again."""
+        """Deliver nothing for ``silent_s`` seconds, then start the watch again."""
         self.silence()
         self._backend.call_later(silent_s, self.open)
 
     def close(self) -> None:
-        """See ``BackendWatch.close``."""
+        """Stop the watch. Nothing is delivered afterwards."""
         with self._state:
             self._closed = True
         self.silence()
@@ -467,7 +471,7 @@ class FaultyWatch:
         self._pump()
 
     def _pump(self) -> None:
-        """Deliver the queued events, unless another thread is delivering."""
+        """Deliver the queued events, unless another thread is doing so."""
         while True:
             with self._state:
                 if self._teller is not None or self._held or self._closed or not self._queue:
@@ -498,26 +502,26 @@ class StaleReplica:
         self._inner: BackendWatch | None = None
 
     def follow(self, backend: Backend) -> None:
-        """Start following the backend."""
+        """Start copying the keys of a backend."""
         self._inner = backend.watch("", lambda event: self._later(self._lag_s, lambda: self._take(event)))
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop copying keys."""
         if self._inner is not None:
             self._inner.close()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first state has arrived."""
+        """Whether the replica has received the first state."""
         return self._tracker.ready
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - it is stale in any case
-        """See ``Backend.get``."""
+        """Read a key from the replica, or from the backend unless ``stale_ok``."""
         with self._lock:
             return completed(self._tracker.known.get(key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """See ``Backend.get_many``. All entries are of one time."""
+        """Read several keys from the replica, all from one point in time."""
         with self._lock:
             return completed([self._tracker.known.get(key) for key in keys])
 
@@ -530,7 +534,7 @@ class StaleReplica:
         start_after: str | None,
         stale_ok: bool,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """See ``Backend.list``. All entries are of one time."""
+        """List entries from the replica, all from one point in time."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             found = [
@@ -543,7 +547,7 @@ class StaleReplica:
         return completed(found[:limit])
 
     def children(self, prefix: str, *, stale_ok: bool) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """See ``Backend.children``. All names are of one time."""
+        """List names from the replica, all from one point in time."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             known = [key for key in self._tracker.known if key.startswith(below)]

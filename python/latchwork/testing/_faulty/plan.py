@@ -96,7 +96,7 @@ class Fault:
             raise ValueError(f"{self!r} can never happen; nth and times count from 1, delay_s is not negative")
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
-        """Return whether this fault counts a call."""
+        """Return whether this fault applies to a call, so that the call is counted."""
         if op == "event":
             meant = self.kind == "cut_watch" or self.op == "event"
         else:
@@ -105,15 +105,17 @@ class Fault:
 
 
 class FaultPlan(Protocol):
-    """Decides about each call. Called by one thread at a time."""
+    """Decides which call has which fault. Used by one thread at a time."""
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault of this call, or None."""
+        """Return the fault for a call, or None."""
         ...
 
 
 class FaultList:
-    """A list of faults, each of which counts its own matching calls. The first one that is due wins."""
+    """A plan made of a list of faults, each of which counts the calls that match it. The first fault that is due is
+    used.
+    """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._counts = [(fault, [0]) for fault in faults]
@@ -123,7 +125,7 @@ class FaultList:
         self._counts.append((fault, [0]))
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault of this call, or None. Every fault counts the call."""
+        """Return the fault for a call, or None. Every fault counts the call."""
         found: Fault | None = None
         for fault, count in self._counts:
             if not fault.matches(op, keys):
@@ -162,7 +164,7 @@ class RandomFaults:
         self._watch_rate = watch_rate
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
-        """Return the fault of this call, or None."""
+        """Return the fault for a call, or None, at random."""
         kinds: tuple[FaultKind, ...] = ("cut_watch",) if op == "event" else self._kinds
         if self._random.random() >= (self._watch_rate if op == "event" else self._rate) or not kinds:
             return None

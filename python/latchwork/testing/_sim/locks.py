@@ -23,7 +23,7 @@ real_join = threading.Thread.join
 
 
 class Scheduler(Protocol):
-    """The part of ``Turns`` that a lock uses. A thread is a ``Task`` there."""
+    """The methods of the simulation's scheduler that a lock calls."""
 
     def me(self) -> Any: ...
     def point(self, task: Any) -> None: ...
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
 
 
 class SimLock:
-    """A simulated lock. Threads outside the simulation may use it, too; it is correct for them and slow."""
+    """A simulated lock. Threads outside the simulation may use it too, but it is slow for them."""
 
     __slots__ = ("__weakref__", "_sim", "holder", "is_locked")
 
@@ -41,7 +41,7 @@ class SimLock:
         self.holder: Any = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As ``threading.Lock.acquire``, in virtual time."""
+        """Acquire the lock like ``threading.Lock.acquire`` does, in virtual time."""
         task = self._sim.me()
         if task is None:
             return self._acquire_outside(blocking, timeout)
@@ -54,7 +54,7 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        """As ``threading.Lock.release``. Any thread may call it."""
+        """Release the lock like ``threading.Lock.release`` does. Any thread may call this."""
         if not self.is_locked:
             raise RuntimeError("release unlocked lock")
         holder, self.holder, self.is_locked = self.holder, None, False
@@ -82,5 +82,5 @@ class SimLock:
 
 
 def join_for_good(thread: threading.Thread) -> None:
-    """Wait until the real thread of a finished simulated thread has ended."""
+    """Wait until the real thread behind a simulated thread that has finished has ended."""
     real_join(thread, 10.0)

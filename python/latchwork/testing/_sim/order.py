@@ -26,18 +26,19 @@ class Order:
         self._numbers = itertools.count()
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Make ``interrupt`` return the function at this point, or at the first one after it."""
+        """Arrange that ``interrupt`` returns a function at this point, or at the first one after it."""
         heapq.heappush(self._interrupts, (point, next(self._numbers), fn))
 
     def interrupt(self) -> Callable[[], None] | None:
-        """Return the function to call at this point, or None."""
+        """Return the function to call at the current point, or None."""
         if self._interrupts and self._interrupts[0][0] <= self.points:
             return heapq.heappop(self._interrupts)[2]
         return None
 
     def preempts(self) -> int | None:
-        """Return which other thread to switch to at this point although the current one could continue. None: no
-        switch.
+        """Return the index of the thread to switch to, although the current one could continue.
+
+        None means no switch.
         """
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and self._chance.random() < self._rate:
@@ -45,12 +46,12 @@ class Order:
         return choice
 
     def record_choice(self, choice: int, others: int) -> int:
-        """Record a decision to preempt, and return which of the other threads it selects."""
+        """Record the decision to switch threads, and return the index of the chosen one among the others."""
         self.decisions[self.points] = choice
         return choice % others
 
     def choose(self, ready: int) -> int:
-        """Return, at a new point, which of the ready threads runs next."""
+        """Start a new point, and return the index of the thread that runs next among those that are ready."""
         self.points += 1
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and ready > 1:

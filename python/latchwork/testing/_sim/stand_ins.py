@@ -49,7 +49,7 @@ _LEAST_DELAY_S = 2e-9
 
 @contextmanager
 def installed(sim: Turns) -> Iterator[None]:
-    """Install the replacements for the duration of the simulation."""
+    """Install the replacements for a simulation during a ``with`` block."""
     replaced = [(where, name, vars(where)[name]) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
         setattr(where, name, stand_in)
@@ -142,20 +142,20 @@ hide(__file__)
 
 
 class SimSelector:
-    """The selector of a simulated loop: only wake-ups end its waits."""
+    """The selector of a simulated event loop. Only wake-ups end its waits."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Wait until the loop is woken, or until the timeout."""
+        """Wait until the event loop is woken, or until the timeout."""
         if timeout is None or timeout > 0.0:
             self._woken.wait(timeout)
         self._woken.clear()
         return []
 
     def wake(self) -> None:
-        """Wake the loop, from any thread."""
+        """Wake the event loop. May be called in any thread."""
         self._woken.set()
 
 
@@ -169,11 +169,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Schedule a call at a virtual time, which is always later than now."""
+        """Schedule a call at a virtual time. A time that is not in the future is moved to just after now."""
         return super().call_at(max(when, self.time() + _LEAST_DELAY_S), callback, *args, context=context)
 
     def _process_events(self, _events: list[Any]) -> None:
-        """Do nothing: there are no events."""
+        """Do nothing, because a simulated loop has no sockets."""
 
     def _write_to_self(self) -> None:
         self._selector.wake()

@@ -17,7 +17,7 @@ _MACHINERY = {__file__, threading.__file__, SimLock.acquire.__code__.co_filename
 
 
 def hide(file: str) -> None:
-    """Never report this file as the place where a thread stopped."""
+    """Never report this file as the place at which a thread has stopped."""
     _MACHINERY.add(file)
 
 
@@ -26,7 +26,7 @@ class SimulationError(LatchworkError):
 
 
 class Deadlock(SimulationError):
-    """All threads wait, and none of them for a time."""
+    """All threads wait, and none of them with a timeout."""
 
 
 class TooLong(SimulationError):
@@ -46,7 +46,7 @@ class Unwind(BaseException):
 
 
 class Busy(Exception):
-    """An observer needs a lock that a thread holds."""
+    """An observer needs a lock that a thread holds, so that it cannot run now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Its node and name."""
+        """The names of the thread and its node."""
         return f"{self.node}/{self.name}" if self.node else self.name
 
     def can_run(self, now: float) -> bool:
@@ -100,7 +100,7 @@ class Task:
         return self.lock is None or not self.lock.is_locked or (self.deadline is not None and self.deadline <= now)
 
     def next_at(self) -> float | None:
-        """Return the time at which it could run if no other thread does anything; None for never."""
+        """Return the virtual time at which the thread could run if no other thread does anything. None means never."""
         if self.is_done or self.is_killed:
             return None
         if self.lock is None or not self.lock.is_locked:
@@ -125,7 +125,7 @@ def stack_of(thread: threading.Thread | None) -> str:
 
 
 def describe_frame(frame: FrameType | None) -> str:
-    """Return the innermost place that is not part of the threading machinery."""
+    """Return the file and line of the innermost frame that does not belong to the threading machinery."""
     while frame is not None and frame.f_code.co_filename in _MACHINERY:
         frame = frame.f_back
     if frame is None:

@@ -33,11 +33,8 @@ _LEAST_WAIT_S = 1e-9
 
 
 class Turns:
-    """Threads of which one runs at a time. The first one is the thread that enters the simulation.
-
-    Attributes:
-        random: The source of UUIDs and other random bytes.
-        trace: All thread switches, in order.
+    """The scheduler of a simulation. Lets one of its threads run at a time. The first one is the thread that
+    starts it.
     """
 
     def __init__(self, seed: int | None, order: Order, *, max_turns: int, max_time_s: float) -> None:
@@ -72,23 +69,23 @@ class Turns:
 
     @property
     def elapsed_s(self) -> float:
-        """Virtual seconds since the start."""
+        """The virtual time in seconds since the start."""
         return self._now - _START_S
 
     def sleep(self, seconds: float) -> None:
-        """Let all other threads run for this many virtual seconds. ``time.sleep`` calls it inside a simulation."""
+        """Let the other threads run for ``seconds`` of virtual time. ``time.sleep`` calls this inside a simulation."""
         SimLock(self, is_locked=True).acquire(timeout=max(0.0, seconds))
 
     # For the stand-ins
 
     def me(self) -> Task | None:
-        """Return the calling simulated thread; None for any other thread."""
+        """Return the simulated thread that calls this, or None for any other thread."""
         task = self._by_ident.get(threading.get_ident())
         return None if task is None or task.is_outside else task
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Give the calling thread real locks and real time."""
+        """Give the calling thread real locks and real time during a ``with`` block."""
         task = self._require()
         task.is_outside = True
         try:
@@ -97,7 +94,7 @@ class Turns:
             task.is_outside = False
 
     def add(self, thread: threading.Thread) -> Task:
-        """Register a new thread, which waits for its first turn."""
+        """Register a new thread, which waits until it is chosen."""
         task = Task(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
         task.done = SimLock(self, is_locked=True)
@@ -106,7 +103,7 @@ class Turns:
         return task
 
     def carry(self, task: Task, run: Callable[[], None]) -> None:
-        """Run a simulated thread from its first turn to its end, in its real thread."""
+        """Run a simulated thread in its real thread, from the first time it is chosen to its end."""
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
@@ -125,7 +122,7 @@ class Turns:
         self._hand_over(task)
 
     def point(self, task: Task) -> None:
-        """Allow the schedule to switch threads here."""
+        """Allow the scheduler to switch to another thread here."""
         if self._observing or task.unwinds:
             return
         self._order.points += 1
@@ -157,7 +154,10 @@ class Turns:
             task.deadline = None
 
     def join(self, thread: threading.Thread, timeout: float | None) -> bool:
-        """Wait until a simulated thread has ended. Return False if it does not belong to this simulation."""
+        """Wait until a simulated thread has ended.
+
+        Return False for a thread that does not belong to this simulation.
+        """
         task = self._task_of(thread)
         if task is None or task.done is None:
             return False
@@ -166,7 +166,7 @@ class Turns:
         return True
 
     def is_alive(self, thread: threading.Thread) -> bool | None:
-        """Return whether a simulated thread is running; None if it does not belong to this simulation."""
+        """Return whether a simulated thread is running. None for a thread that does not belong to this simulation."""
         task = self._task_of(thread)
         return None if task is None else not task.is_done
 
@@ -178,7 +178,7 @@ class Turns:
             self._switch(task, self._next())
 
     def _hand_over(self, task: Task) -> None:
-        """Switch to another thread after this one has ended."""
+        """Let another thread run after this one has ended."""
         if task not in self._tasks:
             return  # it was given up
         self._tasks.remove(task)
@@ -205,7 +205,7 @@ class Turns:
                 )
 
     def _fail(self, error: BaseException) -> Task:
-        """End the run with the first error. The first thread continues and raises it."""
+        """End the simulation with its first error. The first thread continues and raises it."""
         if self._failure is None:
             self._failure = error
         self._root.wakes_at = 0.0
@@ -242,7 +242,7 @@ class Turns:
             turns = len(self.trace)
 
     def _note(self, task: Task, target: Task, how: str | None) -> None:
-        left = f"{task.label} ({how or where(sys._getframe(2))})"  # noqa: SLF001
+        left = f"{task.label} ({how or describe_frame(sys._getframe(2))})"  # noqa: SLF001
         self.trace.append(Turn(self.points, self.elapsed_s, target.label, left))
 
     def _look(self) -> None:
@@ -270,7 +270,7 @@ class Turns:
         return next((task for task in self._tasks if task.thread is thread), None)
 
     def _describe_threads(self) -> str:
-        """Return where each thread is."""
+        """Return a text that says where each thread is."""
         lines = [
             f"{task.name}{' (killed)' if task.is_killed else ''}: {describe_frame(frame_of(task.thread))}"
             for task in self._tasks
@@ -280,7 +280,7 @@ class Turns:
 
 
 def _join_previous(task: Task) -> None:
-    """Wait for the real end of the previous thread, so that its last releases happen in every run."""
+    """Wait until the previous thread has really ended, so that its last releases happen in every run."""
     ended, task.follows = task.follows, None
     if ended is not None:
         join_for_good(ended)
