@@ -16,7 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.drawing import CyclicGraph, Edge, Graph, Node, lay_out, to_dot, to_mermaid, to_svg
-from latchwork.drawing.layout import MOST_BENDS, MOST_LETTERS, crossings, fitted, layered, letters, not_falling, ordered
+from latchwork.drawing.layout import (
+    MOST_BENDS,
+    MOST_LETTERS,
+    count_crossings,
+    fit_nondecreasing,
+    make_layers,
+    shorten_label,
+    sort_rows,
+    text_width,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -75,18 +84,18 @@ def test_the_same_graph_has_the_same_drawing_and_it_is_well_formed(graph):
 @given(graphs())
 @settings(max_examples=40, deadline=None)
 def test_sorting_rows_never_makes_more_lines_cross(graph):
-    found = layered(graph)
-    before = crossings(found)
+    found = make_layers(graph)
+    before = count_crossings(found)
     members = [set(row) for row in found.rows]
-    ordered(found)
-    assert crossings(found) <= before
+    sort_rows(found)
+    assert count_crossings(found) <= before
     assert [set(row) for row in found.rows] == members
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=30))
 @settings(deadline=None)
 def test_a_row_is_placed_at_the_nearest_sequence_that_does_not_fall(wanted):
-    found = not_falling(wanted)
+    found = fit_nondecreasing(wanted)
     assert len(found) == len(wanted)
     assert all(right >= left - 1e-6 for left, right in itertools.pairwise(found))
     if wanted == sorted(wanted):
@@ -95,15 +104,15 @@ def test_a_row_is_placed_at_the_nearest_sequence_that_does_not_fall(wanted):
 
 
 def test_crossings_are_counted():
-    assert crossings(layered(graph_of("ac", "bd", nodes="abcd"))) == 0
-    assert crossings(layered(graph_of("ad", "bc", nodes="abcd"))) == 1
-    assert crossings(layered(graph_of(*itertools.product("abc", "xyz")))) == 9
+    assert count_crossings(make_layers(graph_of("ac", "bd", nodes="abcd"))) == 0
+    assert count_crossings(make_layers(graph_of("ad", "bc", nodes="abcd"))) == 1
+    assert count_crossings(make_layers(graph_of(*itertools.product("abc", "xyz")))) == 9
 
 
 def test_lines_that_need_not_cross_do_not():
-    found = layered(graph_of("ad", "bc", "ce", "df", nodes="abcdfe"))
-    ordered(found)
-    assert crossings(found) == 0
+    found = make_layers(graph_of("ad", "bc", "ce", "df", nodes="abcdfe"))
+    sort_rows(found)
+    assert count_crossings(found) == 0
 
 
 def test_a_node_stands_below_all_that_leads_to_it_and_near_to_what_it_leads_to():
@@ -166,11 +175,11 @@ def test_text_from_outside_stays_text():
 
 def test_long_labels_keep_both_ends_and_titles_keep_all():
     label = "a-very-long-module-path/with-many-segments/and-an-end"
-    assert letters(fitted(label)) <= MOST_LETTERS
-    assert fitted(label).startswith("a-very")
-    assert fitted(label).endswith("an-end")
+    assert text_width(shorten_label(label)) <= MOST_LETTERS
+    assert shorten_label(label).startswith("a-very")
+    assert shorten_label(label).endswith("an-end")
     assert label in to_svg(Graph([Node("a", label)]))
-    assert letters(fitted("漢字" * 40)) <= MOST_LETTERS
+    assert text_width(shorten_label("漢字" * 40)) <= MOST_LETTERS
 
 
 def test_an_empty_graph_is_a_drawing_too():
@@ -210,7 +219,7 @@ def test_bends_are_bounded_where_every_line_passes_every_layer():
     ids = [f"t{number}" for number in range(400)]
     far = [(ids[a], ids[b]) for a in range(0, 400, 2) for b in range(a + 2, 400, 9)]
     graph = graph_of(*itertools.pairwise(ids), *far)
-    found = layered(graph)
+    found = make_layers(graph)
     assert sum(map(len, found.rows)) <= MOST_BENDS + 400
     assert len(lay_out(graph).lines) == len(graph.edges)
 
