@@ -4,7 +4,7 @@
 //!
 //! 1. Every item gets the requested number of different workers, or all workers if there are fewer.
 //! 2. The numbers of replicas of an item in two zones differ by at most one. A zone with fewer workers than that has
-//! the item on all of them. No zone has two replicas of an item if there are as many zones as replicas.
+//!    the item on all of them. No zone has two replicas of an item if there are as many zones as replicas.
 //! 3. The sum of squared worker loads is minimal. A load counts inversely to the weight of the worker.
 //! 4. The number of replicas on workers that did not have them is minimal.
 //!

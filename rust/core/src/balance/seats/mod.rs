@@ -6,9 +6,9 @@
 //!
 //! 1. `start` places the seats greedily, near the optimum for both aims.
 //! 2. `equalize` moves seats along chains of jobs until the sum of squares is minimal. It also computes prices that
-//! prove this.
+//!    prove this.
 //! 3. `gains` finds, among all placements with the minimal sum, one with the most gains. This is again a flow, with
-//! costs of 0 and 1. The prices describe all these placements.
+//!    costs of 0 and 1. The prices describe all these placements.
 
 mod equalize;
 mod gains;
