@@ -115,7 +115,7 @@ class JobContext:
 
     @property
     def should_stop(self) -> bool:
-        """True once this run was asked to stop: finish the current step and return."""
+        """True once this run was asked to stop; then finish the current step and return."""
         return self.stop_signal.should_stop
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
@@ -140,7 +140,7 @@ class JobContext:
         return self.stop_signal.on_stop(listener)
 
     def remaining_s(self) -> float:
-        """Return the seconds for which this run's locks are certainly held by the local clock; 0 if they are lost."""
+        """Return the seconds for which this run surely holds its locks by the local clock; 0 if they are lost."""
         return max(0.0, self._remaining_s())
 
     def fence(self, item: str) -> Fence:
@@ -268,7 +268,7 @@ class Job:
         return self._run if type(self).run is Job.run else self.run
 
     def pool_changed(self) -> None:
-        """Make the nodes of this process read the work pool again at once.
+        """Make the nodes of this process call the work pool function again at once.
 
         Callable from any thread, also before they start.
         """
@@ -293,7 +293,8 @@ class Job:
         self._tell("options")
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call the listener with ``pool`` or ``options`` when that has changed; it must not block. For the job manager.
+        """Register a listener that is called with ``pool`` or ``options`` when that has changed; it must not block. For
+        the job manager.
 
         Returns:
             A function that removes the listener; idempotent.
@@ -367,10 +368,10 @@ for _option in option_rows(JobOptions):  # the defaults of the class attributes
 
 
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:
-    """Check the result of a work pool, and return its items, sorted and unique.
+    """Return the items that a work pool function has returned, sorted and unique.
 
     Raises:
-        InvalidJob: It is not a collection, or an item is not a text, is too long, or occurs twice.
+        InvalidJob: They are not a collection, or an item is not a text, is too long, or occurs twice.
     """
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         msg = f"work pool of job {job_id} returned {items!r:.80}; return a list of texts"
@@ -409,10 +410,10 @@ def read_pool(job: Job) -> tuple[str, ...]:
 
 
 def check_jobs(jobs: object) -> dict[str, Job]:
-    """Return the jobs by ID, in the given order.
+    """Return the jobs of a node by ID, in the given order.
 
     Raises:
-        InvalidJob: It is not a collection of jobs, or two jobs have the same ID.
+        InvalidJob: They are not a collection of jobs, or two jobs have the same ID.
     """
     listed = [jobs] if isinstance(jobs, Job) else list(jobs) if isinstance(jobs, Iterable) else [jobs]
     by_id: dict[str, Job] = {}

@@ -59,7 +59,9 @@ class _MetricSet:
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
-        """Create every metric of a node, so that the rate of an event that never happened is 0, not missing."""
+        """Create every metric of a node with the value 0, so that the rate of an event that never happened is 0, not
+        missing.
+        """
         own = (self.init, self.close, self.rebalances, self.rebalance_failures, self.rebalance_seconds, self.moves)
         for each in own:
             each.labels(node)
@@ -70,7 +72,7 @@ class _MetricSet:
 
 
 class _GaugeCollector(Collector):
-    """The gauges, which are read from the nodes at each scrape."""
+    """The gauges of all nodes, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
         self._lock = mutex()

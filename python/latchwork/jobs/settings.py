@@ -249,14 +249,24 @@ class SettingsReader:
 
 
 class ConfigurableJob(Protocol):
-    """A job as far as its options are concerned: attributes, and listeners that get ``options`` after a change."""
+    """The part of a job that settings need: its options as attributes, and listeners that get ``options`` after a
+    change.
+    """
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]: ...  # noqa: D102
 
 
 class LiveSettings:
     """The current settings of a cluster, and the options of jobs that follow from them. ``start`` reads and watches
-    them.
+    them, ``close`` stops that.
+
+    Args:
+        jobs: Jobs of this node; a change of their options counts as a change of the settings.
+        node: Options of this node from code. A ``disconnect_grace_s`` that is longer than its TTLs allow is shortened.
+        wall_s: Returns seconds since the epoch.
+    Attributes:
+        now: Stored settings, as far as this node can apply them.
+        node: Effective options of this node.
     """
 
     def __init__(

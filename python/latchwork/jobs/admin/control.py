@@ -54,7 +54,7 @@ _POLL_S = 0.2
 
 
 def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
-    """Store a request for a manual run.
+    """Store a request to run items of a job once, now, on the nodes that hold their locks.
 
     Args:
         store: The cluster's store.
@@ -130,7 +130,9 @@ def wait_for_runs(
 
 
 def delete_request(store: Store, request: RunRequest) -> None:
-    """Delete a request, which cancels runs that have not started. If the store is unreachable, the request expires."""
+    """Delete a request for a manual run, which cancels runs that have not started. If the store is unreachable, the
+    request expires.
+    """
     try:
         store.delete(request.key)
         store.delete_tree(f"{MANUAL}/{request.id}")
@@ -160,7 +162,7 @@ class LockNotHeld(LatchworkError, LookupError):
 
 
 def current_user() -> str:
-    """Return user and host, which are stored with each change."""
+    """Return the user and host of this process, which are stored with each change."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -213,7 +215,7 @@ class Control:
         self.change_job(job, enabled=True)
 
     def reset(self, job: str) -> None:
-        """Delete all settings of a job, so that its code and the default apply."""
+        """Delete all settings of a job, so that the options from its code and the default apply."""
         self._store.delete(_job_key(job))
 
     def change_job(self, job: str, **settings: Any) -> None:
@@ -225,7 +227,7 @@ class Control:
         Raises:
             InvalidSetting: A setting is unknown or invalid; nothing is changed.
         """
-        self._change(_job_key(job), stored.JobSettings.__dataclass_fields__, settings)
+        self._change_settings(_job_key(job), stored.JobSettings.__dataclass_fields__, settings)
 
     def change_cluster(self, **settings: Any) -> None:
         """Set options of the cluster; None restores the option from code.
@@ -235,18 +237,18 @@ class Control:
         Raises:
             InvalidSetting: A setting is unknown or invalid; nothing is changed.
         """
-        self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
+        self._change_settings(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
 
     def drain(self, node: str) -> None:
         """Move a node's items away and give it no others until ``undrain``. The node stays drained over restarts.
 
         An announced restart of the node is cancelled: its share is given to the others permanently.
         """
-        self._mark(NodeMark(check_id("node", node), "drained"))
+        self._store_mark(NodeMark(check_id("node", node), "drained"))
         entry = self._store.get(mark_key(node))
         mark = None if entry is None else decode_mark(node, entry.value)
         if entry is not None and mark is not None and mark.state == "drained":
-            self._forget_reserved(node, At(entry))
+            self._delete_reserved_share(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
         """Move a node's items away and reserve its share: once back, it gets exactly those items, and no others move.
@@ -268,14 +270,16 @@ class Control:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
             raise UnknownNode(f"node {node!r} is not running in this cluster; running are: {living}")
         member = Member.decode(node, entry.value)
-        self._mark(
+        self._store_mark(
             NodeMark(node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s)
         )
 
     def undrain(self, node: str) -> bool:
-        """Give a node items again, or cancel an announced restart. Return False if the node had no mark."""
+        """Let a drained node get items again, or cancel an announced restart. Return False if the node was neither
+        drained nor restarting.
+        """
         found = self._store.delete(mark_key(check_id("node", node)))
-        self._forget_reserved(node, Absent(mark_key(node)))
+        self._delete_reserved_share(node, Absent(mark_key(node)))
         return found
 
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
@@ -354,7 +358,7 @@ class Control:
         return reset_future_progress(self._store, check_id("job", job), time.time())
 
     def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
-        """Wait until each item of a request has had its run, return the results, and delete the request.
+        """Wait until each item of a request has run, return the results, and delete the request.
 
         Raises:
             WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
@@ -367,7 +371,7 @@ class Control:
         meant = requested_items(self._store, request)
         return wait_for_runs(self._store, request, wanted, timeout_s)
 
-    def _mark(self, mark: NodeMark) -> None:
+    def _store_mark(self, mark: NodeMark) -> None:
         key = mark_key(mark.node)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         signed = replace(mark, by=self._by or current_user(), at=at)
@@ -381,13 +385,15 @@ class Control:
 
         self._store.transact(write)
 
-    def _forget_reserved(self, node: str, unchanged: Check) -> None:
-        """Delete the share that is reserved for a node; left to the manager if its mark has changed meanwhile."""
+    def _delete_reserved_share(self, node: str, unchanged: Check) -> None:
+        """Delete the share that is reserved for a node, unless what is set for the node has changed meanwhile; then the
+        manager deletes it.
+        """
         below = self._store.list(reserved_key(node), recursive=True)
         with contextlib.suppress(Conflict):
             commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
 
-    def _change(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
+    def _change_settings(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             if name not in known:
                 raise InvalidSetting(f"setting {name!r} is not known; known are {', '.join(known)}")

@@ -151,7 +151,9 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
 
 
 def _strategy_reason(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
-    """Return the strategy's reason for an item; None while nodes are restarting, and for a custom strategy."""
+    """Return why the strategy places an item on its worker; None while nodes are restarting, and for a custom
+    strategy.
+    """
     strategy = described_strategy(word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
         return None
@@ -210,7 +212,7 @@ def _doing(state: ClusterState, lock: LockView) -> str:
 
 
 def _describe_run_history(view: JobState, item: str) -> list[str]:
-    """Return sentences about the results of its runs."""
+    """Return sentences about how the runs of an item have ended."""
     sentences = []
     error = next((each for each in view.failing if each.item == item), None) or view.last_error
     if error is not None and error in view.failing:

@@ -141,11 +141,11 @@ class JobState:
 
     @property
     def next_start_s(self) -> float | None:
-        """Next start as last reported by its nodes; may be in the past."""
+        """Next start of a run as last reported by the nodes; may be in the past."""
         return min((each.next_start_s for each in self._current() if each.next_start_s is not None), default=None)
 
     def _current(self) -> list[JobOutcome]:
-        """Return the outcomes of running nodes, or all of them if no node with the job is running."""
+        """Return the run results of running nodes, or those of all nodes if no running node has the job."""
         return [each for each in self.outcomes if each.node in self.nodes or not self.nodes]
 
 
@@ -180,7 +180,7 @@ class ClusterState:
     outcomes: tuple[JobOutcome, ...] = ()
 
     def is_holder_running(self, lock: LockView) -> bool:
-        """Return whether the process that holds a lock is a running node; otherwise the lock expires by itself."""
+        """Return whether the process that holds a lock is a running node. If not, the lock expires by itself."""
         node = self.nodes.get(lock.holder.label)
         return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
 
@@ -282,7 +282,7 @@ def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tu
 
 
 def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
-    """Return the sets whose heads are directly below the prefix, by job, sorted."""
+    """Decode the packed sets whose heads are directly below a prefix. Return the sorted items by job."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
     return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).packed.items for name in names}

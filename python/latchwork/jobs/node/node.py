@@ -139,7 +139,7 @@ class JobManager:
         return membership is not None and membership.is_leader
 
     def stats(self) -> NodeStats:
-        """Return statistics since the start."""
+        """Return statistics of this node and its jobs since the start."""
         worker, membership = self._worker, self._membership
         if worker is None or membership is None:
             return NodeStats({job_id: JobStats() for job_id in self._able})
@@ -323,7 +323,7 @@ class JobManager:
         worker.start()
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
-        """Return the manager's current options; settings may change them."""
+        """Return the options for managing the cluster that apply now; settings may change them."""
         now = option_values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 

@@ -203,12 +203,12 @@ class StoredError(Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_error(cls, error: RunError, texts: dict[str, int]) -> StoredError:
-        """Convert an error to its stored form and add its text to `texts`."""
+        """Convert an error to its stored form, and add its text to `texts`."""
         index = texts.setdefault(error.text, len(texts))
         return cls(index, error.item, error.items, round(error.at_s, 1), error.consecutive_failures)
 
-    def error(self, node: str, texts: Sequence[str]) -> RunError | None:
-        """Convert to an error; None if the text is missing."""
+    def to_error(self, node: str, texts: Sequence[str]) -> RunError | None:
+        """Convert a stored error to an error of this node; None if its text is missing."""
         if self.text >= len(texts):
             return None
         return RunError(
@@ -229,7 +229,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_outcome(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
-        """Convert an outcome to its stored form and add its error texts to `texts`."""
+        """Convert the results of a job to their stored form, and add the texts of its errors to `texts`."""
         last = outcome.last_error
         return cls(
             _rounded(outcome.last_start_s),
@@ -241,15 +241,15 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             _rounded(outcome.next_start_s),
         )
 
-    def outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
-        """Convert to an outcome."""
-        failing = (each.error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
+    def to_outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
+        """Convert stored results to the results of a job on a node."""
+        failing = (each.to_error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,
             job=job,
             last_start_s=self.start,
             last_success_s=self.success,
-            last_error=None if self.error is None else self.error.error(node, texts),
+            last_error=None if self.error is None else self.error.to_error(node, texts),
             failing_items=self.items,
             consecutive_failures=self.row,
             failing=tuple(each for each in failing if each is not None),
@@ -270,7 +270,7 @@ _OUTCOMES: Decoder[StoredOutcomes] = Decoder(StoredOutcomes, "the outcomes of a 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
     """Decode a node's outcomes, sorted by job; empty if they are unreadable."""
     found = _OUTCOMES.find(value)
-    return [] if found is None else [one.outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
+    return [] if found is None else [one.to_outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
 
 
 def _rounded(moment_s: float | None) -> float | None:
@@ -278,7 +278,8 @@ def _rounded(moment_s: float | None) -> float | None:
 
 
 def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: list[Check]) -> int:
-    """Delete records of removed nodes that are old or too large in total. Called by the leader from time to time.
+    """Delete stored run results of nodes that are gone, if they are old or too large in total. Called by the leader
+    from time to time.
 
     Args:
         store: The cluster's store.
@@ -288,7 +289,11 @@ def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: 
     Returns:
         The number of deleted records.
     """
-    gone = [(_last_s(entry), entry) for entry in store.list(keys.OUTCOMES) if entry.key.partition("/")[2] not in living]
+    gone = [
+        (_latest_time_s(entry), entry)
+        for entry in store.list(keys.OUTCOMES)
+        if entry.key.partition("/")[2] not in living
+    ]
     oldest_s, left, old = time.time() - keep_s, _KEPT_BYTES, []
     for last_s, entry in sorted(gone, key=lambda pair: pair[0], reverse=True):
         left -= len(entry.value)
@@ -298,8 +303,8 @@ def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: 
     return len(old)
 
 
-def _last_s(entry: Entry) -> float:
-    """Return the latest time in a record; 0 if it has none."""
+def _latest_time_s(entry: Entry) -> float:
+    """Return the latest time in the stored results of a node, in seconds since the epoch; 0 if there is none."""
     moments = (
         (each.last_start_s or 0.0, each.last_success_s or 0.0, each.last_error.at_s if each.last_error else 0.0)
         for each in decode_outcomes("", entry.value)
