@@ -44,11 +44,11 @@ def test_all_beats_switch_and_switch_beats_default(all_disabled, switch, default
 
 @pytest.mark.parametrize("schedule", [FixedDelay(2.5), FixedRate(0.5), Cron("*/5 * * * *", "Europe/Berlin")])
 def test_a_schedule_survives_being_stored(schedule):
-    assert stored.check("schedule", stored.encoded("schedule", schedule)) == schedule
+    assert stored.check_setting("schedule", stored.encode_setting("schedule", schedule)) == schedule
 
 
 def test_fields_that_cannot_be_used_are_left_out_and_named_and_the_others_count():
-    settings, bad = stored.decode(
+    settings, bad = stored.decode_settings(
         JobSettings(), {"threads": -1, "enabled": False, "colour": "red", "schedule": {"cron": "x"}}
     )
     assert settings == JobSettings(enabled=False)

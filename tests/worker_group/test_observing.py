@@ -84,7 +84,7 @@ def test_who_is_lost_already_is_not_missed():
 
 
 def due(detector, seen, rank, now):
-    found, next_s = detector.due(seen.roll.lost(), rank, now)
+    found, next_s = detector.take_due_losses(seen.roll.lost(), rank, now)
     return [WorkerInfo.from_entry(each).rank for each in found], next_s
 
 

@@ -12,7 +12,7 @@ from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.master import MasterInfo, find_master
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, group_store, resolve_group
-from latchwork.worker_group.transactions import read_members, record_or_none
+from latchwork.worker_group.transactions import decode_record_or_none, read_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
     groups, ended = [], []
     for group in store.children(f"{namespace}/groups"):
         keys = GroupKeys(namespace, group)
-        record = record_or_none(store.get(keys.record))
+        record = decode_record_or_none(store.get(keys.record))
         if record is not None:
             groups.append(GroupHandle(store, keys, record.run).status())
     there = {status.name for status in groups}
     for group in store.children(f"{namespace}/ended"):
-        record = record_or_none(store.get(GroupKeys(namespace, group).ended))
+        record = decode_record_or_none(store.get(GroupKeys(namespace, group).ended))
         if record is not None and group not in there:
             ended.append((group, record))
     return GroupOverview(tuple(groups), tuple(ended))
@@ -68,7 +68,7 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
 def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupDetails | None:
     """Return the details of a group, or None if it has no current run."""
     store, keys = resolve_group(store, group, namespace)
-    record = record_or_none(store.get(keys.record))
+    record = decode_record_or_none(store.get(keys.record))
     if record is None:
         return None
     run = keys.for_run(record.run)
@@ -93,7 +93,7 @@ def _barrier(store: Store, name: str) -> BarrierState | None:
 def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[GroupEvent]:
     """Return the events of a group's current run after event number `after`, in order. The last 1,000 are kept."""
     store, keys = resolve_group(store, group, namespace)
-    record = record_or_none(store.get(keys.record))
+    record = decode_record_or_none(store.get(keys.record))
     if record is None:
         return []
     run = keys.for_run(record.run)

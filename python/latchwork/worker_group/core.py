@@ -24,12 +24,12 @@ from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_i
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
-from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, name_missing
+from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, add_missing_workers
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, RestartsExceeded
 from latchwork.worker_group.events import EventListeners
 from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
 from latchwork.worker_group.membership import Joiner, WorkerMembership
-from latchwork.worker_group.observation import WorkerWatcher, epoch_ended, explain_refusal
+from latchwork.worker_group.observation import WorkerWatcher, epoch_ended, explain_refused_write
 from latchwork.worker_group.records import COMPLETED, WorkerInfo, read_epoch
 from latchwork.worker_group.transactions import GroupSnapshot, read_members
 
@@ -229,12 +229,12 @@ class WorkerCore:
             raise LatchworkError(f"{self.what} has completed, so it cannot wait at a barrier")
         while True:
             try:
-                with current.use(name) as barrier:
+                with current.barrier_in_use(name) as barrier:
                     if self._watcher is not None:
                         self._watcher.recheck_barriers()
                     return await steps_of(barrier.wait)(timeout_s, checks=[current.fence])
             except BarrierBroken as error:
-                raise await name_missing(self.store, membership, name, error) from error
+                raise await add_missing_workers(self.store, membership, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
                 if not isinstance(error, Conflict):
                     raise await self._explain_wait_error(current, error) from error
@@ -249,7 +249,7 @@ class WorkerCore:
             return self._failure
         membership = self.require_membership()
         try:
-            return await explain_refusal(self.store, membership, current.epoch) or error
+            return await explain_refused_write(self.store, membership, current.epoch) or error
         except (Unavailable, OutcomeUnknown):
             if membership.session.remaining_s() > 0.0:
                 return error
@@ -365,7 +365,7 @@ class WorkerCore:
     async def _on_shrink(self, n: int) -> None:
         current = self._current
         if current is not None:
-            await current.shrink(n)
+            await current.break_barriers_above(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
         """Cancel work and waits because the group has failed. The worker stays a member until it leaves."""

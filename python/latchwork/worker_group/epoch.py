@@ -22,9 +22,15 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
 from latchwork.worker_group.keys import rank_segment
 from latchwork.worker_group.membership import WorkerMembership
-from latchwork.worker_group.observation import explain_exit, explain_refusal
+from latchwork.worker_group.observation import explain_exit, explain_refused_write
 from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, summarize
-from latchwork.worker_group.transactions import BarrierArrivals, GroupSnapshot, GroupTxn, read_members, record_or_none
+from latchwork.worker_group.transactions import (
+    BarrierArrivals,
+    GroupSnapshot,
+    GroupTxn,
+    decode_record_or_none,
+    read_members,
+)
 
 
 class WorkerEpoch:
@@ -85,7 +91,7 @@ class WorkerEpoch:
             return self._barriers[name]
 
     @contextmanager
-    def use(self, name: str) -> Iterator[Barrier]:
+    def barrier_in_use(self, name: str) -> Iterator[Barrier]:
         """Return a context manager that gives the barrier with this name and breaks it if the group is scaled down.
 
         Raises:
@@ -98,7 +104,7 @@ class WorkerEpoch:
         finally:
             self._used.remove(barrier)
 
-    async def shrink(self, n: int) -> None:
+    async def break_barriers_above(self, n: int) -> None:
         """Break the barriers in use that wait for removed ranks, because the group was scaled down to `n` workers."""
 
         def removed(basis: int) -> list[str]:
@@ -108,7 +114,7 @@ class WorkerEpoch:
             with suppress(Closed):
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
-    async def arrivals(self) -> BarrierArrivals:
+    async def prepare_all_arrivals(self) -> BarrierArrivals:
         """Return the part of a transaction with which this worker arrives at every open barrier of the epoch."""
         keys = self._keys
         opened = await ask(
@@ -123,19 +129,21 @@ class WorkerEpoch:
     async def _expected(self) -> Expected:
         """Return how many workers a barrier waits for: all except completed ones."""
         entry = await ask(self._store.get, self._keys.record)
-        record = record_or_none(entry, self._keys.run)
+        record = decode_record_or_none(entry, self._keys.run)
         if entry is None or record is None:
             raise Closed(f"group {self._keys.group.group!r} no longer exists; stop the work")
         opened = [Put(self._keys.opened, b"")]
         return Expected(max(1, record.workers - record.completed), [At(entry)], opened, basis=record.workers)
 
 
-async def name_missing(store: Store, membership: WorkerMembership, name: str, error: BarrierBroken) -> BarrierBroken:
+async def add_missing_workers(
+    store: Store, membership: WorkerMembership, name: str, error: BarrierBroken
+) -> BarrierBroken:
     """Return the error of a broken barrier with the missing workers and their status added."""
     keys = membership.keys
     try:
         infos = read_members(await ask(store.list, keys.members))
-        record = record_or_none(await ask(store.get, keys.record), keys.run)
+        record = decode_record_or_none(await ask(store.get, keys.record), keys.run)
     except (Unavailable, OutcomeUnknown):
         return error
     done = {info.rank for info in infos if info.status == COMPLETED}
@@ -175,13 +183,15 @@ class RecordWriter:
             LatchworkError: The worker is not in the group anymore.
         """
         entry = await ask(self._store.get, self._membership.keys.record)
-        if entry is None or record_or_none(entry, self._membership.keys.run) is None:
+        if entry is None or decode_record_or_none(entry, self._membership.keys.run) is None:
             raise await self._explain_exit() or GroupTerminated(f"{self._what}: the group no longer exists")
         return GroupSnapshot(self._membership.keys, entry, time.time())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
         """Raise the error that explains a refused write, if the worker is out of the group or `epoch` has ended."""
-        error = await (self._explain_exit() if epoch is None else explain_refusal(self._store, self._membership, epoch))
+        error = await (
+            self._explain_exit() if epoch is None else explain_refused_write(self._store, self._membership, epoch)
+        )
         if error is not None:
             raise error
 
@@ -189,7 +199,9 @@ class RecordWriter:
         """Record that the worker has completed. Barriers do not wait for it anymore."""
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
-            return transactions.complete(snapshot, member, current.fence, current.epoch, await current.arrivals())
+            return transactions.complete(
+                snapshot, member, current.fence, current.epoch, await current.prepare_all_arrivals()
+            )
 
         await self._set_status(COMPLETED, make, current.epoch)
 

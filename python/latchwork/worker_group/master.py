@@ -26,7 +26,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.observation import GroupMirror, LossDetector, report_loss
 from latchwork.worker_group.submission import NAMESPACE, resolve_group
-from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
+from latchwork.worker_group.transactions import GroupSnapshot, decode_record_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class GroupMaster(Closable):
         seen = self._keys.last_master_run
         while True:
             entry, had = await ask(self._store.get_many, [self._keys.record, seen])
-            record = record_or_none(entry)
+            record = decode_record_or_none(entry)
             if entry is None or record is None:
                 return
             snapshot = GroupSnapshot(self._keys.for_run(record.run), entry, time.time())
@@ -154,7 +154,7 @@ class GroupMaster(Closable):
 
     async def _follow(self, backoff: Backoff) -> None:
         """Report the lost workers of the current run until it has ended or this object is closed."""
-        record = record_or_none(await ask(self._store.get, self._keys.record))
+        record = decode_record_or_none(await ask(self._store.get, self._keys.record))
         if record is None:
             return
         keys, detector = self._keys.for_run(record.run), LossDetector()
@@ -170,7 +170,7 @@ class GroupMaster(Closable):
                 now = mirror.record
                 if now is None or now.is_final:
                     return
-                due, next_s = detector.due(mirror.lost(), 0, self._store.clock.now())
+                due, next_s = detector.take_due_losses(mirror.lost(), 0, self._store.clock.now())
                 for member in due:
                     await report_loss(self._store, keys, member)
                 await self._notifier.changed_since(

@@ -40,7 +40,7 @@ from latchwork.worker_group.records import (
     read_epoch,
     read_incarnation,
 )
-from latchwork.worker_group.transactions import EpochState, GroupSnapshot, GroupTxn, record_or_none
+from latchwork.worker_group.transactions import EpochState, GroupSnapshot, GroupTxn, decode_record_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ class Joiner:
     def _cached_record(self) -> Entry | None:
         """Return the cached group record if it is good enough for a new worker."""
         entry = self._join_lock.record
-        record = record_or_none(entry)
+        record = decode_record_or_none(entry)
         is_enough = (
             record is not None and not record.is_final and not record.is_full and self._run in {None, record.run}
         )
@@ -307,13 +307,13 @@ class Joiner:
         """Remove the lease of an abandoned join, including one whose write is still on its way."""
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
-                await self._abandon()
+                await self._undo_join()
             if not hurry.is_set():
                 await Pause(self._store.clock, hurry, pause_s)
 
-    async def _abandon(self) -> None:
+    async def _undo_join(self) -> None:
         entry = await ask(self._store.get, self._group.record)
-        record = record_or_none(entry)
+        record = decode_record_or_none(entry)
         if entry is None or record is None:
             return
         keys = self._group.for_run(record.run)

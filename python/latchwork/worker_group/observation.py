@@ -33,7 +33,7 @@ from latchwork.worker_group.keys import RunKeys
 from latchwork.worker_group.membership import WorkerMembership, read_epoch_state
 from latchwork.worker_group.records import FAILED, GroupRecord, WorkerInfo, read_epoch, read_incarnation
 from latchwork.worker_group.sweeper import GroupSweeper
-from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
+from latchwork.worker_group.transactions import GroupSnapshot, decode_record_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class GroupMirror:
             def follow(prefix: str, see: Callable[[str, Entry | None], None]) -> Mirror:
                 mirror = opened.enter_context(store.mirror(prefix, wait=False))
                 self._awaited.add(prefix)
-                mirror.on_change(lambda batch: self._take_in(prefix, batch, see))
+                mirror.on_change(lambda batch: self._record_changes(prefix, batch, see))
                 return mirror
 
             self._record_mirror, self._epoch = follow(keys.record, _nothing), follow(keys.epoch, _nothing)
@@ -136,7 +136,7 @@ class GroupMirror:
             self._live = follow(keys.leases, self._roster.set_lease)
             self._opened = opened.pop_all()
 
-    def _take_in(self, prefix: str, batch: Batch, see: Callable[[str, Entry | None], None]) -> None:
+    def _record_changes(self, prefix: str, batch: Batch, see: Callable[[str, Entry | None], None]) -> None:
         with self._notifier.mutex:
             for change in batch:
                 see(change.key, change.entry)
@@ -155,7 +155,7 @@ class GroupMirror:
     @property
     def record(self) -> GroupRecord | None:
         """The group's record, or None if the group is in another run or gone."""
-        return record_or_none(self._record_mirror.get(self._keys.record), self._keys.run)
+        return decode_record_or_none(self._record_mirror.get(self._keys.record), self._keys.run)
 
     @property
     def epoch(self) -> Entry | None:
@@ -187,7 +187,7 @@ class LossDetector:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def due(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
+    def take_due_losses(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
         """Return the losses to report now, and the seconds until the next one is due (None if there is none).
 
         Args:
@@ -208,7 +208,7 @@ class LossDetector:
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
     """Mark a worker as lost, unless its lease is back or another client has reported the loss."""
     entry = await ask(store.get, keys.record)
-    record = record_or_none(entry, keys.run)
+    record = decode_record_or_none(entry, keys.run)
     epoch_state = await read_epoch_state(store, keys)
     if entry is None or record is None or record.is_final or epoch_state is None:
         return
@@ -247,13 +247,13 @@ class GroupWatcher:
 
     async def remove(self, worker: WorkerWatcher) -> None:
         """Remove a worker. Removing the last one stops the watcher. Idempotent."""
-        if not self._drop([worker]):
+        if not self._remove_workers([worker]):
             return
         self.wake()
         if not self._background.is_running_here:
             await self._background
 
-    def _drop(self, workers: Iterable[WorkerWatcher]) -> bool:
+    def _remove_workers(self, workers: Iterable[WorkerWatcher]) -> bool:
         """Remove workers. Return True if none is left and the watcher stops."""
         with self._registry.mutex if self._registry is not None else self._own:
             for worker in workers:
@@ -292,19 +292,19 @@ class GroupWatcher:
         workers = list(self._workers.values())
         for each in workers:
             each.check_session()
-        if self._drop(each for each in workers if each.has_ended) or not self.mirror.is_ready:
+        if self._remove_workers(each for each in workers if each.has_ended) or not self.mirror.is_ready:
             return None
         epoch, record = self.mirror.epoch, self.mirror.record
         doubtful = [each for each in workers if not each.apply_state(epoch, record, self.mirror.lease(each.lease_key))]
         is_behind = False
         for each in doubtful:
             is_behind |= not await each.is_out()
-        if self._drop(each for each in workers if each.has_ended):
+        if self._remove_workers(each for each in workers if each.has_ended):
             return None
         if record is None or record.is_final:
             return _STALE_RETRY_S if is_behind else None
         for each in workers:
-            await each.shrink(record)
+            await each.report_shrink(record)
         ours = {each.lease_key for each in workers if each not in doubtful}
         pauses_s = [await self._report_losses(ours), await self._sweep(ours), _STALE_RETRY_S if is_behind else None]
         return min((each for each in pauses_s if each is not None), default=None)
@@ -326,7 +326,7 @@ class GroupWatcher:
         lost = self.mirror.lost()
         if not ours or not lost:
             return None
-        due, pause_s = self._detector.due(lost, self.mirror.count_before(ours), self._store.clock.now())
+        due, pause_s = self._detector.take_due_losses(lost, self.mirror.count_before(ours), self._store.clock.now())
         for member in due:
             await report_loss(self._store, self._keys, member)
         return pause_s if not due else _RECHECK_S
@@ -421,7 +421,7 @@ class WorkerWatcher:
             self._shrinks = 0
             self._group_watcher.wake()
 
-    async def shrink(self, record: GroupRecord) -> None:
+    async def report_shrink(self, record: GroupRecord) -> None:
         """Call `on_shrink` once each time the group was scaled down."""
         if self.has_ended or record.shrinks == self._shrinks:
             return
@@ -473,8 +473,8 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
     entry, live, member = await ask(store.get_many, [keys.record, keys.lease(number), keys.member(membership.info.key)])
-    if record_or_none(entry, keys.run) is None:
-        ended = record_or_none(await ask(store.get, keys.group.ended), keys.run)
+    if decode_record_or_none(entry, keys.run) is None:
+        ended = decode_record_or_none(await ask(store.get, keys.group.ended), keys.run)
         reason = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group no longer exists"
         return GroupTerminated(f"{who} must stop because {reason}; its writes are refused")
     if live is not None and live.version == membership.lease.version:
@@ -486,13 +486,13 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
     return SessionLost(f"{who} has lost its lease; stop the work and join again")
 
 
-async def explain_refusal(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
+async def explain_refused_write(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
     """Return the error that explains why a worker's write in an epoch was refused; None if it would succeed now."""
     out = await explain_exit(store, membership)
     if out is not None:
         return out
     record, now = await ask(store.get_many, [membership.keys.record, membership.keys.epoch])
-    current = record_or_none(record, membership.keys.run)
+    current = decode_record_or_none(record, membership.keys.run)
     if current is not None and current.state == FAILED:
         return group_failed(membership, current)
     if now is not None and read_epoch(now) > epoch:

@@ -20,7 +20,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import GroupAlreadyRunning, WrongRun
 from latchwork.worker_group.keys import INIT, GroupKeys
 from latchwork.worker_group.records import ACTIVE, COMPLETED, MAX_WORKERS, RUNNING, GroupRecord, read_epoch
-from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, read_members, record_or_none
+from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, decode_record_or_none, read_members
 
 #: Default namespace of groups.
 NAMESPACE = "default"
@@ -113,7 +113,7 @@ class GroupHandle:
             WrongRun: Nothing is stored about this run anymore.
         """
         entry = await ask(self._store.get, self._keys.record)
-        record = record_or_none(entry, self.run)
+        record = decode_record_or_none(entry, self.run)
         return await self._ended() if record is None else await self._status(record)
 
     @driven
@@ -129,7 +129,7 @@ class GroupHandle:
             try:
                 while True:
                     batch = await steps_of(watch.next)(deadline.left_s())
-                    record = record_or_none(batch[-1].entry if batch else None, self.run)
+                    record = decode_record_or_none(batch[-1].entry if batch else None, self.run)
                     if record is None:
                         return await self._ended()
                     if record.is_final:
@@ -175,7 +175,7 @@ class GroupHandle:
 
     async def _snapshot(self) -> GroupSnapshot | None:
         entry = await ask(self._store.get, self._keys.record)
-        if entry is None or record_or_none(entry, self.run) is None:
+        if entry is None or decode_record_or_none(entry, self.run) is None:
             return None
         return GroupSnapshot(self._keys, entry, time.time())
 
@@ -219,7 +219,7 @@ class GroupHandle:
         return (await steps_of(init.check)())[0]
 
     async def _ended(self) -> GroupStatus:
-        record = record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
+        record = decode_record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
         if record is None:
             raise WrongRun(f"run {self.run} of group {self.name!r} no longer exists, nor its final record")
         return GroupStatus(
@@ -293,7 +293,7 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
     seen = await ask(store.get, keys.record)
     entry: Entry | None = seen
     while True:
-        old = record_or_none(entry)
+        old = decode_record_or_none(entry)
         if entry is not None:
             await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
         txn = transactions.create_group(run, record, entry)
@@ -301,7 +301,7 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
             await ask(store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown) as error:
             entry = await ask(store.get, keys.record)
-            if record_or_none(entry, record.run) is None:
+            if decode_record_or_none(entry, record.run) is None:
                 if isinstance(error, OutcomeUnknown):
                     raise
                 continue
@@ -313,7 +313,7 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
 async def _refuse_running(
     store: Store, keys: GroupKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
 ) -> None:
-    record, before = GroupRecord.from_entry(entry), record_or_none(seen)
+    record, before = GroupRecord.from_entry(entry), decode_record_or_none(seen)
     names = await ask(store.children, keys.for_run(record.run).leases)
     live = sorted(int(name) for name in names if name.isdecimal())
     if live:

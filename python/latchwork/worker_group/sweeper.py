@@ -16,7 +16,7 @@ from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.submission import NAMESPACE, group_store
-from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
+from latchwork.worker_group.transactions import GroupSnapshot, decode_record_or_none
 
 #: Seconds without running workers after which a sweeper removes a running group.
 ABANDON_S = 600.0
@@ -63,17 +63,17 @@ class GroupSweeper:
         runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
         before, self._since = self._since, {}
         for group in groups:
-            await self._look(GroupKeys(self._namespace, group), runs[group], before, swept)
+            await self._check_group(GroupKeys(self._namespace, group), runs[group], before, swept)
         for group in await ask(self._store.children, f"{self._namespace}/ended"):
-            if await self._forget(GroupKeys(self._namespace, group)):
+            if await self._delete_final_record(GroupKeys(self._namespace, group)):
                 swept.ended.append(group)
         return swept
 
-    async def _look(
+    async def _check_group(
         self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: SweepResult
     ) -> None:
         entry = await ask(self._store.get, keys.record)
-        record = record_or_none(entry)
+        record = decode_record_or_none(entry)
         if entry is not None and record is None:
             return  # unreadable, so it may belong to someone else
         named = record.run if record is not None else ""
@@ -98,10 +98,10 @@ class GroupSweeper:
         await ask(self._store.delete_tree, snapshot.keys.prefix)
         swept.groups.append(keys.group)
 
-    async def _forget(self, keys: GroupKeys) -> bool:
+    async def _delete_final_record(self, keys: GroupKeys) -> bool:
         """Delete the final record of a group if it has been kept long enough."""
         entry = await ask(self._store.get, keys.ended)
-        record = record_or_none(entry)
+        record = decode_record_or_none(entry)
         if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
             return False
         deleted: bool = await ask(self._store.delete, keys.ended, version=entry.version)

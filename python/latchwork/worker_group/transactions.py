@@ -191,9 +191,9 @@ def rejoin(
     if old.status == COMPLETED:
         new = replace(old, incarnation=info.incarnation)
     else:
-        ops = _healthy_if_missing(log, epoch_state)
+        ops = _record_healthy_if_missing(log, epoch_state)
         log.add("restarted", old.rank)
-        ops += _fault(log, epoch_state)
+        ops += _start_next_epoch(log, epoch_state)
     return log.txn(
         [At(entry), At(member), *epoch_state.all_checks()],
         Put(keys.member(old.key), new.to_bytes()),
@@ -218,9 +218,9 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch_state.number)
-    ops = _healthy_if_missing(log, epoch_state)
+    ops = _record_healthy_if_missing(log, epoch_state)
     log.add("lost", old.rank)
-    ops += _fault(log, epoch_state)
+    ops += _start_next_epoch(log, epoch_state)
     return log.txn(
         [At(entry), Absent(keys.lease(old.rank)), At(member), *epoch_state.all_checks()],
         Put(keys.member(old.key), replace(old, status=LOST).to_bytes()),
@@ -228,7 +228,7 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
     )
 
 
-def _fault(log: _EventLog, epoch_state: EpochState) -> list[Op]:
+def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
     """Start the next epoch if the current one is healthy."""
     if not epoch_state.is_healthy:
         return []
@@ -237,7 +237,7 @@ def _fault(log: _EventLog, epoch_state: EpochState) -> list[Op]:
     return [Put(log.keys.epoch, encode_epoch(log.epoch))]
 
 
-def _healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
+def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
     """Write the event ``healthy`` before a fault, in case the worker that should have written it died first."""
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
@@ -390,7 +390,7 @@ def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
     return sorted((info for info in found if info is not None), key=lambda info: info.rank)
 
 
-def record_or_none(entry: Entry | None, run: str = "") -> GroupRecord | None:
+def decode_record_or_none(entry: Entry | None, run: str = "") -> GroupRecord | None:
     """Decode a group's record; None if it is missing, unreadable, or of another run than `run`."""
     if entry is None:
         return None

@@ -24,7 +24,7 @@ from latchwork.worker_group.membership import Joiner, resolve_key
 from latchwork.worker_group.observation import explain_exit
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo, read_key, summarize
 from latchwork.worker_group.submission import NAMESPACE, check_worker_count, resolve_group
-from latchwork.worker_group.transactions import record_or_none
+from latchwork.worker_group.transactions import decode_record_or_none
 
 if TYPE_CHECKING:
     from typing import Self
@@ -292,7 +292,7 @@ class GroupWorker(Closable):
                     batch = await steps_of(watch.next)(deadline.left_s())
                 except WaitTimeout:
                     raise await self._missing(timeout_s) from None
-                record = record_or_none(batch[-1].entry if batch else None, membership.keys.run)
+                record = decode_record_or_none(batch[-1].entry if batch else None, membership.keys.run)
                 if record is None:
                     raise await explain_exit(core.store, membership) or GroupTerminated(
                         f"{core.what}: the group no longer exists"
