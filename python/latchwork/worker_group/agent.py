@@ -104,7 +104,7 @@ class AgentSpec:
         return max(1, self.max_restarts * self.workers)
 
     def worker_key(self, slot: int) -> str:
-        """Return the key of the worker in a slot."""
+        """Return the key under which the worker of this slot joins the group: the host and the slot's number."""
         return f"{self.host}:{slot}"
 
     def log_path(self, number: int) -> Path | None:
@@ -164,7 +164,7 @@ def process_environment(
 
 
 def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
-    """Return whether a process is done, has failed, or was ended from here.
+    """Return whether a process has finished its work (``done``), has failed, or was stopped by this agent (``ended``).
 
     A process that was asked to stop counts as ended, whatever its exit code.
     """
@@ -224,7 +224,7 @@ class AgentSlot:
         return self._state
 
     def join(self) -> None:
-        """Join or rejoin the group."""
+        """Join the group for the first time, with this slot's key."""
         self._join(replace_live=False)
 
     def run(self) -> None:
@@ -239,7 +239,7 @@ class AgentSlot:
             self._end()
 
     def stop(self) -> None:
-        """Stop the process, then leave the group. Does not wait."""
+        """Ask the process to end, and leave the group when it has ended. Does not wait."""
         self._stopping.set()
         with self._mutex:
             child, worker = self._child, self._worker
@@ -251,7 +251,7 @@ class AgentSlot:
     # The worker
 
     def _join(self, *, replace_live: bool) -> None:
-        """Join with this slot's key, and open a new session if the old one has ended."""
+        """Join the group with this slot's key, or join it again. A new session is opened if the old one has ended."""
         if self._session is None or self._session.remaining_s() <= 0.0:
             if self._session is not None:
                 self._session.close()
@@ -304,7 +304,7 @@ class AgentSlot:
                 return
 
     def _prepare(self, worker: GroupWorker) -> None:
-        """Before the init barrier, publish the port of worker 0 for this epoch."""
+        """Publish the port of worker 0 for this epoch, before all workers meet at the first barrier."""
         self._update_state(state="waiting for all", epoch=worker.epoch)
         if worker.rank != 0:
             return
@@ -321,7 +321,7 @@ class AgentSlot:
     # The process
 
     def _run_attempt(self, worker: GroupWorker) -> None:
-        """Run the process once in the current epoch. Return if it has done its part."""
+        """Run the process once in the current epoch. Return if it has finished its work."""
         try:
             self._run_once(worker)
         except TRANSIENT_ERRORS as error:  # must not fail the group
@@ -348,7 +348,7 @@ class AgentSlot:
         self._handle_exit(worker, end, was_stopped=was_stopped)
 
     def _environment(self, worker: GroupWorker) -> dict[str, str]:
-        """Return the environment of the process, after worker 0 has published its port in this epoch."""
+        """Return the environment variables of the process. Wait until worker 0 has published its port in this epoch."""
         while (first := worker.peer(0)) is None or MASTER_PORT not in first.ports:
             worker.check()
             self._store.clock.wait(self._stopping, _POLL_S)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerCore:
-    """One worker and its current epoch. Thread-safe.
+    """The state and the operations behind one `GroupWorker`. Thread-safe.
 
     Attributes:
         what: Description of the worker for messages.
@@ -148,7 +148,7 @@ class WorkerCore:
         return membership
 
     def _undo_join(self) -> None:
-        """Undo an interrupted `join` in the background. The worker may join again afterwards."""
+        """Undo an interrupted `join` in the background, so that the worker may join again afterwards."""
         watcher, current, events = self._watcher, self._current, self._events
         self._membership = self._watcher = self._current = self._events = self._writer_or_none = None
 
@@ -170,7 +170,7 @@ class WorkerCore:
         return entry
 
     async def complete(self) -> None:
-        """Record that this worker has completed in the current epoch."""
+        """Record that this worker has finished its work in the current epoch."""
         if self.is_done:
             return
         current = self.current_epoch()
@@ -241,7 +241,7 @@ class WorkerCore:
                 await self._writer.raise_if_refused(current.epoch)
 
     async def _explain_wait_error(self, current: WorkerEpoch, error: LatchworkError) -> LatchworkError:
-        """Return the error that explains why a wait was cancelled."""
+        """Return the error to raise when a wait was cancelled: why the worker's epoch or membership has ended."""
         self.waits.check(error)
         if self._exit_error is not None:
             return self._exit_error
@@ -270,9 +270,8 @@ class WorkerCore:
         return current
 
     async def _record_healthy(self, current: WorkerEpoch) -> None:
-        """Write the event ``healthy`` if this worker has the lowest rank.
-
-        If it dies before that, the transaction that reports its loss writes the event.
+        """Store the event ``healthy`` if this worker has the lowest rank. If it dies before that, the transaction that
+        reports its loss stores the event.
         """
         assert self._watcher is not None
         if not self._watcher.is_first:
@@ -316,13 +315,15 @@ class WorkerCore:
     # Used by `run_until_complete`
 
     async def start_epoch(self, prepare: Callable[[], object] | None) -> bool:
-        """Wait at the init barrier. Return False if there is nothing left to run."""
+        """Wait at the first barrier of the epoch until all workers have arrived. Return False if there is nothing left
+        to run.
+        """
         if self.is_done:
             return False
         return not await self.has_passed(await self.initialize(None, prepare), FINAL)
 
     async def wait_at_final_barrier(self) -> None:
-        """Wait until all workers have finished their function."""
+        """Wait at the last barrier of the epoch until all workers have finished their function."""
         await self.wait_at_barrier(self.current_epoch(), FINAL, None)
 
     async def count_execution(self) -> None:
@@ -368,7 +369,7 @@ class WorkerCore:
             await current.break_barriers_above(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
-        """Cancel work and waits because the group has failed. The worker stays a member until it leaves."""
+        """End guarded work and waits, because the group has failed. The worker stays a member until it leaves."""
         with self._lock:
             self._failure, current = error, self._current
         if current is not None:

@@ -1,4 +1,4 @@
-"""A worker's part in one epoch, with its fence and barriers, and the writer of the worker's own record."""
+"""The work of one worker in one epoch, with its fence and barriers, and the writer of the worker's own record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from latchwork.worker_group.transactions import (
 
 
 class WorkerEpoch:
-    """A worker's part in one epoch. It ends as a whole: its fence, guarded work and barriers end together. Thread-safe.
+    """What one worker uses in one epoch: its fence, guarded work and barriers, which all end together. Thread-safe.
 
     Attributes:
         epoch: Number of the epoch.
@@ -62,7 +62,7 @@ class WorkerEpoch:
         self._is_over = False
 
     def end(self) -> None:
-        """End the epoch for this worker: cancel waits at barriers and signal guarded work to stop."""
+        """End the epoch for this worker: cancel waits at barriers, and tell guarded work to stop."""
         with self._lock:
             self._is_over = True
             barriers = list(self._barriers.values())
@@ -71,7 +71,7 @@ class WorkerEpoch:
             barrier.close()
 
     def barrier(self, name: str) -> Barrier:
-        """Return the barrier with this name.
+        """Return the barrier of this epoch with this name.
 
         Raises:
             Closed: The epoch has ended.
@@ -92,7 +92,7 @@ class WorkerEpoch:
 
     @contextmanager
     def barrier_in_use(self, name: str) -> Iterator[Barrier]:
-        """Return a context manager that gives the barrier with this name and breaks it if the group is scaled down.
+        """Return a context manager for waiting at a barrier. Meanwhile a scale-down of the group may break the barrier.
 
         Raises:
             Closed: The epoch has ended.
@@ -105,7 +105,7 @@ class WorkerEpoch:
             self._used.remove(barrier)
 
     async def break_barriers_above(self, n: int) -> None:
-        """Break the barriers in use that wait for removed ranks, because the group was scaled down to `n` workers."""
+        """Break the barriers in use that wait for removed workers, because the group was scaled down to `n` workers."""
 
         def removed(basis: int) -> list[str]:
             return [rank_segment(number) for number in range(n, basis)]
@@ -115,7 +115,9 @@ class WorkerEpoch:
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
     async def prepare_all_arrivals(self) -> BarrierArrivals:
-        """Return the part of a transaction with which this worker arrives at every open barrier of the epoch."""
+        """Return the checks and writes with which this worker arrives at every open barrier of the epoch, for a
+        transaction.
+        """
         keys = self._keys
         opened = await ask(
             self._store.get, keys.opened
@@ -127,7 +129,7 @@ class WorkerEpoch:
 
     @driven
     async def _expected(self) -> Expected:
-        """Return how many workers a barrier waits for: all except completed ones."""
+        """Return how many workers must arrive at a barrier: all except completed ones."""
         entry = await ask(self._store.get, self._keys.record)
         record = decode_record_or_none(entry, self._keys.run)
         if entry is None or record is None:
@@ -139,7 +141,7 @@ class WorkerEpoch:
 async def add_missing_workers(
     store: Store, membership: WorkerMembership, name: str, error: BarrierBroken
 ) -> BarrierBroken:
-    """Return the error of a broken barrier with the missing workers and their status added."""
+    """Return a broken barrier's error with a message that names the missing workers and their status."""
     keys = membership.keys
     try:
         infos = read_members(await ask(store.list, keys.members))
@@ -177,7 +179,7 @@ class RecordWriter:
         self._lost = lost
 
     async def snapshot(self) -> GroupSnapshot:
-        """Read the group's current state for a transaction.
+        """Read the group's current state, from which a transaction can be built.
 
         Raises:
             LatchworkError: The worker is not in the group anymore.
@@ -188,7 +190,9 @@ class RecordWriter:
         return GroupSnapshot(self._membership.keys, entry, time.time())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
-        """Raise the error that explains a refused write, if the worker is out of the group or `epoch` has ended."""
+        """If a write was refused because the worker is out of the group or `epoch` has ended, raise the error that says
+        so.
+        """
         error = await (
             self._explain_exit() if epoch is None else explain_refused_write(self._store, self._membership, epoch)
         )
@@ -196,7 +200,7 @@ class RecordWriter:
             raise error
 
     async def complete(self, current: WorkerEpoch) -> None:
-        """Record that the worker has completed. Barriers do not wait for it anymore."""
+        """Record that the worker has finished its work, so that barriers do not wait for it anymore."""
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.complete(
@@ -206,7 +210,9 @@ class RecordWriter:
         await self._set_status(COMPLETED, make, current.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
-        """Record that the worker has failed permanently. With `epoch`, only while that epoch continues."""
+        """Record that the worker has failed permanently. With `epoch`, it is recorded only while that epoch
+        continues.
+        """
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.fail(snapshot, member, fence, why[:1000])
@@ -254,7 +260,9 @@ class RecordWriter:
     async def _set_status(
         self, status: str, make: Callable[[GroupSnapshot, Entry], Awaitable[GroupTxn]], epoch: int | None
     ) -> None:
-        """Commit the transaction that `make` builds from the current state, until the worker has this status."""
+        """Commit the transaction that `make` builds from the group's state, again and again until the worker has this
+        status.
+        """
         backoff = Backoff()
         while True:
             snapshot, member = await self.snapshot(), await self._read_member()
@@ -265,7 +273,7 @@ class RecordWriter:
                 return
 
     async def _commit(self, txn: GroupTxn, epoch: int | None, backoff: Backoff) -> bool:
-        """Try to commit once. Return False after a pause if the caller should read again and retry."""
+        """Try to commit a transaction. If the caller should read again and retry, return False after a pause."""
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown):

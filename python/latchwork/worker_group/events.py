@@ -79,13 +79,13 @@ class EventListeners:
         return cancel
 
     def notify(self, number: int) -> None:
-        """Announce that the group now has this number of events."""
+        """Start to deliver the events up to this number, because the group now has that many."""
         with self._notifier.mutex:
             self._known = max(self._known, number)
             self._notifier.notify_all()
 
     async def close(self) -> None:
-        """Stop, after delivering the events that were read. Idempotent."""
+        """Stop after the events that were read are delivered. Idempotent."""
         self._closed.set()
         with self._notifier.mutex:
             self._notifier.notify_all()

@@ -106,7 +106,7 @@ class GroupMaster(Closable):
 
     @shielded
     async def close(self) -> None:
-        """Resign and stop. Idempotent; callable from any thread."""
+        """Stop being the master or a candidate for it. Idempotent; callable from any thread."""
         self._closed.set()
         self._wake()
         await steps_of(self._election.close)()
@@ -118,7 +118,7 @@ class GroupMaster(Closable):
             self._notifier.notify_all()
 
     async def _record_restart(self, term: Term) -> None:
-        """Write the event ``master_restarted``, unless this is the first master of the run."""
+        """Store the event ``master_restarted``, unless this is the first master of the run."""
         seen = self._keys.last_master_run
         while True:
             entry, had = await ask(self._store.get_many, [self._keys.record, seen])
@@ -153,7 +153,7 @@ class GroupMaster(Closable):
                 await self._notifier.changed_since(version, self._store.clock, backoff.next_s())
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Report the lost workers of the current run until it has ended or this object is closed."""
+        """Report lost workers of the current run, until it has ended or this object is closed."""
         record = decode_record_or_none(await ask(self._store.get, self._keys.record))
         if record is None:
             return
@@ -186,7 +186,7 @@ def _election(store: Store, keys: GroupKeys) -> Election:
 
 @driven
 async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
-    """Return the current master of a group, or None."""
+    """Return the group's current master, or None if there is none."""
     leader = await steps_of(_election(*resolve_group(store, group, namespace)).leader)()
     return None if leader is None else MasterInfo.from_leader(leader)
 

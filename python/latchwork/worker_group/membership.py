@@ -54,7 +54,7 @@ _TICKET_THRESHOLD, _SHARED_TURN_S = 3, 0.25
 
 @dataclass(frozen=True, slots=True)
 class WorkerMembership:
-    """One incarnation of a worker that has joined.
+    """One stay of a worker in its group, from joining until it leaves or is restarted.
 
     Attributes:
         keys: Keys of the run.
@@ -73,7 +73,9 @@ class WorkerMembership:
     is_new: bool
 
     def fence(self, store: Store, epoch: Entry | None = None) -> Fence:
-        """Return a fence that checks that this incarnation is current, and, with `epoch`, that the epoch continues."""
+        """Return a fence for writes of this worker. It fails once the worker was replaced or, with `epoch`, once that
+        epoch has ended.
+        """
         more = () if epoch is None else (At(epoch),)
         token = max(self.lease.token, epoch.token if epoch is not None else 0)
         return store.fence(token, At(self.lease), self.session.fence, *more)
@@ -127,14 +129,14 @@ class JoinLock:
         self._queue: list[Signal] = []
 
     def enqueue(self, turn: Signal) -> None:
-        """Join the queue. The signal is set when it is the caller's turn."""
+        """Add a caller to the queue. Its signal is set when it is the caller's turn."""
         with self._lock:
             self._queue.append(turn)
             first = self._queue[0]
         first.set()
 
     def leave(self, turn: Signal) -> None:
-        """Leave the queue, with or without the turn, and signal the next waiter. Idempotent."""
+        """Remove a caller from the queue, whether it has the turn or not, and signal the next one. Idempotent."""
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -151,7 +153,11 @@ class JoinLock:
             return len(self._queue) - 1 - self._queue.index(turn) if turn in self._queue else 0
 
     def share_turn(self, turn: Signal, until: float) -> Signal:
-        """Leave the queue, but share the process's turn with its waiters. Return a signal set when none is left."""
+        """Leave the queue, but let the threads behind use this process's turn until this time.
+
+        Returns:
+            A signal that is set when no thread is left in the queue.
+        """
         emptied = self._emptied = Signal()
         self.shared_until = until
         self.leave(turn)
@@ -247,7 +253,7 @@ class Joiner:
                 await self._queue.leave(self._position)
 
     async def _read_epoch(self, membership: WorkerMembership) -> None:
-        """Read the epoch in which the worker has joined. A new worker may use the cached one."""
+        """Return the epoch in which the worker has joined. A new worker may use the cached one."""
         known = self._join_lock.epoch
         if known is None or known.key != membership.keys.epoch or not membership.is_new:
             known = self._join_lock.epoch = await ask(self._store.get, membership.keys.epoch)
@@ -261,7 +267,9 @@ class Joiner:
         return self._store.clock.now() < self._join_lock.shared_until
 
     def _needs_ticket(self) -> bool:
-        """Whether enough threads wait behind this one to queue for a turn without trying first."""
+        """Return whether so many threads wait behind this one that it should queue for a turn without trying to join
+        first.
+        """
         return (
             self._position is None
             and not self._is_turn_shared
@@ -291,7 +299,7 @@ class Joiner:
         waiter.session.ensure_usable()
 
     def _cached_record(self) -> Entry | None:
-        """Return the cached group record if it is good enough for a new worker."""
+        """Return the cached record of the group if a new worker can join with it; otherwise None."""
         entry = self._join_lock.record
         record = decode_record_or_none(entry)
         is_enough = (
@@ -304,7 +312,7 @@ class Joiner:
         self._join_lock.leave(turn)
 
     async def abandon(self, hurry: Signal) -> None:
-        """Remove the lease of an abandoned join, including one whose write is still on its way."""
+        """Remove the lease of an interrupted join, even if its write has not been confirmed yet."""
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
                 await self._undo_join()

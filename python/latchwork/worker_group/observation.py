@@ -64,7 +64,9 @@ class MissingWorker:
 
 
 class Roster:
-    """The members and leases of a run, updated change by change. Pure. Not thread-safe: the owner holds a mutex."""
+    """The members and leases of a run, kept current by calls for each change. Pure. Not thread-safe: the owner holds a
+    mutex.
+    """
 
     def __init__(self, keys: RunKeys) -> None:
         self._keys = keys
@@ -98,12 +100,14 @@ class Roster:
         return self._leases.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of the given leases that exists; all if none of them does."""
+        """Return how many leases sort before the first of these keys that exists; the number of all leases if none of
+        them exists.
+        """
         first = min(keys & self._leases.keys(), default=None)
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
 
     def lost(self) -> list[MissingWorker]:
-        """Return the active workers without a lease, sorted by rank."""
+        """Return the active workers without a lease, which are lost, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
         return [MissingWorker(each, self._expired.get(lease) == read_incarnation(each)) for lease, each in members]
@@ -149,7 +153,7 @@ class GroupMirror:
         return not self._awaited
 
     def close(self) -> None:
-        """Stop following the run."""
+        """Stop watching the run."""
         self._opened.close()
 
     @property
@@ -167,12 +171,14 @@ class GroupMirror:
         return self._live.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of the given leases that exists."""
+        """Return how many leases sort before the first of these keys that exists; the number of all leases if none of
+        them exists.
+        """
         with self._notifier.mutex:
             return self._roster.count_before(keys)
 
     def lost(self) -> list[MissingWorker]:
-        """Return the active workers without a lease, sorted by rank."""
+        """Return the active workers without a lease, which are lost, sorted by rank."""
         with self._notifier.mutex:
             return self._roster.lost()
 
@@ -182,13 +188,15 @@ def _nothing(_key: str, _entry: Entry | None) -> None:
 
 
 class LossDetector:
-    """Decides which lost workers this process reports, and when. Pure. Not thread-safe."""
+    """Decides which lost workers this process reports, and when, so that not all processes report at once. Pure. Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def take_due_losses(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
-        """Return the losses to report now, and the seconds until the next one is due (None if there is none).
+        """Return the lost workers to report now, and the seconds until the next one is due (None if there is none).
 
         Args:
             lost: Active workers without a lease.
@@ -206,7 +214,7 @@ class LossDetector:
 
 
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
-    """Mark a worker as lost, unless its lease is back or another client has reported the loss."""
+    """Record that a worker is lost, unless its lease is back or another client has reported it."""
     entry = await ask(store.get, keys.record)
     record = decode_record_or_none(entry, keys.run)
     epoch_state = await read_epoch_state(store, keys)
@@ -219,7 +227,7 @@ async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
 
 
 class GroupWatcher:
-    """Follows a run for all of its workers on one store, in one thread. See `watch_group`."""
+    """Watches a run in one thread, for all of its workers that use the same store. Created by `watch_group`."""
 
     def __init__(self, store: Store, keys: RunKeys, registry: WatcherRegistry | None = None) -> None:
         self._store = store
@@ -236,12 +244,12 @@ class GroupWatcher:
         self._background = Background(self._run, f"latchwork-workers-{keys.group.group}")
 
     def add(self, worker: WorkerWatcher) -> None:
-        """Add a worker."""
+        """Begin to watch the run for one more worker."""
         self._workers[worker] = worker
         self.wake()
 
     def wake(self) -> None:
-        """Run the next check now."""
+        """Make the thread check the state of the run now."""
         with self._notifier.mutex:
             self._notifier.notify_all()
 
@@ -254,7 +262,7 @@ class GroupWatcher:
             await self._background
 
     def _remove_workers(self, workers: Iterable[WorkerWatcher]) -> bool:
-        """Remove workers. Return True if none is left and the watcher stops."""
+        """Stop watching for these workers. Return True if none is left and the watcher stops."""
         with self._registry.mutex if self._registry is not None else self._own:
             for worker in workers:
                 self._workers.pop(worker, None)
@@ -288,7 +296,9 @@ class GroupWatcher:
             self.mirror.close()
 
     async def _check(self) -> float | None:
-        """Act on the current state. Return the seconds until the next check, or None to wait for a change."""
+        """Compare the run's state with what the workers know, and react. Return the seconds until the next check, or
+        None to wait for a change.
+        """
         workers = list(self._workers.values())
         for each in workers:
             each.check_session()
@@ -310,7 +320,7 @@ class GroupWatcher:
         return min((each for each in pauses_s if each is not None), default=None)
 
     async def _sweep(self, ours: set[str]) -> float:
-        """Remove the remains of ended groups, if it is time and we have the first worker of this one.
+        """Remove the remains of ended groups, if it is time and this store has the first worker of the group.
 
         Returns:
             The seconds until the next sweep.
@@ -364,17 +374,7 @@ def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatc
 
 
 class WorkerWatcher:
-    """Follows the group for one worker, through the `GroupWatcher` that it shares.
-
-    Args:
-        store: Store to follow.
-        membership: Membership of the worker.
-        on_epoch: Called with each epoch that begins after the worker joined.
-        on_shrink: Called with the number of workers when the group was scaled down, and again for later barriers.
-        on_failed: Called once when the group has failed. The worker is still a member.
-        on_end: Called once with the error that explains why the worker is no longer in the group.
-        on_events: Called with the number of events when it has grown.
-    """
+    """Watches the group for one worker, through the `GroupWatcher` that several workers share."""
 
     def __init__(
         self,
@@ -404,25 +404,27 @@ class WorkerWatcher:
         self._forget = membership.session.on_end(self._group_watcher.wake)
 
     async def close(self) -> None:
-        """Stop following the group. Idempotent."""
+        """Stop watching the group. Idempotent."""
         self.has_ended = True
         self._forget()
         await self._group_watcher.remove(self)
 
     @property
     def is_first(self) -> bool:
-        """Whether no running worker has a lower rank."""
+        """Return whether no running worker has a lower rank."""
         return self._group_watcher.mirror.count_before({self.lease_key}) == 0
 
     def recheck_barriers(self) -> None:
-        """Check barriers again before a wait: this one may have been opened before the group was scaled down."""
+        """Check again, before a wait, whether barriers wait for removed workers: this barrier may have been opened
+        before the group was scaled down.
+        """
         record = self._group_watcher.mirror.record
         if record is not None and record.shrinks:
             self._shrinks = 0
             self._group_watcher.wake()
 
     async def report_shrink(self, record: GroupRecord) -> None:
-        """Call `on_shrink` once each time the group was scaled down."""
+        """Tell the worker that the group was scaled down, once each time."""
         if self.has_ended or record.shrinks == self._shrinks:
             return
         self._shrinks = record.shrinks
@@ -433,12 +435,14 @@ class WorkerWatcher:
             raise
 
     def check_session(self) -> None:
-        """End the membership once the session has expired, even if the store cannot be reached."""
+        """End the worker's membership once its session has expired, even if the store cannot be reached."""
         if not self.has_ended and self._membership.session.remaining_s() <= 0.0:
             self._end(SessionLost(f"the session of worker {self._membership.info.rank} has ended; join again"))
 
     def apply_state(self, epoch: Entry | None, record: GroupRecord | None, lease: Entry | None) -> bool:
-        """Act on the mirrored state, without I/O. Return False if the store must be asked whether the worker is out."""
+        """Tell the worker what has changed in the watched state, without I/O. Return False if the store must be asked
+        whether the worker is out of the group.
+        """
         if self.has_ended:
             return True
         if record is None or epoch is None or lease is None or lease.version != self._membership.lease.version:
@@ -455,7 +459,7 @@ class WorkerWatcher:
         return True
 
     async def is_out(self) -> bool:
-        """Ask the store whether the worker is out of the group. False means that the mirror is behind."""
+        """Ask the store whether the worker is out of the group. If not, the watched state was outdated."""
         if self.has_ended:
             return True
         error = await explain_exit(self._store, self._membership)

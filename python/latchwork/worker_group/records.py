@@ -246,7 +246,7 @@ def restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> Wor
 
 
 def with_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
-    """Return a worker's record with the fields that the worker sets itself taken from `info`."""
+    """Return a worker's record with the fields from `info` that the worker sets itself."""
     return replace(old, **{name: getattr(info, name) for name in _OWN})
 
 
@@ -255,6 +255,6 @@ _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def summarize(numbers: Sequence[object]) -> str:
-    """List the first ten values and count the rest, for messages."""
+    """Return a text for messages with the first ten values and the number of the others."""
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

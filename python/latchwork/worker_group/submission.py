@@ -27,7 +27,7 @@ NAMESPACE = "default"
 
 
 def group_store(store: Store, what: str) -> Store:
-    """Return the namespace ``@workers`` of the store, which holds the keys of worker groups."""
+    """Return the namespace ``@workers`` of the store, which holds all keys of worker groups."""
     check_store(store, what)
     return system_namespace(store, "workers")
 
@@ -165,7 +165,7 @@ class GroupHandle:
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
-        """Terminate the group: every worker gets ``GroupTerminated``. Idempotent."""
+        """End the group: every worker gets ``GroupTerminated``. Idempotent."""
         backoff = Backoff()
         while (snapshot := await self._snapshot()) is not None:
             if await self._try(transactions.terminate(snapshot, why)):
@@ -288,7 +288,7 @@ async def submit(
 
 
 async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace_unjoined: bool = False) -> GroupHandle:
-    """Create a group with the given record."""
+    """Create a group with this record, replacing what an ended run has left behind."""
     run = keys.for_run(record.run)
     seen = await ask(store.get, keys.record)
     entry: Entry | None = seen

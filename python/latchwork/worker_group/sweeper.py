@@ -99,7 +99,7 @@ class GroupSweeper:
         swept.groups.append(keys.group)
 
     async def _delete_final_record(self, keys: GroupKeys) -> bool:
-        """Delete the final record of a group if it has been kept long enough."""
+        """Delete the final record of an ended group if it has been kept long enough."""
         entry = await ask(self._store.get, keys.ended)
         record = decode_record_or_none(entry)
         if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:

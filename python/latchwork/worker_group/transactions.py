@@ -229,7 +229,7 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
 
 
 def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Start the next epoch if the current one is healthy."""
+    """Add the start of the next epoch to a transaction, if the current epoch is healthy."""
     if not epoch_state.is_healthy:
         return []
     log.epoch += 1
@@ -238,7 +238,9 @@ def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
 
 
 def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Write the event ``healthy`` before a fault, in case the worker that should have written it died first."""
+    """Add the event ``healthy`` of the current epoch to a transaction, in case the worker that should have stored it
+    died before.
+    """
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
     log.add("healthy")
@@ -299,7 +301,7 @@ def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) ->
 
 
 def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
-    """Build the transaction that writes the event ``healthy``, once per epoch."""
+    """Build the transaction that stores the event ``healthy``, once per epoch."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch)
     log.add("healthy")
@@ -372,12 +374,12 @@ def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> Gro
 
 
 def record_first_master(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
-    """Build the transaction that remembers that the run had a master, so that the next master counts as a restart."""
+    """Build the transaction that stores that the run had a master, so that the next master counts as a restart."""
     return GroupTxn((term, At(snapshot.entry)), (Put(seen, snapshot.record.run.encode()),))
 
 
 def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
-    """Build the transaction that writes the event ``master_restarted``."""
+    """Build the transaction that stores the event ``master_restarted``."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now)
     log.add("master_restarted")
