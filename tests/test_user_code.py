@@ -447,7 +447,7 @@ def test_once_in_an_event_loop_passes_to_another_when_its_function_raises_anythi
         raises(kind)
 
     async def main():
-        async with latchwork.aio.Once(latchwork.aio.Store.around(store), f"once-aio-{kind}") as one:
+        async with latchwork.aio.Once(latchwork.aio.Store.wrap(store), f"once-aio-{kind}") as one:
             await one.run(fails)
 
     with pytest.raises(type(raised()[kind])):
@@ -461,7 +461,7 @@ def test_once_in_an_event_loop_records_the_failure_of_a_function_that_raises_gen
         raise GeneratorExit
 
     async def main():
-        async with latchwork.aio.Once(latchwork.aio.Store.around(store), "once-aio") as one:
+        async with latchwork.aio.Once(latchwork.aio.Store.wrap(store), "once-aio") as one:
             await one.run(fails, timeout_s=PATIENCE_S)
 
     with pytest.raises(OnceFailed, match="GeneratorExit"):

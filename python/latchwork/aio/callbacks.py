@@ -33,22 +33,26 @@ _LOOP_CHECK_S = 0.5
 
 
 def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
-    """Adapt a work function: run it as a task of this loop, which is cancelled once its ``Work`` has to stop."""
+    """Convert an ``async def`` function of the user to a function that runs it as a task of this loop. The task is
+    cancelled once its ``Work`` has to stop.
+    """
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
         raise TypeError(f"{what} was given {fn!r}, which is no async def function; give one, or use the sync twin")
 
     def call(*args: Any) -> Step[Any]:
-        return AsTask(fn, args)
+        return TaskStep(fn, args)
 
     with contextlib.suppress(ValueError, TypeError):
         call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined] # for the validation of arguments
     return call
 
 
-class AsTask(Step[Any]):
-    """A task of the current loop as a step. A cancellation cancels the task and waits until it has ended."""
+class TaskStep(Step[Any]):
+    """A task of the current loop, for coroutines that await steps. A cancellation cancels the task and waits until it
+    has ended.
+    """
 
     __slots__ = ("_args", "_fn", "_is_stopped", "_task")
 
@@ -60,11 +64,11 @@ class AsTask(Step[Any]):
         self._is_stopped = False
 
     def block(self) -> Any:
-        """Never called: a thread has no loop."""
+        """Never called, because a thread has no loop to run the task in."""
         raise AssertionError
 
     def as_future(self) -> Future[Any]:
-        """Start the task on behalf of its caller."""
+        """Start the task for its caller, and return a future of its result."""
         mailbox = LoopMailbox.for_running_loop()
         self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
@@ -79,7 +83,7 @@ class AsTask(Step[Any]):
         return future
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Cancel the task. The step ends when the task has ended."""
+        """Cancel the task. The future is done when the task has ended."""
         if self._task is not None:
             self._task.cancel()
         return future.done()
@@ -107,7 +111,7 @@ class AsTask(Step[Any]):
 
 
 def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Adapt a predicate, which is called in the loop's thread."""
+    """Convert a plain function of the user to one that is called with the asyncio forms of its arguments."""
     if inspect.iscoroutinefunction(fn):
         raise TypeError(f"{what} needs a plain function, not {fn!r}")
 
@@ -118,7 +122,9 @@ def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
-    """Adapt a listener: call it in this loop, and block the calling thread until it has ended."""
+    """Convert a listener of the user to one that other threads can call: it runs in this loop, and the thread waits
+    until it has ended.
+    """
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
     mailbox = LoopMailbox.for_running_loop()

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 
 from latchwork import executor
 from latchwork._base.execution_context import acting_for
-from latchwork.aio.factory import twin
-from latchwork.aio.steps import Turn
-from latchwork.aio.store import in_thread
+from latchwork.aio.factory import make_twin
+from latchwork.aio.steps import LoopTurn
+from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.twin import Twin, twin_of, twins
 from latchwork.errors import LatchworkError
@@ -44,8 +44,8 @@ class TaskFuture(asyncio.Future[T]):
         task.add_internal_callback(lambda ended: mailbox.post(self._end, ended))
 
     @classmethod
-    def around(cls, task: executor.TaskFuture[T]) -> TaskFuture[T]:
-        """Wrap an existing future."""
+    def wrap(cls, task: executor.TaskFuture[T]) -> TaskFuture[T]:
+        """Create an asyncio future from the executor's future of a task."""
         return cls(task)
 
     @property
@@ -56,7 +56,7 @@ class TaskFuture(asyncio.Future[T]):
     def cancel(self, msg: object = None) -> bool:
         """Cancel this future at once, and the task in the background. A running task is asked to stop.
 
-        Use ``take_back`` to learn whether the task was cancelled.
+        Use ``cancel_everywhere`` to learn whether the task was cancelled.
         """
         if not super().cancel(msg):
             return False
@@ -64,8 +64,8 @@ class TaskFuture(asyncio.Future[T]):
             spawn(self._cancel_in_background, "cancelling a task")
         return True
 
-    async def take_back(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task everywhere, as ``cancel`` of ``latchwork.executor.TaskFuture`` does.
+    async def cancel_everywhere(self, *, interrupt: bool = False) -> bool:
+        """Cancel the task and wait until that is stored, as ``cancel`` of ``latchwork.executor.TaskFuture`` does.
 
         Args:
             interrupt: Also cancel a running task: it is asked to stop, and its result is dropped.
@@ -201,10 +201,10 @@ class ExecutorTwin(Twin):
             wait: False returns soon. The rest continues in the background, and the interpreter waits for it.
             cancel_futures: Cancel tasks that are not running yet.
         """
-        await in_thread(partial(self._of.shutdown, wait, cancel_futures=cancel_futures))
+        await run_in_thread(partial(self._of.shutdown, wait, cancel_futures=cancel_futures))
 
     async def _for_all(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        whole = await in_thread(partial(self._of.submit, fn, *args, **kwargs), _cancel_all)
+        whole = await run_in_thread(partial(self._of.submit, fn, *args, **kwargs), _cancel_all)
         parts = [twin_of(part) for part in whole.parts.values()]
         try:
             if parts:
@@ -218,13 +218,13 @@ class ExecutorTwin(Twin):
     async def _mapped(
         self, submit: Callable[..., asyncio.Future[T]], calls: Any, timeout_s: float | None, buffersize: int | None
     ) -> AsyncIterator[T]:
-        loop, turn = asyncio.get_running_loop(), Turn()
+        loop, turn = asyncio.get_running_loop(), LoopTurn()
         until = None if timeout_s is None else loop.time() + timeout_s
         futures: list[asyncio.Future[T]] = []
         try:
             for args in calls if buffersize is None else islice(calls, buffersize):
                 futures.append(submit(*args))
-                await turn.over()
+                await turn.yield_if_used()
             futures.reverse()
             while futures:
                 left_s = None if until is None else max(0.0, until - loop.time())
@@ -239,7 +239,7 @@ class ExecutorTwin(Twin):
                 future.cancel()
 
     async def _within(self, future: asyncio.Future[T], timeout_s: float | None, failure: str) -> T:
-        """Return the result of a future, and cancel it after the timeout or when this call is cancelled."""
+        """Return the result of a future. After the timeout, or when this call is cancelled, cancel the future."""
         try:
             await asyncio.wait([future], timeout=timeout_s)
             if not future.done():
@@ -276,4 +276,4 @@ ROWS = (
     Row(executor.Executor, ExecutorTwin),
     Row(executor.TaskRef),
 )
-Executor, TaskRef = (twin(row.kind, row.base, row.hidden) for row in ROWS)
+Executor, TaskRef = (make_twin(row.kind, row.base, row.hidden) for row in ROWS)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from latchwork._base.execution_context import acting_for
 from latchwork.aio.callbacks import as_listener, as_predicate, as_work
-from latchwork.aio.steps import InThread, one
-from latchwork.aio.twin import Twin, inside, twin_of, twins
+from latchwork.aio.steps import ThreadStep, run_step
+from latchwork.aio.twin import Twin, twin_of, twins, unwrap
 from latchwork.errors import Closed
 from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import current_task_caller
@@ -43,21 +43,25 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def acting_here() -> acting_for:
-    """Act on behalf of the current task, or of the thread if no loop is running."""
+def act_for_current_task() -> acting_for:
+    """Return a context manager in which calls act for the current task, or for the thread if no loop is running. A
+    lock, for example, then belongs to the task.
+    """
     try:
         return acting_for(current_task_caller(spawn))
     except RuntimeError:
         return acting_for(None)
 
 
-async def answer(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
-    """Drive a protocol in the event loop and return the twin of its result."""
+async def drive_to_twin(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
+    """Run the coroutine of a synchronous call in the event loop, and return its result in its asyncio form."""
     return cast("T", twin_of(await drive(protocol, is_shielded=is_shielded)))
 
 
-def twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
-    """Make the twin of a class: ``base`` plus a member for each public name that is neither in it nor hidden."""
+def make_twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
+    """Create the asyncio form of a class: ``base`` and a member for each public name that is neither in it nor
+    hidden.
+    """
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": "latchwork.aio", "__init__": _init(kind)}
     for name in dir(kind):
         target = _SPECIAL.get(name, name)
@@ -72,20 +76,20 @@ def twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> t
     return made
 
 
-def function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """Make the twin of a function whose first argument is a store."""
-    make_steps: Callable[..., Steps[Any]] = getattr(function, "make_steps", None) or _in_thread(function)
+def make_function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Create the asyncio form of a function whose first argument is a store."""
+    make_steps: Callable[..., Steps[Any]] = getattr(function, "make_steps", None) or _make_thread_function(function)
 
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
-        given = {name: inside(value) for name, value in options.items()}
-        return await answer(partial(make_steps, *map(inside, args), **given))
+        given = {name: unwrap(value) for name, value in options.items()}
+        return await drive_to_twin(partial(make_steps, *map(unwrap, args), **given))
 
     return awaited
 
 
-def _in_thread(function: Callable[..., Any]) -> Callable[..., Steps[Any]]:
-    return lambda *args, **options: one(InThread(partial(function, *args, **options)))
+def _make_thread_function(function: Callable[..., Any]) -> Callable[..., Steps[Any]]:
+    return lambda *args, **options: run_step(ThreadStep(partial(function, *args, **options)))
 
 
 _SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
@@ -108,15 +112,17 @@ def _member(name: str, found: object) -> object | None:
 def _init(kind: type) -> Callable[..., None]:
     @wraps(kind.__init__)  # type: ignore[misc]
     def init(self: Twin, *args: Any, **options: Any) -> None:
-        with acting_here():
-            self._of = kind(*map(inside, args), **{name: _of_option(name, options[name]) for name in options})
+        with act_for_current_task():
+            self._of = kind(*map(unwrap, args), **{name: _unwrap_argument(name, options[name]) for name in options})
 
     return init
 
 
-def _of_option(name: str, value: Any) -> Any:
-    """Unwrap an argument of a constructor, and the result of a function that returns a session."""
-    return (lambda: inside(value())) if name == "session" and inspect.isfunction(value) else inside(value)
+def _unwrap_argument(name: str, value: Any) -> Any:
+    """Replace the asyncio form of an object by the object itself, in an argument of a constructor or in the session
+    that such an argument returns.
+    """
+    return (lambda: unwrap(value())) if name == "session" and inspect.isfunction(value) else unwrap(value)
 
 
 def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
@@ -140,7 +146,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(self: Twin, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
-        with acting_here():
+        with act_for_current_task():
             result = getattr(self._of, function.__name__)(*args, **options)
         return self if result is self._of else twin_of(result)
 
@@ -149,7 +155,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _read(get: Callable[[Any], Any]) -> Callable[[Twin], Any]:
     def read(self: Twin) -> Any:
-        with acting_here():
+        with act_for_current_task():
             return twin_of(get(self._of))
 
     return read
@@ -159,21 +165,21 @@ _Adapted = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def _adapter(function: Callable[..., object]) -> Callable[[Twin, tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a function that converts the arguments of a twin's method to those of the wrapped method."""
+    """Return a function that converts the arguments of an asyncio method to those of the synchronous one."""
     names = list(inspect.signature(function).parameters)[1:]
     made = {name: _FUNCTIONS[function.__name__, name] for name in names if (function.__name__, name) in _FUNCTIONS}
 
     def plain(_self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
-        return tuple(map(inside, args)), {name: inside(value) for name, value in options.items()}
+        return tuple(map(unwrap, args)), {name: unwrap(value) for name, value in options.items()}
 
     def with_functions(self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
         what = f"{type(self).__name__}.{function.__name__}"
 
-        def one(name: str, value: Any) -> Any:
+        def run_step(name: str, value: Any) -> Any:
             return made[name](value, what) if name in made and value is not None else value
 
-        positional = tuple(one(name, value) for name, value in zip(names, args, strict=False))
-        return plain(self, positional + args[len(names) :], {name: one(name, options[name]) for name in options})
+        positional = tuple(run_step(name, value) for name, value in zip(names, args, strict=False))
+        return plain(self, positional + args[len(names) :], {name: run_step(name, options[name]) for name in options})
 
     return with_functions if made else plain
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from latchwork import jobs
 from latchwork._base.event import Signal
 from latchwork.aio.callbacks import as_listener
-from latchwork.aio.factory import twin
-from latchwork.aio.steps import one
-from latchwork.aio.store import in_thread
+from latchwork.aio.factory import make_twin
+from latchwork.aio.steps import run_step
+from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.twin import Twin
 from latchwork.clock import SYSTEM_CLOCK
@@ -35,7 +35,7 @@ class ContextTwin(Twin):
         stopped = Signal()
         remove_listener = self._of.on_stop(stopped.set)
         try:
-            return await drive(lambda: one(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
+            return await drive(lambda: run_step(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
         finally:
             remove_listener()
 
@@ -50,8 +50,8 @@ class ContextTwin(Twin):
 
     async def stop(self) -> None:
         """Stop the run and await its listeners; for tests. Idempotent."""
-        await in_thread(self._of.stop)
+        await run_in_thread(self._of.stop)
 
 
 ROWS = (Row(jobs.JobContext, ContextTwin, ("stop_signal",)),)
-JobContext = twin(ROWS[0].kind, ROWS[0].base, ROWS[0].hidden)
+JobContext = make_twin(ROWS[0].kind, ROWS[0].base, ROWS[0].hidden)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 TURN_S = 0.002
 
 
-class InThread(Step[T]):
+class ThreadStep(Step[T]):
     """A blocking call in a separate thread.
 
     A cancellation does not stop the call. ``undo`` is called with its result then.
@@ -32,17 +32,17 @@ class InThread(Step[T]):
         self._undo = undo
 
     def block(self) -> T:
-        """Make the call in this thread."""
+        """Make the call in this thread, and return its result."""
         return self._call()
 
     def as_future(self) -> Future[T]:
-        """Start the thread and return the future of the call."""
+        """Make the call in a new thread, and return a future of its result."""
         future: Future[T] = Outcome()
         _start(self._make, future)
         return future
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Undo a call whose waiter was cancelled."""
+        """Undo the call if it has succeeded, because nobody waits for its result anymore."""
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())
 
@@ -56,21 +56,21 @@ class InThread(Step[T]):
                 self._undo(result)
 
 
-class Turn:
-    """The time that a long loop may use before it yields to other tasks: ``await turn.over()`` after each step."""
+class LoopTurn:
+    """Keeps a long loop from blocking its event loop: ``await turn.yield_if_used()`` after each step."""
 
     def __init__(self) -> None:
         self._ends = time.perf_counter() + TURN_S
 
-    async def over(self) -> None:
-        """Let other tasks run if the time has been used."""
+    async def yield_if_used(self) -> None:
+        """Let other tasks run if this loop has run for long enough."""
         if time.perf_counter() > self._ends:
             await asyncio.sleep(0)
             self._ends = time.perf_counter() + TURN_S
 
 
-async def one(step: Step[T]) -> T:
-    """Run a protocol of one step."""
+async def run_step(step: Step[T]) -> T:
+    """Run a coroutine that consists of one step, and return its result."""
     return await step
 
 

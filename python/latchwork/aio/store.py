@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from latchwork._base.event import Signal
-from latchwork.aio.factory import acting_here, answer
-from latchwork.aio.steps import InThread, one
-from latchwork.aio.twin import Twin, inside, twin_of
+from latchwork.aio.factory import act_for_current_task, drive_to_twin
+from latchwork.aio.steps import ThreadStep, run_step
+from latchwork.aio.twin import Twin, twin_of, unwrap
 from latchwork.backends.futures import call_at_once
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
@@ -28,20 +28,22 @@ from latchwork.store.steps import Ask, Pause, cancelled_write_note
 T = TypeVar("T")
 
 
-def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
-    """Await a blocking call in a separate thread; see ``InThread``."""
-    return answer(lambda: one(InThread(call, undo)))
+def run_in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
+    """Make a blocking call in a separate thread and await its result. ``undo`` is called with the result if nobody
+    waits for it anymore.
+    """
+    return drive_to_twin(lambda: run_step(ThreadStep(call, undo)))
 
 
 def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
     async def call(self: Twin, *args: Any, **options: Any) -> Any:
         store: Store = self._of
         if name == "commit":
-            args = tuple(map(inside, args))
+            args = tuple(map(unwrap, args))
         if options:
-            options = {name: inside(value) for name, value in options.items()}
+            options = {name: unwrap(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
-            return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
+            return await drive(lambda: run_step(Ask(getattr(store, name), *args, **options)))
         mailbox = LoopMailbox.for_running_loop()
         limit = mailbox.in_flight_limit(store.connection)
         if not limit.try_acquire():
@@ -79,34 +81,36 @@ class StoreTwin(Twin):
         await self.close()
 
     async def close(self) -> None:
-        """End the sessions at once, then the watches and the connection. Idempotent."""
-        await in_thread(self._of.close)
+        """End the sessions, and then close the connection. Idempotent."""
+        await run_in_thread(self._of.close)
 
     @property
     def session(self) -> Awaitable[Any]:
-        """The primary session: ``await store.session``. It is opened on first use, and again after a loss."""
+        """The primary session, as ``await store.session``. It is opened on first use, and again after a loss."""
         return self.primary_session()
 
     async def primary_session(self) -> Any:
-        """Return the primary session, as ``session`` does."""
-        return twin_of(await drive(lambda: one(Ask(self._of.primary_session))))
+        """Return the primary session. It is opened on first use, and again after a loss."""
+        return twin_of(await drive(lambda: run_step(Ask(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
-        """Open another session; see ``Store.open_session``."""
-        return await in_thread(lambda: self._of.open_session(ttl_s), Session.close)
+        """Open another session, whose keys are deleted when it ends. ``Store.open_session`` documents the arguments."""
+        return await run_in_thread(lambda: self._of.open_session(ttl_s), Session.close)
 
     async def reopen(self) -> Any:
-        """Connect again with the same options, in a forked child; see ``Store.reopen``."""
-        return await in_thread(partial(self._of.reopen_for, origin()), Store.close)
+        """Open a new store with the same options, in a forked child. ``Store.reopen`` documents the errors."""
+        return await run_in_thread(partial(self._of.reopen_for, origin()), Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
-        """Open a local read-only mapping of all keys below a prefix; see ``Store.mirror``."""
-        with acting_here():
+        """Return a read-only mapping of all keys below a prefix, which is kept current. ``Store.mirror`` documents the
+        arguments.
+        """
+        with act_for_current_task():
             mirror = self._of.mirror(prefix, wait=False, values=values)
-        return await answer(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
+        return await drive_to_twin(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """Return a pipeline: the same calls, each of which returns a future at once, with many in flight."""
+        """Return a pipeline, whose calls each return a future at once, so that many are in flight."""
         return Pipeline(self, max_in_flight)
 
 
@@ -126,11 +130,11 @@ class SessionTwin(Twin):
 
     async def close(self) -> None:
         """End the session now. Its keys disappear at once if the server is reachable. Idempotent."""
-        await in_thread(self._of.close)
+        await run_in_thread(self._of.close)
 
 
 class MirrorTwin(Twin):
-    """The mapping members of ``Mirror``."""
+    """The members of ``Mirror`` that make it a mapping."""
 
     def __getitem__(self, key: str) -> Any:
         return self._of[key]
@@ -161,7 +165,7 @@ class SignalTwin(Twin):
             True once it is set, False after the timeout.
         """
         signal: Signal = self._of
-        return await drive(lambda: one(Pause(SYSTEM_CLOCK, signal, timeout_s)))
+        return await drive(lambda: run_step(Pause(SYSTEM_CLOCK, signal, timeout_s)))
 
 
 class Connecting:
@@ -184,7 +188,7 @@ class Connecting:
         await self._store.close()
 
     async def _open(self) -> Any:
-        return await in_thread(partial(connect_for, self._created, self._url, **self._options), Store.close)
+        return await run_in_thread(partial(connect_for, self._created, self._url, **self._options), Store.close)
 
 
 def connect_later(
@@ -195,7 +199,9 @@ def connect_later(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Connecting:
-    """Open a store for tasks of an event loop. ``latchwork.connect`` documents the arguments and errors."""
+    """Return a connection that is opened when it is awaited or entered with ``async with``. ``latchwork.connect``
+    documents the arguments and errors.
+    """
     return Connecting(url, origin(), client=client, clock=clock, observers=observers, **overrides)
 
 
@@ -212,7 +218,7 @@ class Pipeline:
     def __init__(self, store: Twin, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
-        self._store = inside(store)
+        self._store = unwrap(store)
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Future[Any]]]] = deque()
@@ -225,7 +231,7 @@ class Pipeline:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until all calls have ended, including those made in the meantime."""
+        """Wait until all calls have ended, including those that are made while waiting."""
         while self._in_flight:
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
@@ -235,8 +241,8 @@ class Pipeline:
         mailbox = LoopMailbox.for_running_loop()
         outcome: asyncio.Future[Any] = mailbox.loop.create_future()
         if name == "commit":
-            args = tuple(map(inside, args))
-        start = partial(self._store.start_call, name, *args, **{key: inside(value) for key, value in options.items()})
+            args = tuple(map(unwrap, args))
+        start = partial(self._store.start_call, name, *args, **{key: unwrap(value) for key, value in options.items()})
         if self._in_flight >= self._max_in_flight:
             self._waiting.append((outcome, start))
         else:

@@ -18,7 +18,7 @@ _found: dict[type, Any] = {}
 
 
 class Twin:
-    """A wrapper around an object of the SDK, for tasks of an event loop."""
+    """The asyncio form of an object of the SDK: it has the same members, and those that wait are awaited."""
 
     _of: Any
 
@@ -37,15 +37,17 @@ class Twin:
         return twin_of(getattr(self._of, name))
 
     @classmethod
-    def around(cls, of: object) -> Self:
-        """Wrap an existing object."""
+    def wrap(cls, of: object) -> Self:
+        """Create the asyncio form of an existing object. Both can be used."""
         made = cls.__new__(cls)
         made._of = of  # noqa: SLF001 - a new one of this class
         return made
 
 
 def twin_of(value: Any) -> Any:
-    """Return the twin of a value, or the value itself if its class has none. Lists and dictionaries are converted."""
+    """Return the asyncio form of a value, or the value itself if its class has none. Lists and dictionaries are
+    converted.
+    """
     if isinstance(value, dict):
         return {key: twin_of(each) for key, each in value.items()}
     kind = type(value)
@@ -54,15 +56,17 @@ def twin_of(value: Any) -> Any:
     twin = _found.get(kind, twins)
     if twin is twins:
         twin = _found[kind] = next((twins[each] for each in kind.__mro__ if each in twins), None)
-    return value if twin is None else twin.around(value)
+    return value if twin is None else twin.wrap(value)
 
 
-def inside(value: Any) -> Any:
-    """Return the object in a twin, and operations with the sessions in their twins. Lists are converted."""
+def unwrap(value: Any) -> Any:
+    """Return the object of which a value is the asyncio form, or the value itself. Lists, and the sessions in writes,
+    are converted.
+    """
     if isinstance(value, Twin):
         return value._of  # noqa: SLF001 - its own
     if isinstance(value, (list, tuple)):
-        return [inside(each) for each in value]
+        return [unwrap(each) for each in value]
     if isinstance(value, (Put, Create)) and isinstance(value.session, Twin):
-        return replace(value, session=inside(value.session))
+        return replace(value, session=unwrap(value.session))
     return value

@@ -374,7 +374,17 @@ def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatc
 
 
 class WorkerWatcher:
-    """Watches the group for one worker, through the `GroupWatcher` that several workers share."""
+    """Watches the group for one worker, through the `GroupWatcher` that several workers share.
+
+    Args:
+        store: Store to watch.
+        membership: Membership of the worker.
+        on_epoch: Called with each epoch that begins after the worker joined.
+        on_shrink: Called with the number of workers when the group was scaled down, and again for later barriers.
+        on_failed: Called once when the group has failed. The worker is still a member.
+        on_end: Called once with the error that explains why the worker is no longer in the group.
+        on_events: Called with the number of events when it has grown.
+    """
 
     def __init__(
         self,

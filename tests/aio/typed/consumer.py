@@ -32,7 +32,7 @@ async def stores() -> None:
         print(store.get("k").value)  # type: ignore[attr-defined]
     store = await aio.connect()
     await store.close()
-    assert_type(aio.Store.around(latchwork.connect()), aio.Store)
+    assert_type(aio.Store.wrap(latchwork.connect()), aio.Store)
 
 
 async def count(tx: aio.Tx) -> int:

@@ -409,7 +409,7 @@ class JobRun:
     def _call(self, context: JobContext) -> None:
         job = self._setup.job
         if job.is_async:
-            given = _twins("JobContext").around(context)
+            given = _twins("JobContext").wrap(context)
             self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
             return
         returned = deferred_result_kind(job.run(context))
