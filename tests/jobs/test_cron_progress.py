@@ -20,7 +20,7 @@ from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
-from latchwork.schedules.fires import Fired, Jitter, describe_rule
+from latchwork.schedules.fires import FireProgress, Jitter, describe_rule
 from latchwork.schedules.schedule import DueTime, Instant
 
 EACH_MINUTE = Cron("* * * * *")
@@ -100,7 +100,7 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     with pytest.raises(LockLost):
         times.record_start(step)
     newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
-    assert newest.fired == (Fired(NOW, NOW, RULE),)
+    assert newest.fired == (FireProgress(NOW, NOW, RULE),)
 
 
 def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet(memory, node):
@@ -174,7 +174,7 @@ def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node,
         times.record_end(step)
     assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
     times.record_end(run(times, NOW + 60))
-    assert read_cells(memory, "report")[0][0].fired == (Fired(NOW + 60, rule=RULE),)
+    assert read_cells(memory, "report")[0][0].fired == (FireProgress(NOW + 60, rule=RULE),)
 
 
 ALL = Cron("* * * * *", misfire="all")
@@ -276,7 +276,7 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
         for cell, _ in read_cells(memory, "report")
         for item, fired in zip(cell.items, cell.fired, strict=True)
     }
-    assert progress == dict.fromkeys(items, Fired(NOW, rule=RULE))
+    assert progress == dict.fromkeys(items, FireProgress(NOW, rule=RULE))
     assert memory.put("probe", b"").token - before < 400, "a write for each thread and step would be 600"
 
 
@@ -289,7 +289,7 @@ def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
     with pytest.raises(LockLost):
         times.record_start(step)
     run(times, NOW + 60)
-    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(Fired(NOW + 60, NOW + 60, RULE),)]
+    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(FireProgress(NOW + 60, NOW + 60, RULE),)]
 
 
 def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):

@@ -349,7 +349,7 @@ def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(
             found = memory.delete(key)
             Control(memory).announce_restart("n1")
             with memory.mirror(NODES) as nodes:
-                leader_of(memory, memory, nodes).reserve({}, {"report": {"n1": ("a", "b")}})
+                leader_of(memory, memory, nodes).reserve_shares({}, {"report": {"n1": ("a", "b")}})
             return found
 
     control = Control(memory)

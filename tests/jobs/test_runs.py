@@ -12,7 +12,7 @@ from latchwork.jobs import Cron, FixedDelay, Job, JobSettings
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
-from latchwork.schedules.fires import Step
+from latchwork.schedules.fires import CronStep
 from latchwork.schedules.schedule import DueTime, Instant
 
 
@@ -119,7 +119,7 @@ def test_a_cron_run_is_not_begun_when_its_locks_ran_low_while_its_start_was_writ
             self.items = items
 
         def next(self, cron, now_s, since_s, **_options):
-            return Step(items=self.items, at=now_s, wait_s=3600.0 if ran.is_set() else 0.0)
+            return CronStep(items=self.items, at=now_s, wait_s=3600.0 if ran.is_set() else 0.0)
 
         def record_start(self, step):
             held.clear()  # as after a long freeze

@@ -10,7 +10,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import Control, Cron, JobManager, explain_item, inspect
 from latchwork.jobs.cron import CronProgress, FireTimes, HeldItem, read_cells, read_progress, reset_future_progress
-from latchwork.schedules import Fired, WallClock
+from latchwork.schedules import FireProgress, WallClock
 from latchwork.schedules.wall_clock import CONFIRM_S
 from latchwork.testing import VirtualClock
 from patience import eventually
@@ -193,4 +193,4 @@ def test_progress_within_the_error_of_clocks_is_not_set_back(store, held):
     times = FireTimes(*held)
     times.record_start(times.find_next_step(EACH_MINUTE, NOW, 0.0))
     assert reset_future_progress(store, "report", NOW - 30.0) == {}
-    assert Fired(NOW).ahead_s(NOW - 30.0) == 0.0
+    assert FireProgress(NOW).ahead_s(NOW - 30.0) == 0.0

@@ -13,7 +13,7 @@ from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockNotHeld, UnknownJob, explain_item, inspect, read_audit
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.requests import AuditRecord, decode_record, force_released_tokens, trim_audit
-from latchwork.schedules.fires import Fired
+from latchwork.schedules.fires import FireProgress
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, 
     assert "distributed as n1 1 (able: n1)" in found.sentences[1]
     assert found.sentences[2].startswith("strategy balanced: 'n1' keeps 'north'")
     assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+Z \(fencing token ", found.sentences[3])
-    assert "settled up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=Fired(600.0))
-    assert "has started and not ended" in said(memory, "report", "north", fired=Fired(600.0, 600.0))
+    assert "settled up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=FireProgress(600.0))
+    assert "has started and not ended" in said(memory, "report", "north", fired=FireProgress(600.0, 600.0))
 
 
 @pytest.mark.parametrize(

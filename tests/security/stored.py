@@ -48,7 +48,7 @@ from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.items import read_for_display as shown_item
 from latchwork.primitives.queue.puts import Capacity
-from latchwork.schedules import Cron, Fired, FixedDelay
+from latchwork.schedules import Cron, FireProgress, FixedDelay
 from latchwork.types import Entry
 from security.stored_systems import ROWS
 
@@ -80,7 +80,13 @@ def dumped(**body):
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
 BOARD = phases.Board.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
-CELL = CronCell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
+CELL = CronCell(
+    "c",
+    7,
+    "o1",
+    ("a", "b", "c"),
+    (FireProgress(1.0, None, "r"), FireProgress(1.0, None, "r"), FireProgress(2.0, 2.0, "r")),
+)
 CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})

@@ -29,7 +29,7 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, Outc
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, describe_rule, next_step
+from latchwork.schedules import NO_JITTER, Cron, CronStep, FireProgress, Jitter, describe_rule, find_next_step
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
 
@@ -42,7 +42,7 @@ _CELL_BYTES = 200_000
 _WAIT_S = 1.0
 #: The nonce of a state begins with this if an operator has set it back.
 _SET_BACK = "set-back-"
-_NOTHING = Fired(0.0)
+_NOTHING = FireProgress(0.0)
 
 
 class BadCronCell(BadRecord):
@@ -65,7 +65,7 @@ class CronCell:
     token: int
     owner: str
     items: tuple[str, ...]
-    fired: tuple[Fired, ...]
+    fired: tuple[FireProgress, ...]
 
     def encode_state(self, nonce: str) -> bytes:
         """Encode the progress of all items. The nonce distinguishes this write from others."""
@@ -121,12 +121,12 @@ def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
         raise BadCronCell(f"progress cell {name} cannot be read: {error}") from None
 
 
-def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
+def _decode_fired(state: CellState, count: int) -> tuple[FireProgress, ...]:
     """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded."""
     rules = ("",) * len(state.fired) if state.rules is None else state.rules
     if len(rules) != len(state.fired):
         raise BadRecord(f"it has {len(state.fired)} states and {len(rules)} rules")
-    kinds = [Fired(through, running, rule) for (through, running), rule in zip(state.fired, rules, strict=True)]
+    kinds = [FireProgress(through, running, rule) for (through, running), rule in zip(state.fired, rules, strict=True)]
     runs = ((0, count),) if state.of is None else state.of
     for index, length in runs:
         if index >= len(kinds) or length > count:
@@ -136,9 +136,9 @@ def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
     return tuple(kinds[index] for index, length in runs for _ in range(length))
 
 
-def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired]]:
+def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, FireProgress]]:
     """Return, for each item, the newest stored cell with this item and the item's progress in it."""
-    found: dict[str, tuple[CronCell, Fired]] = {}
+    found: dict[str, tuple[CronCell, FireProgress]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
         found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
     return found
@@ -168,7 +168,7 @@ class _OwnCell:
 
     cell: CronCell
     entry: Entry
-    fired: dict[str, Fired]
+    fired: dict[str, FireProgress]
 
 
 @dataclass(eq=False, slots=True)
@@ -176,9 +176,9 @@ class _ProgressRequest:
     """The claims or writes of one thread. ``done`` is guarded by the condition."""
 
     claims: Mapping[str, HeldItem] = field(default_factory=dict)
-    fresh: Fired = _NOTHING
+    fresh: FireProgress = _NOTHING
     reread: bool = False
-    fired: dict[str, Fired] = field(default_factory=dict)
+    fired: dict[str, FireProgress] = field(default_factory=dict)
     done: bool = False
     error: BaseException | None = None
 
@@ -207,7 +207,9 @@ class CronProgress:
         self._own: dict[str, _OwnCell] = {}  # by cell name; used only by the busy thread
         self._cell_of: dict[str, str] = {}
 
-    def claim(self, holds: Mapping[str, HeldItem], fresh: Fired, *, reread: bool = False) -> dict[str, Fired]:
+    def claim(
+        self, holds: Mapping[str, HeldItem], fresh: FireProgress, *, reread: bool = False
+    ) -> dict[str, FireProgress]:
         """Take over writing the progress of these items for this node, and return it.
 
         Args:
@@ -222,7 +224,7 @@ class CronProgress:
         self._execute(request)
         return request.fired
 
-    def write(self, fired: Mapping[str, Fired]) -> None:
+    def write(self, fired: Mapping[str, FireProgress]) -> None:
         """Store the progress of claimed items.
 
         Raises:
@@ -283,7 +285,7 @@ class CronProgress:
         own = self._own.get(self._cell_of.get(item, ""))
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
-    def _create_cells(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
+    def _create_cells(self, wanted: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
         """Store new cells of this node for these items, with the progress in their newest cells, and delete obsolete
         ones.
         """
@@ -432,7 +434,7 @@ def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> l
     return found
 
 
-def read_progress(store: Store, job_id: str, item: str) -> Fired | None:
+def read_progress(store: Store, job_id: str, item: str) -> FireProgress | None:
     """Read how far an item's cron schedule has come; None if nothing is stored."""
     found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
@@ -536,14 +538,14 @@ class FireTimes:
     def __init__(self, progress: CronProgress, holds: Mapping[str, HeldItem]) -> None:
         self._progress = progress
         self._holds = holds
-        self._fired: dict[str, Fired] | None = None
+        self._fired: dict[str, FireProgress] | None = None
         self._rerun = True
         self.ahead_s = 0.0
-        self._unconfirmed: dict[str, Fired] = {}  # progress before a start that is stored but not confirmed
+        self._unconfirmed: dict[str, FireProgress] = {}  # progress before a start that is stored but not confirmed
 
     def find_next_step(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
-    ) -> Step:
+    ) -> CronStep:
         """Return which items start next, and when. The first call reads the progress from the store.
 
         So does each call while the progress lies in the future, because an operator may reset it.
@@ -562,12 +564,14 @@ class FireTimes:
         rule = describe_rule(cron)
         earliest_s = max(since_s, changed_s or since_s)
         if self._fired is None or self.ahead_s:
-            self._fired = self._progress.claim(self._holds, Fired(earliest_s, rule=rule), reread=self.ahead_s > 0.0)
+            self._fired = self._progress.claim(
+                self._holds, FireProgress(earliest_s, rule=rule), reread=self.ahead_s > 0.0
+            )
         self._update_ahead_s(max(now_s, earliest_s))
         self._apply_schedule_change(
             {item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()}
         )
-        return next_step(cron, self._fired, now_s, jitter)
+        return find_next_step(cron, self._fired, now_s, jitter)
 
     def _update_ahead_s(self, now_s: float) -> None:
         assert self._fired is not None
@@ -576,7 +580,7 @@ class FireTimes:
         if self.ahead_s and not was_ahead:
             log.warning("%s", format_future_progress(self._progress.job_id, self.ahead_s))
 
-    def _apply_schedule_change(self, found: dict[str, Fired]) -> None:
+    def _apply_schedule_change(self, found: dict[str, FireProgress]) -> None:
         """Store progress that a changed schedule has altered, for the nodes that hold the locks later."""
         assert self._fired is not None
         changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
@@ -584,14 +588,14 @@ class FireTimes:
             self._write(changed)
             self._fired.update(changed)
 
-    def _write(self, fired: dict[str, Fired]) -> None:
+    def _write(self, fired: dict[str, FireProgress]) -> None:
         try:
             self._progress.write(fired)
         except LockLost:
             self._fired = None  # taken by another node, or swept: claim it again if the lock is still held
             raise
 
-    def record_start(self, step: Step) -> None:
+    def record_start(self, step: CronStep) -> None:
         """Store that a run starts at this fire time. It may start only afterwards.
 
         Raises:
@@ -619,7 +623,7 @@ class FireTimes:
         except LatchworkError as error:
             log.warning("a stored start that was not made counts as done: %s", error)
 
-    def record_end(self, step: Step) -> None:
+    def record_end(self, step: CronStep) -> None:
         """Store that the run of this fire time has ended. If that fails, it is stored with the next start."""
         assert self._fired is not None
         ended = {item: self._fired[item].after_end() for item in step.items}

@@ -3,22 +3,22 @@
 Everything but ``WallClock`` is pure, and the time is an argument. Nothing here knows about jobs, stores or threads.
 """
 
-from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, describe_rule, next_step
+from latchwork.schedules.fires import NO_JITTER, CronStep, FireProgress, Jitter, describe_rule, find_next_step
 from latchwork.schedules.schedule import Cron, DueTime, FixedDelay, FixedRate, Instant, Schedule
 from latchwork.schedules.wall_clock import WallClock
 
 __all__ = [
     "NO_JITTER",
     "Cron",
+    "CronStep",
     "DueTime",
-    "Fired",
+    "FireProgress",
     "FixedDelay",
     "FixedRate",
     "Instant",
     "Jitter",
     "Schedule",
-    "Step",
     "WallClock",
     "describe_rule",
-    "next_step",
+    "find_next_step",
 ]

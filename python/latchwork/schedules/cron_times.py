@@ -30,7 +30,7 @@ _NONE = timedelta()
 
 
 def parse_fields(expression: object) -> str:
-    """Return the fields of a cron expression, with words such as ``@daily`` expanded.
+    """Return the fields of a cron expression, with words such as ``@daily`` replaced by fields.
 
     Raises:
         ValueError: It is not a cron expression; the message says what to do.
@@ -50,9 +50,9 @@ def parse_fields(expression: object) -> str:
 
 
 def fire_after(fields: str, zone: ZoneInfo, wall_s: float) -> float:
-    """Return the first fire time after this time, both in seconds since the epoch."""
+    """Return the first fire time after ``wall_s``. Both are in seconds since the epoch."""
     clock = datetime.fromtimestamp(wall_s, zone)
-    reading, again = clock.replace(tzinfo=None, fold=0), _set_back(clock)
+    reading, again = clock.replace(tzinfo=None, fold=0), _repeated_for_s(clock)
     found = _first_after(fields, zone, reading, wall_s)
     if clock.fold or again == _NONE or found <= wall_s + again.total_seconds():
         return found
@@ -61,9 +61,11 @@ def fire_after(fields: str, zone: ZoneInfo, wall_s: float) -> float:
 
 
 def fire_before(fields: str, zone: ZoneInfo, wall_s: float, oldest_s: float) -> float | None:
-    """Return the last fire time that is not after this time; None if that is before ``oldest_s``."""
+    """Return the last fire time that is not after ``wall_s``; None if it is before ``oldest_s``. Times are in seconds
+    since the epoch.
+    """
     clock = datetime.fromtimestamp(wall_s, zone)
-    reading, again = clock.replace(tzinfo=None, fold=0), _set_back(clock)
+    reading, again = clock.replace(tzinfo=None, fold=0), _repeated_for_s(clock)
     found = _last_before(fields, zone, reading, wall_s, oldest_s)
     if not clock.fold or (found is not None and found >= wall_s - again.total_seconds()):
         return found
@@ -91,28 +93,31 @@ def _last_before(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float, 
 
 
 def _matching_readings(fields: str, reading: datetime, *, reverse: bool) -> Iterator[datetime]:
-    """Generate the matching clock readings after this one, or before it, in order."""
+    """Generate the readings of a clock that match the fields, in order: those after this reading, or with ``reverse``
+    those before it.
+    """
     return iter(CronSim(fields, reading, reverse=reverse))
 
 
 def _is_bound_to_date(fields: str) -> bool:
-    """Return whether a fire time belongs to its date, as for `30 2 * * *`, instead of following the elapsed time.
+    """Return whether each fire time belongs to a date, as for `30 2 * * *`, so that it happens once even when the clock
+    is changed. Otherwise fire times follow the elapsed time.
 
-    This is the rule of Debian's cron: neither minute nor hour begins with a star, nor the second, if there is one.
+    This is the rule of Debian's cron: neither minute nor hour begins with `*`.
     """
     *_, minute, hour, _, _, _ = parts = fields.split()
     return not any(part.startswith("*") for part in (minute, hour, *parts[:-5]))
 
 
 def _times(reading: datetime, zone: ZoneInfo, *, keeps_date: bool) -> tuple[float, ...]:
-    """Return the fire times of a clock reading, in order: none, one or two."""
+    """Return the times at which a clock shows this reading and the schedule fires, in order: none, one or two."""
     earlier, later = reading.replace(tzinfo=zone), reading.replace(tzinfo=zone, fold=1)
     ahead = earlier.utcoffset(), later.utcoffset()
     if ahead[0] == ahead[1]:
         return (earlier.timestamp(),)
     if _exists(earlier):  # the reading occurs twice
         return (earlier.timestamp(),) if keeps_date else (earlier.timestamp(), later.timestamp())
-    return (_set_forward(later.timestamp(), earlier.timestamp(), zone),) if keeps_date else ()
+    return (_find_skip_s(later.timestamp(), earlier.timestamp(), zone),) if keeps_date else ()
 
 
 def _exists(clock: datetime) -> bool:
@@ -120,15 +125,15 @@ def _exists(clock: datetime) -> bool:
     return there.replace(tzinfo=None, fold=0) == clock.replace(tzinfo=None, fold=0)
 
 
-def _set_back(clock: datetime) -> timedelta:
-    """Return how far the clock is set back after this reading if the reading occurs twice; otherwise 0."""
+def _repeated_for_s(clock: datetime) -> timedelta:
+    """Return how far the clock is set back after this reading, if the clock shows the reading twice; otherwise 0."""
     ahead = [clock.replace(fold=fold).utcoffset() or _NONE for fold in (0, 1)]
     return max(_NONE, ahead[0] - ahead[1])
 
 
 @lru_cache(maxsize=256)
-def _set_forward(before_s: float, after_s: float, zone: ZoneInfo) -> float:
-    """Return the time between these two at which the clock was set forward, in whole seconds."""
+def _find_skip_s(before_s: float, after_s: float, zone: ZoneInfo) -> float:
+    """Return the time between these two at which the clock is set forward, in whole seconds since the epoch."""
 
     def ahead(at_s: int) -> timedelta | None:
         return datetime.fromtimestamp(at_s, zone).utcoffset()

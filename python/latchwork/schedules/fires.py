@@ -17,11 +17,11 @@ AHEAD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
-    """The progress of one item.
+class FireProgress:
+    """How far an item has come on a cron schedule.
 
     Attributes:
-        through: Every fire time up to this one is settled, in seconds since the epoch.
+        through: Nothing is left to do for fire times up to this one, in seconds since the epoch.
         running: Fire time whose run has started and not ended; None if there is none.
         rule: Schedule that the progress belongs to, see ``describe_rule``; empty if unknown.
     """
@@ -30,24 +30,27 @@ class Fired:
     running: float | None = None
     rule: str = ""
 
-    def after_start(self, at: float) -> Fired:
-        """Return the progress after the run of this fire time has started."""
+    def after_start(self, at: float) -> FireProgress:
+        """Return the progress after the run for the fire time ``at`` has started."""
         return replace(self, through=max(self.through, at), running=at)
 
-    def after_end(self) -> Fired:
-        """Return the progress after the run has ended."""
+    def after_end(self) -> FireProgress:
+        """Return the progress after the active run has ended."""
         return replace(self, running=None)
 
     def ahead_s(self, now_s: float) -> float:
         """Return the seconds by which the progress lies in the future; 0 if that is within the error of clocks."""
         return self.through - now_s if self.through > now_s + AHEAD_S else 0.0
 
-    def without_future(self, now_s: float) -> Fired:
-        """Return the progress without what lies in the future."""
+    def without_future(self, now_s: float) -> FireProgress:
+        """Return the progress up to now, if it lies in the future because a clock was ahead; otherwise return it
+        unchanged.
+        """
         return replace(self, through=now_s) if self.ahead_s(now_s) else self
 
-    def with_rule(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
-        """Return the progress under the current schedule. Fire times from before it took effect are skipped.
+    def with_rule(self, rule: str, now_s: float, changed_s: float | None) -> FireProgress:
+        """Return the progress for the current schedule. If the schedule has changed, fire times from before that are
+        skipped.
 
         Args:
             rule: The current schedule.
@@ -81,8 +84,8 @@ NO_JITTER = Jitter()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The next step of a share.
+class CronStep:
+    """The next start of a share on a cron schedule.
 
     Attributes:
         at: Fire time in seconds since the epoch.
@@ -97,23 +100,26 @@ class Step:
     is_rerun: bool = False
 
 
-def next_step(cron: Cron, progress: Mapping[str, Fired], now_s: float, jitter: Jitter = NO_JITTER) -> Step:
+def find_next_step(
+    cron: Cron, progress: Mapping[str, FireProgress], now_s: float, jitter: Jitter = NO_JITTER
+) -> CronStep:
     """Return the earliest step that any of the items has to make; there must be an item."""
-    groups: dict[Fired, list[str]] = {}
+    groups: dict[FireProgress, list[str]] = {}
     for item, fired in progress.items():
         groups.setdefault(fired, []).append(item)
-    candidates = [(*next_fire(cron, fired, now_s, jitter), items) for fired, items in groups.items()]
+    candidates = [(*find_next_fire(cron, fired, now_s, jitter), items) for fired, items in groups.items()]
     at = min(at for at, _, _ in candidates)
     items = sorted(item for fire, _, items in candidates if fire == at for item in items)
     is_rerun = any(again for fire, again, _ in candidates if fire == at)
     wait_s = at - now_s if is_rerun else at + jitter.delay_s - now_s  # an interrupted run has waited already
-    return Step(at, tuple(items), wait_s, is_rerun)
+    return CronStep(at, tuple(items), wait_s, is_rerun)
 
 
-def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER) -> tuple[float, bool]:
-    """Return the next fire time of an item, which may be in the past, and whether its run was started before.
+def find_next_fire(cron: Cron, fired: FireProgress, now_s: float, jitter: Jitter = NO_JITTER) -> tuple[float, bool]:
+    """Return the next fire time of an item, which may be in the past, and whether its run was started before and
+    interrupted.
 
-    A fire time is due for a share after the share's part of the jitter.
+    A start is due when the jitter's delay has passed after its fire time.
     """
     oldest = now_s - jitter.most_s - cron.max_lateness_s
     on_time_s = jitter.most_s + cron.on_time_s
@@ -129,7 +135,7 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
 
 
 def describe_rule(cron: Cron) -> str:
-    """Return the settings that determine which fire times count, as text.
+    """Return a text with the settings of a schedule that determine which fire times count.
 
     Progress that was counted with other settings is not comparable.
     """

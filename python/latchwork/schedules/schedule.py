@@ -141,7 +141,7 @@ class Cron:
         try:
             ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-            raise ValueError(f"Cron time zone {self.tz!r} is unknown; {_remedy(self.tz)}") from error
+            raise ValueError(f"Cron time zone {self.tz!r} is unknown; {_suggest_time_zone(self.tz)}") from error
         object.__setattr__(self, "expression", cron_times.parse_fields(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
@@ -196,17 +196,19 @@ class DueTime:
     def first(
         cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, jitter_fraction: float = 0.0
     ) -> DueTime:
-        """Return the due time of items that have just arrived."""
+        """Return when items that have just arrived are due."""
         return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, jitter_fraction)
 
     def after(self, ended: Instant, jitter_fraction: float = 0.0) -> DueTime:
-        """Return the due time after this one, whose run has ended."""
+        """Return when the items are due again, after a run that has ended."""
         return DueTime(
             self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, jitter_fraction
         )
 
     def with_schedule(self, schedule: Schedule, initial_delay_s: float | None) -> DueTime:
-        """Return this due time as computed with another schedule or initial delay; itself if nothing has changed."""
+        """Return this due time computed again for another schedule or initial delay. Return it unchanged if these are
+        the same.
+        """
         if schedule == self.schedule and (not self.is_first or initial_delay_s == self.initial_delay_s):
             return self
         delay_s = initial_delay_s if self.is_first else None
@@ -214,12 +216,12 @@ class DueTime:
         return DueTime(at, schedule, self.since, initial_delay_s, self.is_first, self.jitter_fraction)
 
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
-        """Return the seconds until the due time, including its part of the jitter; 0 or less if it has passed."""
+        """Return the seconds until the due time plus its jitter; 0 or less if that has passed."""
         return self.schedule.remaining_s(self.at, now) + self.jitter_fraction * jitter_s
 
 
-def _remedy(tz: object) -> str:
-    """Return what to do about an unknown time zone: the machine may have none at all."""
+def _suggest_time_zone(tz: object) -> str:
+    """Return advice for an unknown time zone. The machine may have no time zones at all."""
     known = available_timezones()
     if not known:
         return "this machine has no time zones: install its tzdata package, or the one for Python"

@@ -12,7 +12,7 @@ from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.cron import format_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
-from latchwork.schedules import Fired
+from latchwork.schedules import FireProgress
 
 _MAX_SHOWN = 5
 
@@ -55,7 +55,7 @@ def explain_item(
     settings: Settings,
     job: str,
     item: str,
-    fired: Fired | None = None,
+    fired: FireProgress | None = None,
     *,
     now_s: float | None = None,
 ) -> ItemExplanation:
@@ -234,7 +234,7 @@ def _describe_run_history(view: JobState, item: str) -> list[str]:
     return sentences
 
 
-def _progress(fired: Fired) -> str:
+def _progress(fired: FireProgress) -> str:
     if fired.running is not None:
         return f"on its cron schedule the run of {utc_text(fired.running)} has started and not ended"
     return f"on its cron schedule it is settled up to {utc_text(fired.through)}"

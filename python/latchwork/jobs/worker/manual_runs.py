@@ -24,7 +24,7 @@ from latchwork.jobs.stored.requests import (
     decode_request,
     requested_items,
 )
-from latchwork.schedules import Fired
+from latchwork.schedules import FireProgress
 from latchwork.store import Mirror, Store
 from latchwork.types import Check, Exists, Put
 
@@ -37,7 +37,7 @@ class ManualRun:
 
     request: RunRequest
     items: tuple[str, ...]
-    fired: dict[str, Fired]
+    fired: dict[str, FireProgress]
     progress: CronProgress
 
     def record_start(self) -> None:
@@ -56,7 +56,7 @@ class ManualRun:
         """
         self._write({item: self.fired[item].after_end() for item in self.items})
 
-    def _write(self, fired: dict[str, Fired]) -> None:
+    def _write(self, fired: dict[str, FireProgress]) -> None:
         self.progress.write(fired)
         self.fired.update(fired)
 
@@ -121,7 +121,7 @@ class ManualRuns:
             progress = self._progress.setdefault(
                 request.id, CronProgress(self._store, request.job, request.progress_prefix, [Exists(request.key)])
             )
-        fired = progress.claim(wanted, Fired(0.0))
+        fired = progress.claim(wanted, FireProgress(0.0))
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 

@@ -11,7 +11,7 @@ from typing import Literal, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork.schedules import Cron, Fired, next_step
+from latchwork.schedules import Cron, FireProgress, find_next_step
 from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.tables import definition, fire, schedule
 
@@ -65,14 +65,14 @@ class ScheduleRow:
 
     def ahead_s(self, now: float) -> float:
         """Return the seconds by which the cursor lies in the future, so that nothing fires; 0 if it does not."""
-        return Fired(self.cursor).ahead_s(now)
+        return FireProgress(self.cursor).ahead_s(now)
 
     def next_fire(self, now: float) -> float | None:
         """Return the next fire time, which is in the past if it was missed. None if there is none."""
         misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
         cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)
         before = self.cursor if self.starts_at is None else max(self.cursor, self.starts_at - 0.001)
-        at = next_step(cron, {"": Fired(before)}, now).at
+        at = find_next_step(cron, {"": FireProgress(before)}, now).at
         if at <= before:
             at = cron.fire_after(before)
         if self.ends_at is None or at <= self.ends_at:
