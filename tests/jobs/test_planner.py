@@ -17,8 +17,8 @@ from latchwork.assignment import (
     EvenlySpread,
     Rendezvous,
     Traits,
+    get_traits,
     plan_from_owners,
-    traits_of,
 )
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerView, rebalance
@@ -165,7 +165,7 @@ def test_a_subclass_of_a_known_strategy_is_asked_itself():
     result = Planner(Strategies(Reversed())).rebalance(now)
     assert result == rebalance(now, Strategies(Reversed()))
     assert {change.worker for change in result.changes} == {"w2"}
-    assert traits_of(Reversed()) == Traits() != traits_of(Rendezvous())
+    assert get_traits(Reversed()) == Traits() != get_traits(Rendezvous())
 
 
 def test_a_strategy_that_fails_is_asked_again_and_hinders_no_other():

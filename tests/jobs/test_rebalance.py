@@ -16,7 +16,7 @@ from latchwork.assignment import (
     Plan,
     Rendezvous,
     describe_strategy,
-    described_strategy,
+    parse_strategy,
     plan_from_owners,
 )
 from latchwork.jobs.manager.manager import Debouncer
@@ -285,7 +285,7 @@ def test_jobs_that_name_the_same_strategy_are_one_problem():
 )
 def test_a_strategy_is_told_in_one_word_from_which_it_can_be_made_again(strategy, word):
     assert Strategies(strategy).described() == {"*": word}
-    made = described_strategy(word)
+    made = parse_strategy(word)
     assert (made is None) == word.startswith("custom:")
     if made is not None:
         assert describe_strategy(made) == word

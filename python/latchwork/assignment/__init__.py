@@ -10,8 +10,8 @@ from latchwork.assignment.model import (
     Strategy,
     Traits,
     check_plan,
+    get_traits,
     plan_from_owners,
-    traits_of,
 )
 from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
 from latchwork.assignment.strategies import (
@@ -21,8 +21,8 @@ from latchwork.assignment.strategies import (
     EvenlySpread,
     Rendezvous,
     describe_strategy,
-    described_strategy,
     limit_moves,
+    parse_strategy,
     strategy_by_name,
 )
 
@@ -50,12 +50,12 @@ __all__ = [
     "Traits",
     "check_plan",
     "describe_strategy",
-    "described_strategy",
     "explain",
     "explain_replicas",
+    "get_traits",
     "limit_moves",
+    "parse_strategy",
     "place_replicas",
     "plan_from_owners",
     "strategy_by_name",
-    "traits_of",
 ]

@@ -166,7 +166,7 @@ class _Case:
         return self._because(Reason.SCORE_WITH_ROOM, {**facts, "full": full}, text)
 
     def _shared(self, *, with_total: bool) -> Explanation:
-        had = _held(self.job)
+        had = _count_held_items(self.job)
         previous = self.job.previous.get(self.item)
         facts: dict[str, Fact] = {"held": had[self.worker], "share": self._share(self.worker)}
         facts["quota"] = self._quota(self.worker)
@@ -226,7 +226,7 @@ def _replica(problem: ReplicaProblem, plan: ReplicaPlan, item: str, worker: str)
     return Explanation(problem.job, item, worker, previous, "replicas", reason, facts, text)
 
 
-def _held(job: JobProblem) -> Counter[str]:
+def _count_held_items(job: JobProblem) -> Counter[str]:
     items = set(job.items)
     return Counter(worker for item, worker in job.previous.items() if item in items and worker in job.workers)
 

@@ -47,7 +47,7 @@ class JobProblem:
         check_ids("job id", [self.job])
         check_ids(f"job {self.job!r}: work item", self.items)
         if len(set(self.items)) != len(self.items):
-            raise ValueError(f"job {self.job!r}: work item {_repeated(self.items)!r} is given twice; give it once")
+            raise ValueError(f"job {self.job!r}: work item {_find_repeated(self.items)!r} is given twice; give it once")
         if not isinstance(self.workers, Mapping):
             raise TypeError(f"job {self.job!r}: workers is {short(self.workers)}; give a mapping of worker to weight")
         check_ids(f"job {self.job!r}: worker", self.workers)
@@ -77,13 +77,13 @@ class Problem:
     def __post_init__(self) -> None:
         ids = [job.job for job in self.jobs]
         if len(set(ids)) != len(ids):
-            raise ValueError(f"job {_repeated(ids)!r} is given twice; merge its items into one")
+            raise ValueError(f"job {_find_repeated(ids)!r} is given twice; merge its items into one")
         both = sorted(self.placed.keys() & set(ids))
         if both:
             raise ValueError(f"job {both[0]!r} is to be placed, and placed already; give it once")
 
     def loads(self) -> dict[str, int]:
-        """Count each worker's items of the jobs that were already placed. Workers without items are absent."""
+        """Return how many items of the jobs in `placed` each worker has. Workers without items are absent."""
         return dict(Counter(worker for owners in self.placed.values() for worker in owners.values()))
 
 
@@ -169,17 +169,16 @@ class Traits:
 _NOTHING = Traits()
 
 
-def traits_of(strategy: Strategy) -> Traits:
-    """Return the `traits` defined by a strategy's own class.
-
-    Subclasses do not inherit them, because they may place otherwise.
+def get_traits(strategy: Strategy) -> Traits:
+    """Return the `traits` that a strategy's own class defines. Those of a base class do not count, because a subclass
+    may place items otherwise.
     """
     found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
     return found if isinstance(found, Traits) else _NOTHING
 
 
 def check_ids(what: str, ids: Iterable[object]) -> None:
-    """Check that all IDs are of type str, because a number and its text would be equal for some code only.
+    """Raise an error unless all IDs are of type str. Otherwise a number and its text would be equal for some code only.
 
     Raises:
         TypeError: An ID is not a str.
@@ -192,7 +191,7 @@ def check_ids(what: str, ids: Iterable[object]) -> None:
 
 
 def check_count(what: str, count: object, least: int) -> None:
-    """Check that a count is a whole number of at least ``least``.
+    """Raise an error unless a count is a whole number of at least ``least``.
 
     Raises:
         TypeError: It is not a whole number.
@@ -216,8 +215,8 @@ def _bad_weight(job: str, worker: str, weight: object) -> str:
     return f"job {job!r}: worker {worker!r} has weight {short(weight)}; {told}"
 
 
-def _repeated(values: Iterable[str]) -> str:
-    """Return the first value that occurs more than once."""
+def _find_repeated(values: Iterable[str]) -> str:
+    """Return the first value that occurs more than once. There must be one."""
     return next(value for value, count in Counter(values).items() if count > 1)
 
 
@@ -232,8 +231,8 @@ def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) 
     Returns:
         The plan, including moves and items without an owner.
     """
-    ordered = {job: _in_name_order(owners.get(job, {})) for job in sorted(_ids(problem) | owners.keys())}
-    moves = _all_moves(problem, ordered)
+    ordered = {job: _sort_by_name(owners.get(job, {})) for job in sorted(_ids(problem) | owners.keys())}
+    moves = _find_all_moves(problem, ordered)
     without = {job.job: _without_owner(job, ordered[job.job]) for job in problem.jobs}
     unplaced = {job: without[job] for job in sorted(without) if without[job]}
     return Plan(owners=ordered, moves=moves, unplaced=unplaced)
@@ -251,7 +250,7 @@ def check_plan(problem: Problem, plan: Plan) -> None:
         raise ValueError(f"the plan places job {unknown[0]!r}, which the problem does not have; leave it out")
     for job in problem.jobs:
         _check_job(job, plan.owners.get(job.job, {}))
-    if plan.moves != _all_moves(problem, plan.owners):
+    if plan.moves != _find_all_moves(problem, plan.owners):
         raise ValueError("the plan's moves are not the difference from the previous owners; use plan_from_owners")
 
 
@@ -259,20 +258,20 @@ def _ids(problem: Problem) -> set[str]:
     return {job.job for job in problem.jobs}
 
 
-def _in_name_order(owners: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy sorted by name. Only names are sorted, which is fast if they are sorted already."""
+def _sort_by_name(owners: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy sorted by name. This is fast if it is sorted already."""
     names = list(owners)
     ordered = sorted(names)
     return dict(owners) if names == ordered else {name: owners[name] for name in ordered}
 
 
-def _all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> tuple[Move, ...]:
+def _find_all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> tuple[Move, ...]:
     jobs = sorted(problem.jobs, key=attrgetter("job"))
-    return tuple(move for job in jobs for move in _moves(job, owners.get(job.job, {})))
+    return tuple(move for job in jobs for move in _find_moves(job, owners.get(job.job, {})))
 
 
-def _moves(job: JobProblem, owners: Mapping[str, str]) -> list[Move]:
-    """Return the moves in item order. Owners are mostly in that order, which sorting then only confirms."""
+def _find_moves(job: JobProblem, owners: Mapping[str, str]) -> list[Move]:
+    """Return the differences between the owners of a job's items and the previous ones, in item order."""
     name, source = job.job, job.previous.get
     if not job.previous:
         moves = [Move(name, item, None, target) for item, target in owners.items()]

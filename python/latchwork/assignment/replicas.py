@@ -96,10 +96,10 @@ def place_replicas(problem: ReplicaProblem) -> ReplicaPlan:
         previous,
     )
     owners = {item: tuple(workers[n] for n in chosen) for item, chosen in zip(items, placed, strict=True)}
-    return ReplicaPlan(owners, tuple(_moves(problem, owners)), max(0, problem.replicas - len(workers)))
+    return ReplicaPlan(owners, tuple(_find_moves(problem, owners)), max(0, problem.replicas - len(workers)))
 
 
-def _moves(problem: ReplicaProblem, owners: Mapping[str, tuple[str, ...]]) -> Iterator[Move]:
+def _find_moves(problem: ReplicaProblem, owners: Mapping[str, tuple[str, ...]]) -> Iterator[Move]:
     for item in sorted(owners.keys() | problem.previous.keys()):
         before, after = set(problem.previous.get(item, ())), set(owners.get(item, ()))
         sources: list[str | None] = [*sorted(before - after)]

@@ -31,8 +31,8 @@ from latchwork.assignment.model import (
     Strategy,
     Traits,
     check_count,
+    get_traits,
     plan_from_owners,
-    traits_of,
 )
 
 MODES: tuple[Mode, ...] = ("fast", "compat")
@@ -66,11 +66,10 @@ class Budgeted:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the underlying strategy.
-
-        Its board can postpone the same moves, unless it has a budget already.
+        """What a planner may rely on: as for the underlying strategy, and that its board can postpone the same moves,
+        unless it has a budget already.
         """
-        below = traits_of(self.strategy)
+        below = get_traits(self.strategy)
         board = below.board if below.max_moves is None else None
         return Traits(looks_at_placed=below.looks_at_placed, board=board, max_moves=self.max_moves)
 
@@ -78,7 +77,7 @@ class Budgeted:
         return f"Budgeted({self.strategy!r}, {self.max_moves})"
 
     def assign(self, problem: Problem) -> Plan:
-        """Place the items like the strategy, and postpone the moves beyond the budget."""
+        """Assign the items as the strategy does, and postpone the moves beyond the budget."""
         return limit_moves(problem, self.strategy.assign(problem), self.max_moves)
 
 
@@ -98,7 +97,7 @@ def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
     costly = [move for move in plan.moves if move.target is not None and move.source in able[move.job]]
     if len(costly) <= max_moves:
         return plan
-    made = _core.choose_moves(_numbered(costly), max_moves)
+    made = _core.choose_moves(_to_numbers(costly), max_moves)
     deferred = tuple(move for move, make in zip(costly, made, strict=True) if not make)
     owners = {job: dict(shares) for job, shares in plan.owners.items()}
     for move in deferred:
@@ -107,15 +106,17 @@ def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
     return replace(plan_from_owners(problem, owners), deferred=deferred)
 
 
-def _numbered(moves: list[Move]) -> list[tuple[int, int, int]]:
-    """Number jobs and workers in name order, so that the choice does not depend on the order of the input."""
+def _to_numbers(moves: list[Move]) -> list[tuple[int, int, int]]:
+    """Return the moves with numbers for jobs and workers, counted in name order, so that the choice does not depend on
+    the order of the input.
+    """
     jobs = {job: n for n, job in enumerate(sorted({move.job for move in moves}))}
     names = {move.source or "" for move in moves} | {move.target or "" for move in moves}
     workers = {worker: n for n, worker in enumerate(sorted(names))}
     return [(jobs[move.job], workers[move.source or ""], workers[move.target or ""]) for move in moves]
 
 
-class _Placing:
+class _CoreStrategy:
     """Base class of the four strategies: Rust places the items, given the name of the strategy."""
 
     name: str
@@ -125,13 +126,13 @@ class _Placing:
         return f"{type(self).__name__}()"
 
     def assign(self, problem: Problem) -> Plan:
-        """Place every item that some worker can run, as described in the class."""
+        """Assign every item that some worker can run, by the method that the class describes."""
         jobs = [(job.job, job.items, dict(job.workers), dict(job.previous)) for job in problem.jobs]
         placed = _core.place(self.name, jobs, self._mode)
         return plan_from_owners(problem, {job.job: owners for job, owners in zip(problem.jobs, placed, strict=True)})
 
 
-class _Hashing(_Placing):
+class _HashingStrategy(_CoreStrategy):
     """Base class of the two strategies that place items by hash scores."""
 
     def __init__(self, mode: Mode = "fast") -> None:
@@ -143,7 +144,7 @@ class _Hashing(_Placing):
         return f"{type(self).__name__}(mode={self.mode!r})"
 
 
-class Rendezvous(_Hashing):
+class Rendezvous(_HashingStrategy):
     """Assigns every item to the worker with the highest score for the key `job:item`.
 
     Loads are balanced only statistically. A new worker takes only the items that it wins, and a removed one gives up
@@ -159,11 +160,11 @@ class Rendezvous(_Hashing):
 
     @property
     def traits(self) -> Traits:
-        """The traits: a `RendezvousHasher` of the same mode has the same owners."""
+        """What a planner may rely on: a `RendezvousHasher` of the same mode gives the same owners."""
         return Traits(by_job=True, looks_at_placed=False, hashing=self.mode)
 
 
-class EvenlyRendezvous(_Hashing):
+class EvenlyRendezvous(_HashingStrategy):
     """Assigns items in name order to the worker with the highest score that is not full.
 
     Balanced per job, and computable without the previous owners, but a change of the workers moves more items than
@@ -179,7 +180,7 @@ class EvenlyRendezvous(_Hashing):
     traits = Traits(by_job=True, looks_at_placed=False)
 
 
-class EvenlySpread(_Placing):
+class EvenlySpread(_CoreStrategy):
     """Balanced per job with the fewest possible moves. O(items + jobs * workers).
 
     Workers are balanced in each job. Over several jobs one worker may have more than another, which `Balanced` avoids.
@@ -189,7 +190,7 @@ class EvenlySpread(_Placing):
     traits = Traits(looks_at_placed=False, board=name)
 
 
-class Balanced(_Placing):
+class Balanced(_CoreStrategy):
     """Balanced per job, then the least sum of squared worker loads over all jobs, then the fewest moves: exactly.
 
     With weights, a worker's squared load counts inversely to its greatest weight in any job.
@@ -208,7 +209,7 @@ _BY_NAME: dict[str, type[Rendezvous | EvenlyRendezvous | EvenlySpread | Balanced
 
 
 def strategy_by_name(name: str) -> Strategy:
-    """Return a strategy with its default settings.
+    """Create the strategy with this name, with its default settings.
 
     Args:
         name: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
@@ -223,7 +224,9 @@ def strategy_by_name(name: str) -> Strategy:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """Describe a strategy in one word that `described_strategy` can parse: `rendezvous:compat`, `custom:mine`."""
+    """Describe a strategy in one word, such as `rendezvous:compat` or `custom:mine`, which `parse_strategy` can
+    read.
+    """
     kind = _BY_NAME.get(strategy.name)
     if kind is None or type(strategy) is not kind:
         return f"custom:{strategy.name}"
@@ -231,8 +234,8 @@ def describe_strategy(strategy: Strategy) -> str:
     return strategy.name if mode == MODES[0] else f"{strategy.name}:{mode}"
 
 
-def described_strategy(word: str) -> Strategy | None:
-    """Return the strategy that a word describes; None for a custom strategy or one that this version does not know."""
+def parse_strategy(word: str) -> Strategy | None:
+    """Create the strategy that a word describes; None for a custom strategy or one that this version does not know."""
     name, _, mode = word.partition(":")
     kind = _BY_NAME.get(name)
     if kind in {Rendezvous, EvenlyRendezvous} and mode in MODES:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from latchwork._base.text import counted, utc_text
-from latchwork.assignment import Explanation, Problem, described_strategy, explain
+from latchwork.assignment import Explanation, Problem, explain, parse_strategy
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.cron import format_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
@@ -154,7 +154,7 @@ def _strategy_reason(state: ClusterState, word: str, job: str, item: str) -> Exp
     """Return why the strategy places an item on its worker; None while nodes are restarting, and for a custom
     strategy.
     """
-    strategy = described_strategy(word)
+    strategy = parse_strategy(word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
         return None
     shares: dict[str, dict[str, tuple[str, ...]]] = {}

@@ -27,7 +27,7 @@ from latchwork.assignment import (
     RendezvousHasher,
     Strategy,
     check_plan,
-    traits_of,
+    get_traits,
 )
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
@@ -93,7 +93,7 @@ def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
     """Create a planner of the kind that suits a strategy: one that keeps a ``Board``, one that keeps hash assignments,
     or one that calls the strategy itself.
     """
-    traits = traits_of(strategy)
+    traits = get_traits(strategy)
     if traits.board is not None:
         return BoardPlanner(traits.board, traits.max_moves)
     return CustomPlanner(strategy) if traits.hashing is None else HashingPlanner(traits.hashing)
@@ -242,7 +242,7 @@ class CustomPlanner:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._by_job = traits_of(strategy).by_job
+        self._by_job = get_traits(strategy).by_job
         self._seen: _Seen = {}
         self._settled = False  # it had nothing to move last time
 
@@ -385,7 +385,7 @@ class _RebalanceRound:
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
     def _call_strategy(self, strategy: Strategy, view: ClusterView) -> PlacementOutcome:
-        placed = self._placed if traits_of(strategy).looks_at_placed else dict[str, Mapping[str, str]]
+        placed = self._placed if get_traits(strategy).looks_at_placed else dict[str, Mapping[str, str]]
         part = self._before.get(id(strategy)) or create_strategy_planner(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
