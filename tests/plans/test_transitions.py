@@ -74,7 +74,7 @@ TRANSITIONS = {
     "skipped": (lambda s: s.transitions.skip_task("p", s.plan[0], s.task(B)), [PLAN, B]),
     "cancelling": (lambda s: s.transitions.begin_cancel("p", *s.plan, PlanState.CANCELLED), [PLAN]),
     "cancelled": (lambda s: s.transitions.cancel_task("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "all cancelled": (lambda s: s.transitions.end_cancel(*s.plan, 0), [PLAN]),
+    "all cancelled": (lambda s: s.transitions.finish_cancel(*s.plan, 0), [PLAN]),
     "recovering": (lambda s: s.transitions.begin_recovery("p", *s.plan), [PLAN]),
     "reset": (lambda s: s.transitions.reset_task("p", s.plan[0], s.task(B)), [PLAN, B]),
     "recovered": (lambda s: s.transitions.end_recovery(*s.plan), [PLAN]),

@@ -105,8 +105,8 @@ def test_a_task_that_does_not_listen_has_its_outcome_in_time(run_in):
         with pytest.raises(TaskTimeout):
             result(slots, examples.is_deaf, 3.0, timeout_s=0.3)
         if run_in == "thread":
-            assert (slots.free, slots.stuck) == (0, ["task-is_deaf"])
-        eventually(lambda: slots.free == 1)
+            assert (slots.free_slots, slots.stuck) == (0, ["task-is_deaf"])
+        eventually(lambda: slots.free_slots == 1)
         assert slots.stuck == []
         assert result(slots, examples.square, 2) == 4
 
@@ -125,7 +125,7 @@ def test_a_task_that_is_told_to_stop_ends(run_in):
 def test_an_async_task_that_is_told_to_stop_is_cancelled(run_in):
     with make(run_in=run_in, stop_grace_s=20) as slots:
         future, context = start(slots, examples.awaits_for_ever)
-        eventually(lambda: slots.free == 0)
+        eventually(lambda: slots.free_slots == 0)
         time.sleep(0.3 if run_in == "thread" else 5)
         context.stop()
         assert future.result(PATIENCE_S).failure.loaded_class is TaskStopped
@@ -212,7 +212,7 @@ def test_a_call_that_cannot_be_made_is_a_failure_and_no_more():
 def test_more_calls_than_slots_are_refused():
     with make(stop_grace_s=0.1) as slots:
         start(slots, examples.waits)
-        assert slots.free == 0
+        assert slots.free_slots == 0
         with pytest.raises(LatchworkError, match="all 1 slots are taken"):
             start(slots, examples.square, 1)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask, TaskCancelled
-from latchwork.executor.finished import FinishedTask, FinishedTasks, finished_key, finished_ops
+from latchwork.executor.finished import FinishedTask, FinishedTasks, create_finished_ops, finished_key
 from latchwork.executor.items import TaskItem, parse_task
 from latchwork.executor.keys import (
     DETACHED,
@@ -244,7 +244,7 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
         if location is None:
             return False
         outcome = Outcome.from_exception(TaskCancelled(f"task {task_id} was cancelled"))
-        ops: list[Op] = [Create(location.result_key, outcome.to_bytes()), *finished_ops(keys, location, outcome)]
+        ops: list[Op] = [Create(location.result_key, outcome.to_bytes()), *create_finished_ops(keys, location, outcome)]
         stored = StoredTasks(system, keys, backlog)
         return run(stored.remove(location, None, interrupt=interrupt, has_outcome=lambda: False, ops=lambda: ops))
 
@@ -318,7 +318,7 @@ def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
         backlog.requeue(
-            letter, checks=checks, ops=[Delete(outcome), Delete(finished_key(keys, TaskLocation.for_item(task, keys)))]
+            letter, checks=checks, ops=[Delete(outcome), Delete(finished_key(keys, TaskLocation.from_item(task, keys)))]
         )
         return task.id
 
@@ -391,7 +391,7 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
     detached = submitter_id == DETACHED
     task = next(_tasks_of(store, backlog, submitter_id, task_id), None)
     if task is not None:
-        return TaskLocation.for_item(task, keys), TaskState("queued")
+        return TaskLocation.from_item(task, keys), TaskState("queued")
     final_state = store.get(keys.outcome(task_id) if detached else keys.result(submitter_id, number))
     if final_state is None:
         raise NoSuchTask(

@@ -526,11 +526,11 @@ def _result_annotation(functions: Functions, name: str) -> Any:
 async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
     """Wait for the tasks, at most for the timeout, and close the submitter. Log what is waited for if it takes long."""
     quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
-    if not await submitter.wait_over(quiet_s):
+    if not await submitter.wait_until_ended(quiet_s):
         why = submitter.missing_worker_hint()
         message = "waiting for %s%s; Ctrl-C leaves, and shutdown(cancel_futures=True) does not wait for waiting tasks"
         _log.log(logging.WARNING if why else logging.INFO, message, submitter.describe_active_tasks(), why)
-        if not await submitter.wait_over(None if timeout_s is None else timeout_s - quiet_s):
+        if not await submitter.wait_until_ended(None if timeout_s is None else timeout_s - quiet_s):
             left = "gave up %s after %g s: they do not begin, or are asked to stop if they are running"
             _log.warning(left, submitter.describe_active_tasks(), timeout_s)
     await submitter.close()

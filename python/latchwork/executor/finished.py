@@ -97,8 +97,8 @@ def finished_key(keys: Keys, location: TaskLocation) -> str:
     return f"{keys.finished}/{bucket}/{location.id}"
 
 
-def finished_ops(keys: Keys, location: TaskLocation, outcome: Outcome) -> list[Op]:
-    """Return the write that marks a detached task as ended; none for a task of a submitter."""
+def create_finished_ops(keys: Keys, location: TaskLocation, outcome: Outcome) -> list[Op]:
+    """Return the writes that list a detached task as finished. There are none for other tasks."""
     if not location.is_detached:
         return []
     state = to_task_state(outcome)

@@ -17,7 +17,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.finished import finished_ops
+from latchwork.executor.finished import create_finished_ops
 from latchwork.executor.items import TaskItem, delete_copies_ops, may_run, parse_blob_ref, parse_task
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_partition, partition_member
 from latchwork.executor.stored import TaskLocation
@@ -391,7 +391,7 @@ class ExecutorHooks(WorkerHooks):
     def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.is_detached:
-            ops += finished_ops(self._keys, TaskLocation.for_item(item, self._keys), outcome)
+            ops += create_finished_ops(self._keys, TaskLocation.from_item(item, self._keys), outcome)
         if item.blob is not None:
             ops += self._blobs.delete_ops(item.blob)
         return [*ops, *delete_copies_ops(self._backlog, item, keep)]

@@ -20,7 +20,7 @@ from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
-from latchwork.executor.finished import FinishedTasks, finished_ops
+from latchwork.executor.finished import FinishedTasks, create_finished_ops
 from latchwork.executor.items import TaskItem, parse_blob_ref
 from latchwork.executor.keys import DETACHED, Keys, task_sort_key
 from latchwork.executor.pickers import Picker
@@ -213,7 +213,10 @@ class TaskRef:
         """
         location, _ = await self._read_location()
         cancelled = Outcome.from_exception(TaskCancelled(f"task {self.id} was cancelled"))
-        ops = [Create(location.result_key, cancelled.to_bytes()), *finished_ops(self._tasks.keys, location, cancelled)]
+        ops = [
+            Create(location.result_key, cancelled.to_bytes()),
+            *create_finished_ops(self._tasks.keys, location, cancelled),
+        ]
         return await self._tasks.stored.remove(
             location, None, interrupt=interrupt, has_outcome=lambda: False, ops=lambda: ops
         )

@@ -79,8 +79,8 @@ class TaskLocation:
         return self.id.startswith(f"{DETACHED}.")
 
     @classmethod
-    def for_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
-        """Return the location of a stored task."""
+    def from_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
+        """Create the location of the task that a queue item contains."""
         return cls(item.id, item.partitions, item.sort_key, item.result_key(keys), item.function, item.result_ttl_s)
 
 

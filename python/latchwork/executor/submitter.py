@@ -168,7 +168,7 @@ class Submitter:
 
         return await wait_until(self._changed, self._store.clock, is_done, timeout_s)
 
-    async def wait_over(self, timeout_s: float | None) -> bool:
+    async def wait_until_ended(self, timeout_s: float | None) -> bool:
         """Wait until all tasks have ended. Return False on timeout."""
         return await wait_until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
 
@@ -357,7 +357,7 @@ class Submitter:
         """
         self._in_doubt = placed
         await rewrite_online_key(self._store, submitter_session)
-        locations = {ticket.number: TaskLocation.for_item(item, self._keys) for ticket, item in placed}
+        locations = {ticket.number: TaskLocation.from_item(item, self._keys) for ticket, item in placed}
         missing = await self._stored.find_missing(locations)
         gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
         gone = {number: each for number, each in gone.items() if not each[0].future.done()}
@@ -408,7 +408,7 @@ class Submitter:
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.ENDED else ticket
 
-    def end(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
+    def end_task(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
         """Mark a task as ended, complete its future by calling ``end_future``, and forget the task."""
         with self._changed.mutex:
             ticket.stage, ticket.item = Stage.ENDED, None
@@ -420,7 +420,7 @@ class Submitter:
             self._changed.notify_all()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
-        self.end(ticket, partial(ticket.future.end_with_error, error))
+        self.end_task(ticket, partial(ticket.future.end_with_error, error))
         self._wake.set()
 
     @driven
@@ -452,7 +452,7 @@ class Submitter:
                         return ticket.future.cancelled()
                 break
             await self._changed.changed_since(version, self._store.clock, None)
-        self.end(ticket, ticket.future.end_cancelled)
+        self.end_task(ticket, ticket.future.end_cancelled)
         self._wake.set()
         return True
 
@@ -479,7 +479,7 @@ class Submitter:
             for ticket in dropped:
                 ticket.stage = Stage.ENDED
         for ticket in dropped:
-            self.end(ticket, ticket.future.end_cancelled)
+            self.end_task(ticket, ticket.future.end_cancelled)
         if dropped:
             self._wake.set()
         return [ticket for ticket in tickets if ticket.stage is not Stage.ENDED]
@@ -508,7 +508,7 @@ class Submitter:
                 tickets = left
                 continue
             for number in removed:
-                self.end(by_number[number], by_number[number].future.end_cancelled)
+                self.end_task(by_number[number], by_number[number].future.end_cancelled)
             tickets = [ticket for ticket in left if ticket.number not in by_number]
             self._wake.set()
 

@@ -230,8 +230,8 @@ class ResultSink(Protocol):
         """Return the ticket of the task with a number; None if the task has ended."""
         ...
 
-    def end(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
-        """Mark a task as ended, and call ``end_future`` to complete its future."""
+    def end_task(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
+        """Record that a task has ended, and call ``end_future`` to complete its future."""
         ...
 
 
@@ -349,7 +349,7 @@ class ResultCollector:
         ticket = None if number is None else self._tasks.ticket(number)
         ref = parse_blob_ref(entry.value)
         if ticket is not None:
-            self._tasks.end(ticket, self._build_completion(ticket, entry.value, ref))
+            self._tasks.end_task(ticket, self._build_completion(ticket, entry.value, ref))
         self._read += [op.key for op in self._blobs.delete_ops(ref)] if ref is not None else []
         self._read.append(entry.key)
 

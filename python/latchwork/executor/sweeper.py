@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord
-from latchwork.executor.finished import FinishedTasks, finished_ops
+from latchwork.executor.finished import FinishedTasks, create_finished_ops
 from latchwork.executor.items import TaskItem, delete_copies_ops, parse_task
 from latchwork.executor.keys import ANY, DETACHED, Keys, partition_member
 from latchwork.executor.placement import decode_member_functions
@@ -181,8 +181,11 @@ class ExecutorSweeper:
         if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
             return ""
         error = _unknown(item, known)
-        outcome, location = Outcome.from_exception(error, is_final=True), TaskLocation.for_item(item, self._keys)
-        outcome_ops = [Create(location.result_key, outcome.to_bytes()), *finished_ops(self._keys, location, outcome)]
+        outcome, location = Outcome.from_exception(error, is_final=True), TaskLocation.from_item(item, self._keys)
+        outcome_ops = [
+            Create(location.result_key, outcome.to_bytes()),
+            *create_finished_ops(self._keys, location, outcome),
+        ]
         large = [] if item.blob is None else self._blobs.delete_ops(item.blob)
         ops = [*outcome_ops, *large, *delete_copies_ops(self._backlog, item, stored.id)]
         is_dead_lettered = await steps_of(self._backlog.move_to_dead_letters)(stored, str(error)[:_MOST_WHY], (), ops)

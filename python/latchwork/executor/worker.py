@@ -316,7 +316,7 @@ class ExecutorWorkerSession:
         """Write the number of tasks queued and running on this worker, if it has changed."""
         running = len(self.worker_loop.running())
         queued = 0
-        if self.slots.free == 0:
+        if self.slots.free_slots == 0:
             mine = await steps_of(self._admin_queue.items)(self._node.partition, _COUNTED)
             queued = max(0, len(mine) - running)
         if (running, queued) == self._reported_load or (self._reported_load == (-1, -1) and running == 0):
@@ -360,7 +360,7 @@ class ExecutorWorkerSession:
     async def _help_busiest(self) -> None:
         """After an idle period, take tasks from the busiest member."""
         clock, after_s = self._store.clock, self._help_after_s
-        if self.worker_loop.running() or self.slots.free == 0:
+        if self.worker_loop.running() or self.slots.free_slots == 0:
             self._idle_since = clock.now()
             self._help_after_s = self._options.steal_after_s
             return

@@ -426,7 +426,7 @@ class CompletionBatcher:
                     ready=ready,
                     witnesses=witnesses,
                     ended_deps=ended_deps,
-                    items=eager_claims.item_ops(),
+                    items=eager_claims.create_item_ops(),
                 )
             if edit is None:
                 left.append(end)

@@ -154,7 +154,7 @@ class ChildPlans:
             return TxnPart([*edit.checks, *more.checks], [*edit.ops, *more.ops])
         edit.checks.append(At(entry))
         if child.state is PlanState.COMPLETED and item is None:
-            edit.ops.extend(plan_store.transitions.item_ops(plan_id, stored_plan[1], task.name, task.record))
+            edit.ops.extend(plan_store.transitions.create_item_ops(plan_id, stored_plan[1], task.name, task.record))
         return edit
 
 
@@ -219,7 +219,7 @@ class PlanControl:
             if not names:
                 wakeup = await build_parent_wakeup(plan_store, plan_id, plan)
                 if await plan_store.commit(
-                    plan_store.transitions.end_cancel(entry, plan, now_ms()).merge(wakeup), claim.fence
+                    plan_store.transitions.finish_cancel(entry, plan, now_ms()).merge(wakeup), claim.fence
                 ):
                     return
                 continue
@@ -246,8 +246,8 @@ class PlanControl:
         return await self._plan_store.commit(edit, claim.fence)
 
     def _remove_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add to a transaction the removal of an unclaimed queue item, or a check that a missing one is still
-        missing.
+        """Add the removal of a task's unclaimed queue item to a transaction. If there is no item, add a check that
+        there is still none.
         """
         if item is None:
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))

@@ -262,7 +262,9 @@ class PlanHooks(WorkerHooks):
         return most is None or self._limits.has_permit(plan_id, most)
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return additional checks and writes of a claim: the plan is as the mirror shows it, and a permit is taken."""
+        """Return checks and writes that are committed together with a claim: the plan has not changed, and the task
+        counts towards the plan's limit of parallel tasks.
+        """
         plan_id, task = split_id(item.id)
         known = self._cached_plan(plan_id)
         if task.startswith(_CONTROL) or known is None:

@@ -41,8 +41,8 @@ class EagerClaims:
 
     puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
-    def item_ops(self) -> dict[str, Sequence[Op]]:
-        """Return, by task name, the writes that create its queue item."""
+    def create_item_ops(self) -> dict[str, Sequence[Op]]:
+        """Return, for each task that becomes ready, the writes that put it into the work queue."""
         return {name: put.ops for name, put in self.puts.items()}
 
     def to_claims(self, done: Committed | None) -> list[QueueClaim]:
@@ -235,7 +235,7 @@ class Propagation:
         self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], eager_claims: EagerClaims
     ) -> Committed:
         """Make all of these tasks ready in one transaction, or none."""
-        items = eager_claims.item_ops()
+        items = eager_claims.create_item_ops()
         edits = [
             self._plan_store.transitions.make_ready(plan_id, stored_plan, each, items.get(each.name)) for each in tasks
         ]

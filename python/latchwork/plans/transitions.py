@@ -59,7 +59,7 @@ class Transitions:
 
     # Items
 
-    def item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
+    def create_item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """Return the writes that create the queue item of a ready task."""
         return self._put_item(self.sort_key(plan, task), item_id(plan_id, name), item_value(task))
 
@@ -74,7 +74,9 @@ class Transitions:
     # Building and starting
 
     def create_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
-        """Create an empty draft that is bound to its builder's session. A draft has no queue items."""
+        """Return the writes that create a plan as an empty draft, which is deleted when the session of its author ends.
+        The tasks of a draft are not queued.
+        """
         return TxnPart(
             [],
             [
@@ -126,7 +128,7 @@ class Transitions:
             item: Writes that create its queue item, if it is claimed at once.
         """
         ready = task.record.with_state(TaskState.READY)
-        put = self.item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
+        put = self.create_item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
         return TxnPart([At(stored_plan[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
     def complete_delegating(
@@ -252,8 +254,8 @@ class Transitions:
         """Cancel a task that is not running. The caller adds the removal of its queue item."""
         return self._ended(plan_id, entry, task, TaskState.CANCELLED)
 
-    def end_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """End a plan whose tasks have all been cancelled or have ended."""
+    def finish_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
+        """Return the writes that end a cancelled plan, once all of its tasks are cancelled or have ended."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering
@@ -319,7 +321,7 @@ class Transitions:
         if not is_unsuccessful:
             edit.ops.append(Create(self.keys.todo(plan_id, name), b""))
         if state is TaskState.READY:
-            edit.ops.extend(self.item_ops(plan_id, plan, name, record))
+            edit.ops.extend(self.create_item_ops(plan_id, plan, name, record))
         return edit
 
     def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:

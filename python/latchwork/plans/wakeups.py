@@ -62,5 +62,5 @@ async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRec
         if await ask(plan_store.store.get, key) is not None:
             edit.checks.append(Exists(key))  # the worker that holds it checks this plan and will retry
         else:
-            edit.ops.extend(plan_store.transitions.item_ops(parent_id, parent[1], name, task.record))
+            edit.ops.extend(plan_store.transitions.create_item_ops(parent_id, parent[1], name, task.record))
     return edit

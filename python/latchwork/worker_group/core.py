@@ -29,7 +29,7 @@ from latchwork.worker_group.errors import EpochEnded, GroupTerminated, RestartsE
 from latchwork.worker_group.events import EventListeners
 from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
 from latchwork.worker_group.membership import Joiner, WorkerMembership
-from latchwork.worker_group.observation import WorkerWatcher, epoch_ended, explain_refused_write
+from latchwork.worker_group.observation import WorkerWatcher, create_epoch_ended_error, explain_refused_write
 from latchwork.worker_group.records import COMPLETED, WorkerInfo, read_epoch
 from latchwork.worker_group.transactions import GroupSnapshot, read_members
 
@@ -116,7 +116,7 @@ class WorkerCore:
         if self._failure is not None:
             raise self._failure
         if current.ownership.lost.is_set():
-            raise epoch_ended(membership, current.epoch + 1)
+            raise create_epoch_ended_error(membership, current.epoch + 1)
         return current
 
     # Joining and leaving

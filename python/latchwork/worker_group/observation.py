@@ -107,7 +107,7 @@ class Roster:
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
 
     def lost(self) -> list[MissingWorker]:
-        """Return the active workers without a lease, which are lost, sorted by rank."""
+        """Return the workers that should be running but hold no lease, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
         return [MissingWorker(each, self._expired.get(lease) == read_incarnation(each)) for lease, each in members]
@@ -178,7 +178,7 @@ class GroupMirror:
             return self._roster.count_before(keys)
 
     def lost(self) -> list[MissingWorker]:
-        """Return the active workers without a lease, which are lost, sorted by rank."""
+        """Return the workers that should be running but hold no lease, sorted by rank."""
         with self._notifier.mutex:
             return self._roster.lost()
 
@@ -465,7 +465,7 @@ class WorkerWatcher:
             self._on_events(record.event_count)
         if record.state == FAILED and not self._has_failed:
             self._has_failed = True
-            self._on_failed(group_failed(self._membership, record))
+            self._on_failed(create_group_failed_error(self._membership, record))
         return True
 
     async def is_out(self) -> bool:
@@ -508,19 +508,19 @@ async def explain_refused_write(store: Store, membership: WorkerMembership, epoc
     record, now = await ask(store.get_many, [membership.keys.record, membership.keys.epoch])
     current = decode_record_or_none(record, membership.keys.run)
     if current is not None and current.state == FAILED:
-        return group_failed(membership, current)
+        return create_group_failed_error(membership, current)
     if now is not None and read_epoch(now) > epoch:
-        return epoch_ended(membership, read_epoch(now))
+        return create_epoch_ended_error(membership, read_epoch(now))
     return None
 
 
-def epoch_ended(membership: WorkerMembership, epoch: int) -> EpochEnded:
-    """Build the error for a worker whose epoch has ended."""
+def create_epoch_ended_error(membership: WorkerMembership, epoch: int) -> EpochEnded:
+    """Create the error for a worker whose epoch has ended."""
     return EpochEnded(
         f"a worker of group {membership.keys.group.group!r} was lost: epoch {epoch} has begun; call initialize again"
     )
 
 
-def group_failed(membership: WorkerMembership, record: GroupRecord) -> GroupFailed:
-    """Build the error for a worker whose group has failed."""
+def create_group_failed_error(membership: WorkerMembership, record: GroupRecord) -> GroupFailed:
+    """Create the error for a worker whose group has failed."""
     return GroupFailed(f"group {membership.keys.group.group!r} has failed: {record.why}; stop the work")

@@ -169,8 +169,8 @@ class Leadership:
         return workers
 
     def _delete_dead_workers(self, living: Collection[str]) -> None:
-        """Delete the available jobs of workers that are not running anymore. A worker that returns meanwhile keeps
-        them.
+        """Delete the stored lists of jobs that workers can run, for workers that are not running anymore. A worker that
+        returns meanwhile keeps its list.
         """
         for worker in sorted(self._ledger.known_workers().difference(living)):
             try:

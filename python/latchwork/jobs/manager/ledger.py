@@ -116,8 +116,8 @@ class Ledger:
         self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
-        """Read all stored shares and available jobs, and delete the chunks that an earlier leader wrote but never
-        used.
+        """Read from the store which items each worker has and which jobs it can run. Delete parts of large shares that
+        an earlier leader wrote but did not use.
         """
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
         self._shares, self._available, lost = {}, {}, []

@@ -142,7 +142,9 @@ def _place_jobs(
     guests = {job: [item for name in sorted(away) for item in shares[job].pop(name, ())] for job in jobs}
     if not any(guests.values()):
         return plan, shares
-    second = Problem(tuple(_create_guest_problem(view, job, items) for job, items in guests.items() if items), placed)
+    second = Problem(
+        tuple(_create_substitute_problem(view, job, items) for job, items in guests.items() if items), placed
+    )
     for_now = strategy.assign(second)
     check_plan(second, for_now)
     for part in second.jobs:
@@ -151,8 +153,10 @@ def _place_jobs(
     return plan, shares
 
 
-def _create_guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """Return the problem of placing the items of absent workers on ready ones until the absent ones are back."""
+def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
+    """Create the strategy's input for one job and those of its items whose workers are restarting. Ready workers run
+    these items until their own workers are back.
+    """
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = stored_owners(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}

@@ -242,7 +242,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
         )
 
     def to_outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
-        """Convert stored results to the results of a job on a node."""
+        """Return the results of a job's runs on a node, with the texts of their errors."""
         failing = (each.to_error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,

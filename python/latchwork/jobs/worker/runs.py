@@ -187,10 +187,10 @@ class JobRun:
         return self._setup.job.id
 
     def start(self) -> None:
-        """Start the thread that calls the job.
+        """Start the thread that calls the job again and again on its schedule.
 
         Raises:
-            RuntimeError: No thread could be started. The run has ended and keeps its due time.
+            RuntimeError: No thread could be started. The run has ended, and its items stay due.
         """
         try:
             self._thread.start()

@@ -203,12 +203,12 @@ class Queue(Closable):
 
     @driven
     async def takers(self) -> list[Ticket]:
-        """Return the tickets of the waiting takers, in order."""
+        """Return the tickets of the clients that wait to take an item, in order."""
         return await steps_of(self._work.takers)(_PARTITION)
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return the tickets of the waiting putters, in order."""
+        """Return the tickets of the clients that wait for space to put an item, in order."""
         return await self._puts.putters.tickets()
 
     # Dead letters

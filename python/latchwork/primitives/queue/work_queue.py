@@ -534,7 +534,9 @@ class WorkQueue(Closable):
 
     @driven
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
-        """Return an item, claimed or not, without a large value; None if there is none with this sort key and ID."""
+        """Return the item with this sort key and ID, claimed or not; None if there is none. A large value is not
+        read.
+        """
         check_item_name(partition, sort_key, item_id)
         self._waits.check()
         return await self._find(self._names.item(partition, sort_key, item_id))

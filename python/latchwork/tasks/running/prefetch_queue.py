@@ -68,7 +68,7 @@ class PrefetchQueue:
         inefficient.
         """
         with self._lock:
-            queued, free = len(self._queued), self._slots.free
+            queued, free = len(self._queued), self._slots.free_slots
         ahead = prefetch_limit(self._slots.count, self._slots.typical_s)
         return max(0, free + ahead - queued) if queued <= ahead // 2 else 0
 
@@ -79,7 +79,7 @@ class PrefetchQueue:
             return self._queued[0].queued_at if self._queued else math.inf
 
     def add(self, task: ClaimedTask) -> None:
-        """Add a claim. It begins after the earlier ones, when a slot is free."""
+        """Queue a claimed task. It begins when the earlier ones have begun and a slot is free."""
         task.queued_at = self._clock.now()
         with self._lock:
             self._queued.append(task)
@@ -91,7 +91,7 @@ class PrefetchQueue:
         """Begin the waiting claims, in order, while slots are free."""
         while True:
             with self._lock:
-                if not self._queued or self._slots.free - self._launching <= 0:
+                if not self._queued or self._slots.free_slots - self._launching <= 0:
                     return
                 task = self._queued.popleft()
                 self._launching += 1

@@ -141,8 +141,8 @@ class Slots:
         self.close()
 
     @property
-    def free(self) -> int:
-        """The number of calls that could begin now. A function that ignores a request to stop occupies its slot."""
+    def free_slots(self) -> int:
+        """The number of calls that could begin now. A function that ignores a request to stop keeps its slot."""
         with self._mutex:
             return 0 if self._closed else self.count - len(self._runs)
 

@@ -302,7 +302,7 @@ class ClaimFilter:
             return [Absent(item.key)], []  # the item exists, so this check fails and skips it
 
     def on_claim_refused(self, item: QueueItem) -> None:
-        """Tell the system that an item was not claimed because its additional checks failed."""
+        """Called when an item was not claimed because its additional checks failed."""
         try:
             self.should_search_soon |= call_user(self._hooks.on_claim_refused, item)
         except Exception:
