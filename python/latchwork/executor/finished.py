@@ -158,7 +158,7 @@ class FinishedTasks:
         """Delete tasks that have expired, at most a few thousand. Return their number."""
         now_ms, count = now_s * 1000.0, 0
         for bucket in sorted(await ask(self._store.children, self._keys.finished)):
-            if bucket == _NEVER or _start_ms(bucket) > now_ms or count >= _MOST:
+            if bucket == _NEVER or _bucket_start_ms(bucket) > now_ms or count >= _MOST:
                 break
             count += await self._forget_below(f"{self._keys.finished}/{bucket}", lambda mark: mark.is_expired(now_ms))
         return count
@@ -219,8 +219,8 @@ class FinishedTasks:
         return [At(record), same], [Delete(record.key), Delete(location.result_key), *blob]
 
 
-def _start_ms(bucket: str) -> float:
-    """Return the earliest time at which tasks of a bucket expire, in milliseconds since the epoch; 0 if it is
+def _bucket_start_ms(bucket: str) -> float:
+    """Return the time from which tasks in a bucket expire, in milliseconds since the epoch; 0 if the bucket's name is
     unreadable.
     """
     try:

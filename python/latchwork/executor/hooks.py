@@ -158,8 +158,8 @@ class ExecutorHooks(WorkerHooks):
         """Return the worker's own partition and the shared one."""
         return [self._node.partition, ANY]
 
-    def add_orphan(self, partition: str) -> None:
-        """Start to take tasks from a partition whose member has left."""
+    def add_orphaned_partition(self, partition: str) -> None:
+        """Start to take tasks from the partition of a member that has left."""
         with self._lock:
             self._orphans[partition] = None
 
@@ -169,8 +169,8 @@ class ExecutorHooks(WorkerHooks):
             self._orphans.pop(partition, None)
 
     @property
-    def orphans(self) -> list[str]:
-        """The partitions without a member from which this worker takes tasks."""
+    def orphaned_partitions(self) -> list[str]:
+        """The partitions of departed members from which this worker takes tasks."""
         with self._lock:
             return list(self._orphans)
 

@@ -161,7 +161,7 @@ class TaskRef:
             Exception: The task's error.
         """
         location, known = await self._read_location()
-        entry = await self._outcome(location.result_key, known.nonce, timeout_s)
+        entry = await self._wait_for_outcome(location.result_key, known.nonce, timeout_s)
         ref = parse_blob_ref(entry.value)
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
         hint = self._tasks.result_annotation(known.function)
@@ -170,7 +170,7 @@ class TaskRef:
         except TaskCancelled as error:
             raise CancelledError(str(error)) from None
 
-    async def _outcome(self, key: str, nonce: str, timeout_s: float | None) -> Entry:
+    async def _wait_for_outcome(self, key: str, nonce: str, timeout_s: float | None) -> Entry:
         """Wait for the outcome of the task whose record has this nonce, and return its entry.
 
         The record is watched too: an outcome that is written and deleted between two states of a watch is not reported,

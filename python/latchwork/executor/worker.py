@@ -170,7 +170,7 @@ class ExecutorWorkerSession:
         for partition in self._admin_queue.partitions():
             owner = partition_member(partition)
             if owner is not None and owner not in self._view:
-                self.hooks.add_orphan(partition)
+                self.hooks.add_orphaned_partition(partition)
         self.group.on_view(self._on_view_changed)
         self.worker_loop.start()
         for name, prefix, see, begun in (
@@ -221,7 +221,7 @@ class ExecutorWorkerSession:
         self._view = change.view
         for member in change.left:
             if member.id not in change.view:
-                self.hooks.add_orphan(member_partition(member.id))
+                self.hooks.add_orphaned_partition(member_partition(member.id))
         for member in change.joined:
             self.hooks.remove_orphan(member_partition(member.id))
         if change.left:
@@ -291,7 +291,11 @@ class ExecutorWorkerSession:
     async def _maintain(self) -> None:
         clock = self._store.clock
         while not self._stop.is_set():
-            is_busy = bool(self.worker_loop.running()) or bool(self.hooks.orphans) or self._help_after_s is not None
+            is_busy = (
+                bool(self.worker_loop.running())
+                or bool(self.hooks.orphaned_partitions)
+                or self._help_after_s is not None
+            )
             sweep_s = max(_BUSY_S, self._sweep_at - clock.now())
             await Pause(clock, self._wake, _BUSY_S if is_busy else min(_IDLE_S, sweep_s))
             self._wake.clear()
@@ -351,7 +355,7 @@ class ExecutorWorkerSession:
 
     async def _check_orphans(self) -> None:
         """Stop taking from partitions without a member that are empty, and remove them from the store."""
-        for partition in self.hooks.orphans:
+        for partition in self.hooks.orphaned_partitions:
             if await steps_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.search_soon()
             elif await steps_of(self._admin_queue.tidy)(partition):

@@ -187,7 +187,7 @@ class Transitions:
         )
 
     def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
-        """End a plan that has no unfinished tasks.
+        """Return the writes that end a plan without unfinished tasks.
 
         `adds` is the key that each added task rewrites, read before the tasks were checked, so that an added task is
         noticed.

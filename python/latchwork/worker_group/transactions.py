@@ -81,7 +81,7 @@ class EpochState:
         return self.is_initialized and not self.has_ended
 
     def all_checks(self) -> list[Check]:
-        """Return the checks that neither the epoch nor its barriers have changed."""
+        """Return checks for a transaction: the epoch, its first barrier and its last barrier have not changed."""
         return [At(self.entry), *self.checks]
 
 
@@ -147,7 +147,7 @@ def create_group(keys: RunKeys, record: GroupRecord, old: Entry | None) -> Group
 
 
 def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
-    """Build the transaction that adds a new worker under the rank in `info`.
+    """Build the transaction that adds a new worker with the rank in `info` to the group.
 
     Args:
         snapshot: Current state of the group.

@@ -163,7 +163,7 @@ class PoolReader:
             with self._mutex:
                 self._asked.discard(job_id)
             try:
-                done = self._check(self._jobs[job_id])
+                done = self._update_pool(self._jobs[job_id])
             except Exception:  # must not end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False
@@ -193,7 +193,7 @@ class PoolReader:
             took_s, count = self._clock.now() - began, None if items is None else len(items)
             self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
-    def _check(self, job: Job) -> bool:
+    def _update_pool(self, job: Job) -> bool:
         """Read one pool, and store it if it has changed. Return False if the store must be tried again."""
         try:
             reading = self._read(job, stale_ok=True)

@@ -279,7 +279,7 @@ class ItemTaker:
             kept.entries = await self._take_of(kept.get_fresh(now), wish, session, claims)
             if len(claims) > had:
                 return
-        holder, hint = self._holder(partition, session), self._hints.pop(partition, None)
+        holder, hint = self._open_holder(partition, session), self._hints.pop(partition, None)
         mine = holder.id if holder.exists else ""
         wanted = (wish.limit - len(claims)) * shard.count + (READ_AHEAD if shard.is_sharded else 0)
         if hint is not None and now < hint.until:
@@ -324,12 +324,12 @@ class ItemTaker:
         """Return the writes that put an item and claim it at once."""
         key = self._names.item(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
-        holder = self._holder(partition, session)
+        holder = self._open_holder(partition, session)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
 
-    def _holder(self, partition: str, session: Session) -> ClaimHolder:
-        """Return the holder of our claims in a partition; a new one if the session is another, or the holder was
-        deleted.
+    def _open_holder(self, partition: str, session: Session) -> ClaimHolder:
+        """Return the record that holds our claims in a partition. Create one if the session has changed or the record
+        was deleted.
         """
         holder = self._holders.get(partition)
         if holder is None or holder.session is not session or holder.is_gone:
@@ -411,7 +411,7 @@ class ItemTaker:
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim these items in one transaction, all or none."""
-        holders = {each.item.partition: self._holder(each.item.partition, session) for each in batch}
+        holders = {each.item.partition: self._open_holder(each.item.partition, session) for each in batch}
         claims = {partition: holder.new_claim() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
@@ -431,7 +431,7 @@ class ItemTaker:
             raise
         for holder in holders.values():
             holder.exists = True
-        return await self._claimed(
+        return await self._read_large_values(
             [
                 QueueClaim(self._info, item.with_entry(entry), item.value, entry.token, holder=holders[item.partition])
                 for item, entry in zip(taken, written, strict=False)  # the items come first
@@ -441,13 +441,15 @@ class ItemTaker:
     def _has_lost_holder(self, batch: Sequence[TakeAttempt], session: Session, error: Conflict) -> bool:
         """Return whether a take was refused because our holder is gone. The next take then creates another one."""
         failed = {getattr(each, "key", None) for each in error.failed}
-        lost = [each for each in {self._holder(each.item.partition, session) for each in batch} if each.key in failed]
+        lost = [
+            each for each in {self._open_holder(each.item.partition, session) for each in batch} if each.key in failed
+        ]
         for holder in lost:
             holder.is_gone = True
         return bool(lost)
 
-    async def _claimed(self, claims: list[QueueClaim]) -> list[QueueClaim]:
-        """Return claims after reading their large values."""
+    async def _read_large_values(self, claims: list[QueueClaim]) -> list[QueueClaim]:
+        """Read the values of claimed items that were too large to be read with the claim, and return the claims."""
         if not any(claim.item.data_id for claim in claims):
             return claims
         try:
@@ -489,4 +491,4 @@ class ItemTaker:
                 if not is_wanted:
                     self.mark_unused([claim])
             if is_wanted:
-                claims += await self._claimed([claim])
+                claims += await self._read_large_values([claim])

@@ -226,7 +226,7 @@ class Streams:
             os.close(self.child_fds.pop())
 
     def close(self) -> None:
-        """Close the parent's ends of pipes."""
+        """Close this process's ends of the pipes to the child."""
         for stream in self.parent_files:
             if stream is not None:
                 stream.close()
