@@ -376,8 +376,8 @@ class CompletionBatcher:
     # First attempt
 
     async def _complete_delegating(self, plan_id: str, completions: Sequence[Completion]) -> list[Completion]:
-        """Complete the tasks that can leave their successors to a task that ends later. Return the other
-        completions.
+        """Complete those tasks whose successors can be left to another task, which ends later and makes them ready.
+        Return the other completions.
         """
         plan = completions[0].plan
         assert plan is not None

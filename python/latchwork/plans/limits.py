@@ -77,7 +77,9 @@ class ParallelLimiter:
         return bool(found)
 
     def reserve(self, plan_id: str, most: int, path: str) -> list[Op]:
-        """Reserve a permit for an item, and return the write that takes it in the transaction that claims the item."""
+        """Reserve a permit to run in parallel for an item. Return the write that takes the permit, for the transaction
+        that claims the item.
+        """
         with self._mutex:
             free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # the claim will be refused
             key = random.choice(free)
@@ -111,7 +113,9 @@ class ParallelLimiter:
                 self._held[claim] = key
 
     def release_ops(self, claim: QueueClaim) -> list[Op]:
-        """Return the write that releases the permit of a claim, for the transaction that ends the claim."""
+        """Return the write that gives back a claim's permit to run in parallel, for the transaction that ends the
+        claim.
+        """
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]

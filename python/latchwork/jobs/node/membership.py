@@ -266,7 +266,7 @@ class NodeMembership:
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
         registration.sync_available_jobs()
-        self._pools.register_on(registration, self._refuse_closing)
+        self._pools.store_readings(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()
         manager = Manager(

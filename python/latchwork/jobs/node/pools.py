@@ -93,8 +93,11 @@ class PoolReader:
             with self._mutex:
                 self._good[job_id] = reading
 
-    def register_on(self, registration: Registration, between: Callable[[], None]) -> None:
-        """Store the last reading of each pool, unless another node stored one since; then read again at once.
+    def store_readings(self, registration: Registration, between: Callable[[], None]) -> None:
+        """Store the work pools as they were last read, for a new registration of this node. Then read all of them again
+        at once.
+
+        A pool that another node has stored since then is kept.
 
         Args:
             registration: The current registration.

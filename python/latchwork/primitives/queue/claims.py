@@ -26,7 +26,7 @@ from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
     QueueKeys,
-    alternative_letter,
+    alternative_dead_letter_id,
     dead_letter_op,
     index_op,
 )
@@ -316,7 +316,7 @@ class QueueClaim(GuardsWork):
             except Conflict:
                 if await ask(self._store.get, dead.key) is None:
                     raise
-                letter = alternative_letter(item.id)
+                letter = alternative_dead_letter_id(item.id)
             else:
                 return
 

@@ -132,7 +132,9 @@ class ClaimsInDoubt:
         return None
 
     def _remove(self, claim: ClaimInDoubt) -> bool:
-        """Forget a claim. Return True to exactly one of the take and the cleanup that resolved it."""
+        """Remove a claim from the list. Return whether it was still in it, so that of two threads only one resolves the
+        claim.
+        """
         with self._lock:
             return self._open.get(claim.item_key) is claim and bool(self._open.pop(claim.item_key))
 

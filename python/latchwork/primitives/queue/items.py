@@ -362,8 +362,8 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def alternative_letter(item_id: str) -> str:
-    """Return another name for a dead letter, because a dead letter with the item's ID exists."""
+def alternative_dead_letter_id(item_id: str) -> str:
+    """Return another ID for a dead letter, because there is already one with the item's ID."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 

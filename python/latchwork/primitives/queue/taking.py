@@ -21,7 +21,7 @@ from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
-    alternative_letter,
+    alternative_dead_letter_id,
     dead_letter_op,
     read_for_display,
 )
@@ -404,7 +404,7 @@ class ItemTaker:
                 if not any(getattr(each, "key", None) == dead.key for each in error.failed):
                     _log.info("%s: item %s is no dead letter yet: %s", self._what, item.path, error)
                     return False
-                letter = alternative_letter(item.id)
+                letter = alternative_dead_letter_id(item.id)
             else:
                 _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, why)
                 return True
