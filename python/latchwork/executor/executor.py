@@ -143,7 +143,7 @@ def iterate_results(
     """
     try:
         while futures:
-            yield _result_or_cancel(futures.pop(), drop, None if until is None else max(0.0, until - now()))
+            yield _result_and_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
             args = next(more, None)
             if args is not None:
                 futures.insert(0, submit(*args))
@@ -151,12 +151,10 @@ def iterate_results(
         drop(futures)
 
 
-def _result_or_cancel(
+def _result_and_drop(
     future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None
 ) -> T:
-    """Return the result of a future, without keeping a reference to it. If that fails, cancel the task by calling
-    ``drop``.
-    """
+    """Return the result of a future without keeping a reference to it. In any case pass the future to ``drop``."""
     try:
         try:
             return future.result(timeout_s)
