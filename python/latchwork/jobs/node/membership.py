@@ -185,7 +185,8 @@ class NodeMembership:
         self._pools.abort()
 
     def close(self, *, no_runs_left: bool = True) -> None:
-        """Resign, unregister, and end the session last. Idempotent; callable from any thread except its own.
+        """Give up leadership, remove this node from the cluster, and end its session last. Idempotent; callable from
+        any thread except its own.
 
         Args:
             no_runs_left: No run of this node is active. Then, if no other node stays, the cluster's keys are removed.

@@ -240,7 +240,7 @@ class WorkQueue(Closable):
     # Removing
 
     def removal_ops(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
-        """Return the checks and writes that remove an item, for a transaction of yours. Does no I/O.
+        """Return checks and writes that remove an item, for a transaction of the caller. Does no I/O.
 
         Args:
             item: The item as it was read.
@@ -529,7 +529,9 @@ class WorkQueue(Closable):
 
     @driven
     async def partitions(self) -> list[str]:
-        """Return the partitions that have items, sorted. Also those that were emptied and not read since then."""
+        """Return the sorted names of the partitions that have items. A partition that has become empty may be included
+        until it is read.
+        """
         return list(await self._partitions(None))
 
     @driven
