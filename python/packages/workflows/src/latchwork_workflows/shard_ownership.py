@@ -18,7 +18,7 @@ from latchwork_workflows.keys import Keys
 
 
 class ShardTakeover:
-    """The start of one hold of a shard. Not thread-safe.
+    """Takes over a shard once. Not thread-safe.
 
     Args:
         guard: The guard of the shard.
@@ -34,14 +34,16 @@ class ShardTakeover:
         self._check_owner = check_owner
 
     def read_store(self) -> tuple[int, bytes | None]:
-        """Return the newest mark and the name of the store, read before the transaction."""
+        """Read the newest transaction mark and the name of the store, before the transaction that takes over the
+        shard.
+        """
         shard = self._guard.id
         high, pair = self._store.get(self._keys.restore_mark(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 
     def take_over(self, connection: sa.Connection, node: str, mark: int, pair: bytes | None) -> None:
-        """Become the owner, in a transaction.
+        """Become the owner of the shard, in a transaction of the database.
 
         Raises:
             NotOwner: There is another owner.

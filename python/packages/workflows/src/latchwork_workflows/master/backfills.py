@@ -28,14 +28,14 @@ MAX_AT_ONCE = 100
 
 
 class BackfillWriter(Protocol):
-    """Writes runs."""
+    """The part of ``TurnWriter`` that backfills use to read and change runs."""
 
     def stored(self, run_id: int) -> StoredRun | None:
-        """Return the current state of a run. None: it does not belong to this shard."""
+        """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
     def advance(self, run_id: int, events: Iterable[Event]) -> None:
-        """Advance a run, and apply the effects on other runs."""
+        """Apply events to a run, and update the other runs that this affects, such as its parent."""
         ...
 
     def must_wait(self, stored: StoredRun) -> bool:
@@ -47,12 +47,15 @@ class BackfillWriter(Protocol):
         ...
 
     def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Run ``function``, and pass an error that it alone caused to ``on_error``."""
+        """Call ``function``.
+
+        If it raises an error that only its own run or row causes, pass the error to ``on_error``.
+        """
         ...
 
 
 class BackfillAdvancer:
-    """Commands about backfills and their effects, in one transaction. Not thread-safe."""
+    """Applies the commands about backfills and starts or stops their runs, in one transaction. Not thread-safe."""
 
     def __init__(
         self, connection: sa.Connection, shard: int, plans: VersionCache, now: float, writer: BackfillWriter
@@ -65,7 +68,9 @@ class BackfillAdvancer:
         self._asked: set[int] = set()
 
     def apply_command(self, row: CommandRow) -> int:
-        """Apply a command about a backfill and return the backfill's ID. ``lead`` starts or stops the runs.
+        """Create or stop the backfill that a command names, and return the ID of the backfill.
+
+        ``advance_all`` then starts or stops the runs.
 
         Raises:
             Malformed: The command was not written by Latchwork.
@@ -102,7 +107,7 @@ class BackfillAdvancer:
         return backfills.create(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
 
     def _preceding_backfill(self, row: CommandRow) -> int:
-        """Return the backfill that this one follows. It was created earlier, in this shard."""
+        """Return the ID of the backfill after which this one runs. It was created earlier, in this shard."""
         asked = row.args["cause"]
         if type(asked) is not int:
             raise MalformedCommand(f"command {row.id} names no command that it follows")
@@ -122,7 +127,7 @@ class BackfillAdvancer:
         backfills.set_state(self._connection, number, BackfillState.STOPPING, self._now)
 
     def advance_all(self, written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> bool:
-        """Advance the backfills that had a command or whose runs changed their state.
+        """Start or stop runs of each backfill that a command has changed or whose runs have changed their state.
 
         Args:
             written: Runs written in this transaction.
@@ -158,7 +163,7 @@ class BackfillAdvancer:
 
 
 def _changed_backfills(written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
-    """Return the backfills with a run whose state has changed."""
+    """Return the IDs of the backfills that have a run whose state has changed in this transaction."""
     return {
         each.backfill
         for each in written.values()
@@ -195,7 +200,7 @@ class _BackfillTurn:
         self.goes_on = False
 
     def next_events(self) -> _RunEvents | None:
-        """Write the state of the backfill and return the next step. None: there is nothing to do for now."""
+        """Store the next state of the backfill. Return the runs to start or stop now, or None if there are none."""
         row = None if self._is_over else backfills.load(self._connection, self._number, shard=self._shard)
         if row is None:
             return None

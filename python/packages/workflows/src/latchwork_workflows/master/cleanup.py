@@ -114,7 +114,7 @@ class Cleanup:
         self._is_stopped = False
 
     def run(self) -> DeletedCounts:
-        """Delete old data and return the numbers of deleted entries.
+        """Delete old data, and return how many entries of each kind were deleted.
 
         Raises:
             DatabaseUnavailable: The database is out of reach. The next pass continues.
@@ -147,7 +147,7 @@ class Cleanup:
         return True
 
     def _transaction(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run one transaction, then pause."""
+        """Run one step in a transaction of its own, then pause to let other work proceed."""
         if self._is_stopped:
             raise CleanupStopped
         with self._database.write() as connection:
@@ -182,7 +182,10 @@ class Cleanup:
         return self._delete_pending_logs()
 
     def _delete_pending_logs(self) -> bool:
-        """Delete the logs of deleted runs. Return False if the log store cannot delete now. The next pass retries."""
+        """Delete the logs of deleted runs.
+
+        Return False if the log store cannot delete them now: the next pass retries.
+        """
         with self._database.read() as connection:
             left = retention.pending_log_deletions(connection)
         done: list[int] = []

@@ -91,7 +91,7 @@ class BackfillDates:
 
 
 def parse_backfill(row: CommandRow) -> BackfillDates:
-    """Return the arguments of a backfill command.
+    """Validate the arguments of a command that creates a backfill, and return them.
 
     Raises:
         Malformed: The arguments are missing or invalid.
@@ -120,7 +120,7 @@ def parse_backfill(row: CommandRow) -> BackfillDates:
 
 
 def parse_start(row: CommandRow) -> RunRequest:
-    """Return the arguments of a start command.
+    """Validate the arguments of a command that starts a run, and return them.
 
     Raises:
         Malformed: The arguments are missing or invalid.
@@ -139,7 +139,7 @@ def parse_start(row: CommandRow) -> RunRequest:
 
 
 def parse_event(row: CommandRow) -> Event:
-    """Return the event that a command requests for an existing run.
+    """Return the event that a command requests for an existing run, such as pausing the run.
 
     Raises:
         Malformed: The arguments are invalid, or the command is unknown.
@@ -196,10 +196,10 @@ class RunErrorSuspected(Exception):
 
 
 def may_be_of_run(error: Exception) -> bool:
-    """Return whether an error may be caused by the current run, command or row.
+    """Return whether an error may be caused by the current run, command or row, and not by the whole master.
 
-    True for all errors, also ``MemoryError`` and ``RecursionError``, except those that database and store raise about
-    themselves, and the loss of the shard.
+    True for all errors, also ``MemoryError`` and ``RecursionError``, except for errors of the database and the store,
+    and for the loss of the shard.
     """
     if isinstance(error, sa.exc.SQLAlchemyError):
         is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError
@@ -210,7 +210,7 @@ def may_be_of_run(error: Exception) -> bool:
 
 
 def error_text(error: Exception) -> str:
-    """Return the error as text for users that every database accepts."""
+    """Return the message of an error, without characters that a database cannot store."""
     if isinstance(error, KeyError):
         return f"a parameter refers to {error.args[0]!r}, which does not exist"
     is_ours = isinstance(error, (ValueError, LatchworkError)) and not isinstance(error, UnicodeError)

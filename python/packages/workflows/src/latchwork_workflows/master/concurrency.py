@@ -22,7 +22,7 @@ _AGAIN = frozenset({"recover", "rerun"})
 
 
 class ConcurrencyControl:
-    """Concurrency decisions of one transaction. Not thread-safe.
+    """Decides in one transaction which runs may start. Not thread-safe.
 
     Attributes:
         pokes: Shards that got a command from this transaction.
@@ -34,7 +34,7 @@ class ConcurrencyControl:
         self.pokes: set[int] = set()
 
     def is_limited(self, project: str) -> bool:
-        """Return whether the tasks of a project need a slot of its pool."""
+        """Return whether a project has a pool. Each of its tasks then needs a slot of that pool."""
         if project not in self._limited:
             self._limited[project] = pools.find(self._connection, project_pool(project)) is not None
         return self._limited[project]
@@ -48,16 +48,18 @@ class ConcurrencyControl:
         ancestors: Collection[int] = (),
         exclude: int = 0,
     ) -> bool:
-        """Return whether a new run has to wait. Other runs are asked to stop if the policy says so.
+        """Return whether a new run has to wait for other runs of its workflow or for the pool of its project.
+
+        Stops other runs if the concurrency policy of the workflow requires this.
 
         Args:
-            version: Version of the run.
-            dry: The run is dry, so it never waits.
-            must_run: The run is neither discarded nor refused, nor stops others: a date of a backfill.
+            version: Version of the workflow.
+            dry: Whether this is a dry run, which never waits.
+            must_run: Whether the run must not be refused and must not stop other runs. True for the runs of a backfill.
             ancestors: IDs of the ancestors of the run.
             exclude: ID of the run itself, if it exists.
         Raises:
-            WrongState: The run is discarded, refused, or would wait for itself.
+            WrongState: The policy discards or refuses the run, or the run would wait for itself.
         """
         if dry:
             return False
@@ -93,7 +95,7 @@ class ConcurrencyControl:
             raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards further starts")
 
     def _pool_admits(self, version: LoadedVersion, *, must_run: bool) -> bool:
-        """Return whether the pool of its project admits another run.
+        """Return whether the pool of the workflow's project has room for another run.
 
         Raises:
             WrongState: The pool is full and refuses starts.
@@ -116,10 +118,10 @@ class ConcurrencyControl:
         )
 
     def check_restart(self, stored: StoredRun, version: LoadedVersion, command: str) -> None:
-        """Refuse to continue an ended run while other runs use up the limit.
+        """Check that an ended run may continue without exceeding the concurrency limit of its workflow.
 
         Raises:
-            WrongState: Names one of the other runs.
+            WrongState: Other runs use up the limit. The message names one of them.
         """
         given = version.definition
         limit = max_active_runs(given.serial, given.max_runs)
@@ -139,7 +141,7 @@ class ConcurrencyControl:
             )
 
     def is_next(self, stored: StoredRun, version: LoadedVersion) -> bool:
-        """Return whether a waiting run may start. If so, it must start in this transaction."""
+        """Return whether a waiting run may start. The caller must then start the run in the same transaction."""
         if not self._pool_admits(version, must_run=True):
             return False
         concurrency.lock_workflow(self._connection, stored.code)
@@ -147,7 +149,7 @@ class ConcurrencyControl:
         return stored.id in concurrency.runs_to_start(self._connection, stored.code, limit)
 
     def shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
-        """Return the shards with runs that wait for a run that has now ended."""
+        """Return the shards that have runs waiting for one of the runs that ended in this transaction."""
         codes = {
             each.code
             for each in written
@@ -158,7 +160,10 @@ class ConcurrencyControl:
 
 
 def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
-    """Return the waiting runs that may be next. ``is_next`` checks again under the lock."""
+    """Return the IDs of the waiting runs that are probably next.
+
+    ``is_next`` decides under the lock of the workflow.
+    """
     found: list[int] = []
     first: dict[tuple[int, int | None], set[int]] = {}
     for stored in waiting:

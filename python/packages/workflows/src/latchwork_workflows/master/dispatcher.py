@@ -49,7 +49,7 @@ class SwitchChoice(NamedTuple):
 
 
 class TaskItemBuilder:
-    """Builds the specs for the workers of one shard. Not thread-safe.
+    """Builds the queue items of tasks, with everything that workers need, for one shard. Not thread-safe.
 
     Args:
         database: Database with the runs and the settings of their projects.
@@ -64,10 +64,9 @@ class TaskItemBuilder:
         self._runs: dict[int, tuple[LoadedVersion, RunContext]] = {}
 
     def read(self, connection: sa.Connection, written: Iterable[StoredRun]) -> None:
-        """Read the values for the items of these runs, in the transaction that wrote them. ``build`` then reads
-        nothing.
+        """Read the data that ``build`` needs for these runs, within the transaction that wrote the runs.
 
-        Runs that cannot be read here are left to ``build``.
+        ``build`` then needs no query. It reads the data of runs that fail to be read here.
         """
         self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
@@ -86,7 +85,10 @@ class TaskItemBuilder:
     def build(
         self, cache: StateCache, attempts: Collection[SubmittedAttempt]
     ) -> tuple[list[TaskItem], list[tuple[SubmittedAttempt, str]]]:
-        """Return the items to put, and the attempts that cannot be built with the reasons."""
+        """Return the queue items of these attempts.
+
+        Also return the attempts for which no item can be built, each with the reason.
+        """
         unread = self._read_missing(cache, {each.run_id for each in attempts})
         made: list[TaskItem] = []
         failed = [(each, unread[each.run_id]) for each in attempts if each.run_id in unread]
@@ -103,13 +105,14 @@ class TaskItemBuilder:
     def decide_switches(
         self, cache: StateCache, held: Collection[SubmittedAttempt]
     ) -> dict[SubmittedAttempt, SwitchChoice | None]:
-        """Decide switches. No transaction is open while their expressions are evaluated.
+        """Evaluate the expressions of switches and choose their branches, without an open transaction.
 
         Args:
             cache: State of the runs.
-            held: Tasks that the master holds.
+            held: Tasks that the master runs itself.
         Returns:
-            The choice of each switch, and None for any other task. Some switches may be missing if deciding takes long.
+            The choice of each switch, and None for any other task. If the evaluation takes long, some switches are left
+                out.
         """
         switches = self._switches(cache, held)
         made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(held) - set(switches))
@@ -125,7 +128,7 @@ class TaskItemBuilder:
         return made
 
     def _switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
-        """Return the switches, and the tasks of versions that cannot be read."""
+        """Return the switches, and the tasks of workflow versions that cannot be read."""
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
             for attempt in held:
@@ -190,9 +193,9 @@ def _is_queued(task: TaskRun) -> bool:
 def load_context(
     connection: sa.Connection, version: LoadedVersion, stored: StoredRun, parameters: Mapping[str, Any] | None = None
 ) -> RunContext:
-    """Return a run with the current settings of its project, for computing values.
+    """Return a run with the settings of its project, from which the values of its tasks are computed.
 
-    ``parameters`` are those of the project. None: read them.
+    ``parameters`` are the stored parameters of the project. None reads them from the database.
     """
     project = version.definition.project
     environments = settings.variables(connection, project, version.environments) if version.environments else {}
@@ -242,7 +245,7 @@ class QueuePlace:
 
     @classmethod
     def parse(cls, queue_key: str, task: int, n: int, shard: int) -> QueuePlace:
-        """Parse a queue key of the database: partition, sort key and priority, separated by slashes."""
+        """Parse a queue key as stored in the database: partition, sort key and priority, separated by slashes."""
         lane, shelf, priority = queue_key.split("/")
         return cls(lane, shelf, ItemName(task, n, shard, int(priority)))
 
@@ -280,11 +283,11 @@ class Dispatcher:
         self._backlog = WorkQueue(store, keys.backlog)
 
     def close(self) -> None:
-        """Close the work queue. Deletes nothing from the store."""
+        """Close the work queue. Nothing is deleted from the store."""
         self._backlog.close()
 
     def check_owner(self) -> None:
-        """Check that we still own the shard.
+        """Check that this node still owns the shard.
 
         Raises:
             NotOwner: The shard has another owner, or none.
@@ -295,11 +298,14 @@ class Dispatcher:
             raise NotOwner(f"shard {self._shard} has another owner in the store") from error
 
     def key(self, place: QueuePlace) -> str:
-        """Return the key of an item."""
+        """Return the key of a queue item in the store."""
         return self._backlog.key(place.partition, place.sort_key, place.item.id)
 
     def poke(self, shards: Iterable[int]) -> None:
-        """Notify the owners of other shards of commands. They also poll every few seconds, so errors are ignored."""
+        """Notify the masters of other shards that commands are waiting.
+
+        Errors are ignored, because masters also poll.
+        """
         for each in shards:
             try:
                 self._store.put(self.keys.poke(each), b"")
@@ -309,13 +315,13 @@ class Dispatcher:
     # Results
 
     def delete_results(self, ended: Sequence[str], unknown_keys: Sequence[str], seq: int) -> None:
-        """Delete results that are in the database, with the cancel marks of their attempts.
+        """Delete the results that are now in the database, and the cancel requests of their attempts.
 
         Args:
-            ended: Attempts.
+            ended: Keys of the attempts that have ended.
             unknown_keys: Keys that were not written by Latchwork.
-            seq: Sequence number of the transaction that wrote the results. A database without it was restored from an
-                older backup.
+            seq: Sequence number of the transaction that wrote the results. A database without this number was restored
+                from an older backup.
         """
         ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
         ops += [Delete(key) for key in unknown_keys]
@@ -331,18 +337,24 @@ class Dispatcher:
             raise
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return all values below a prefix, by key."""
+        """Return all values below a prefix of the store, by key."""
         return {each.key: each.value for each in self._store.list(prefix, recursive=True)}
 
     def write(self, ops: Sequence[Op]) -> None:
-        """Apply writes under the fence of the shard, in as many transactions as they need."""
+        """Apply these writes only while this node owns the shard.
+
+        Splits them into transactions if there are too many.
+        """
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
     # Putting
 
     def put(self, task_items: Iterable[TaskItem]) -> list[str]:
-        """Put items that do not exist and have not ended. Return the attempts that are done."""
+        """Add items to the work queue, unless they exist or their attempts have ended.
+
+        Return the attempts that are done.
+        """
         done: list[str] = []
         for batch in _batches(task_items):
             try:
@@ -365,7 +377,7 @@ class Dispatcher:
         return ops if task_item.body is None else [*ops, Put(self.keys.data(place.item.attempt_key), task_item.body)]
 
     def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
-        """Put a batch of which some items exist or have ended, without these."""
+        """Add the items of a batch one by one, and skip those that exist or whose attempts have ended."""
         items = self._store.get_many([self.key(each.place) for each in batch])
         results = self._store.get_many([self.keys.result(self._shard, each.place.item.attempt_key) for each in batch])
         done = [each.place.item.attempt_key for each, item in zip(batch, items, strict=True) if item is not None]
@@ -384,10 +396,10 @@ class Dispatcher:
     # Withdraw and cancel
 
     def withdraw(self, places: Mapping[str, QueuePlace]) -> list[str]:
-        """Withdraw items from the queue, unless a worker has claimed them.
+        """Remove items from the work queue, unless a worker has claimed them.
 
         Returns:
-            The attempts that no worker can claim: withdrawn now or earlier.
+            The attempts that no worker can claim any more, including those removed earlier.
         """
         gone: list[str] = []
         for x, place in places.items():
@@ -400,9 +412,9 @@ class Dispatcher:
         return gone
 
     def _is_running_or_ended(self, attempt_key: str) -> bool:
-        """Return whether an attempt without an item is running or has ended.
+        """Return whether an attempt without a queue item is running or has ended.
 
-        Checked in this order, because the end of an attempt replaces its running key with a result.
+        Reads the running key first, because the end of an attempt replaces that key with a result.
         """
         keys = (self.keys.running(self._shard, attempt_key), self.keys.result(self._shard, attempt_key))
         return any(self._store.get(key) is not None for key in keys)
@@ -416,9 +428,9 @@ class Dispatcher:
         return True
 
     def cancel(self, places: Mapping[str, QueuePlace]) -> list[str]:
-        """Have running attempts cancelled by their workers, and not claimed again.
+        """Request workers to stop these running attempts, and prevent new claims.
 
-        Returns the attempts that were marked.
+        Return the attempts that got a request.
         """
         told: list[str] = []
         for x, place in places.items():
@@ -432,7 +444,7 @@ class Dispatcher:
     # Repair
 
     def items(self) -> dict[str, QueuePlace]:
-        """Return every item of the work queue, of all shards, by attempt. Unknown names are skipped."""
+        """Return the items of the work queue of all shards, by attempt. Items with unknown names are skipped."""
         found = {}
         lanes = f"{self.keys.backlog}/partitions"
         for entry in self._store.list(lanes, recursive=True):
@@ -446,7 +458,7 @@ class Dispatcher:
         return found
 
     def marked_attempts(self) -> set[str]:
-        """Return the attempts, of all shards, that are cancelled or have a second part of their spec."""
+        """Return the attempts of all shards that have a cancel request or a separate key for a large spec."""
         keys = self.keys
         return {
             entry.key[len(prefix) + 1 :].partition("/")[0]
@@ -455,16 +467,18 @@ class Dispatcher:
         }
 
     def delete_marks(self, attempts: Sequence[str]) -> None:
-        """Delete cancel marks and second parts that belong to no item."""
+        """Delete the cancel requests and the separate spec keys of attempts that have no queue item."""
         ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
     def was_lost(self, place: QueuePlace) -> bool | None:
-        """Return whether a running attempt was lost. Checks its item, running key and result, in this order.
+        """Return whether the claim of a running attempt was lost.
+
+        Checks the queue item, the running key and the result, in this order.
 
         Returns:
-            None: it is running or has ended. True: its worker died. False: its worker released it.
+            None: The attempt is running or has ended. True: Its worker died. False: Its worker released it.
         """
         item = self._backlog.find(place.partition, place.sort_key, place.item.id)
         if self._is_running_or_ended(place.item.attempt_key):
@@ -493,11 +507,11 @@ PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Confli
 
 
 def not_taken_attempts(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float) -> list[AttemptRow]:
-    """Return a row for each attempt that was withdrawn because no worker claimed it.
+    """Return a history row for each attempt that was withdrawn because no worker claimed it in time.
 
     Args:
         stored: The run before.
-        plan: Plan of its version.
+        plan: Plan of the workflow version.
         after: The run now.
         now: Seconds since the epoch.
     """

@@ -73,14 +73,14 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 class RunWriter(Protocol):
-    """Writes runs."""
+    """The part of ``TurnWriter`` that held tasks use to read and change runs."""
 
     def stored(self, run_id: int) -> StoredRun | None:
-        """Return the current state of a run. None: it does not belong to this shard."""
+        """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
     def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Outputs) -> None:
-        """Advance a run, without the effects on other runs."""
+        """Apply events to a run, without updating the other runs that this affects."""
         ...
 
     def create_run(self, request: RunRequest, by: str, **columns: Any) -> int:
@@ -92,16 +92,22 @@ class RunWriter(Protocol):
         ...
 
     def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Run ``function``, and pass an error that it alone caused to ``on_error``."""
+        """Call ``function``, which writes nothing before it can fail.
+
+        Pass an error that only it causes to ``on_error``.
+        """
         ...
 
     def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
-        """Do something for a run. An error that it causes ends the run."""
+        """Call ``function`` for a run. If the run causes an error, end the run as failed."""
         ...
 
 
 class HeldTasks:
-    """Calls of held tasks and their effects, in one transaction. Not thread-safe."""
+    """Runs the tasks that the master executes itself, and updates related runs, in one transaction.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self, connection: sa.Connection, shard: int, plans: VersionCache, now: float, writer: RunWriter
@@ -125,7 +131,7 @@ class HeldTasks:
     # Written runs
 
     def run_saved(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
-        """Record that a run was written: queue its calls, and remember which dependents to notify."""
+        """Record that a run was written: queue the actions that it requests, and remember the dependents to notify."""
         self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.round == after.round else {}
         rows: list[AttemptRow] = []
@@ -150,14 +156,14 @@ class HeldTasks:
                 self.todo.append((made.id, None))
 
     def run_abandoned(self, stored: StoredRun) -> None:
-        """Stop the children of a run that an error has ended, and delete its registrations as a dependent."""
+        """Stop the children of a run that ended because of an error, and remove what its tasks wait for."""
         related_runs.remove_waits_of_run(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.held or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
 
     def process_calls(self) -> None:
-        """Process all queued calls, and the calls that they cause."""
+        """Carry out all queued actions of held tasks, and the further actions that these cause."""
         while self.todo:
             run_id, call = self.todo.pop(0)
             self._writer.isolate_run(run_id, partial(self._process_call, run_id, call))
@@ -179,7 +185,10 @@ class HeldTasks:
             self._command_child(stored, call)
 
     def wake_dependents(self) -> set[int]:
-        """Write a wake-up command for each dependent of the ended runs and tasks. Return the shards that have one."""
+        """Write a wake-up command for each workflow that waits for a run or task that has ended.
+
+        Return the shards of these workflows.
+        """
         found = related_runs.waiting_workflows(self._connection, self._over, self._ended)
         for shard, code in found:
             send_command(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
@@ -209,7 +218,7 @@ class HeldTasks:
     # Children
 
     def _open_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Create the child of a sub-process, or adopt the existing one and recover its failed tasks."""
+        """Create the run of a sub-process task, or adopt the existing run and recover its failed tasks."""
         child = related_runs.child_of(self._connection, stored.ids[name])
         if child is None:
             self._create_child(stored, name, task)
@@ -248,7 +257,7 @@ class HeldTasks:
         self._record_use(stored, name, project=project, kind="start", workflow=given.workflow, run=made)
 
     def _record_use(self, stored: StoredRun, name: str, *, project: str, kind: str, workflow: str, run: int) -> None:
-        """Record in the audit log of another project that its workflow was used, and who started the outermost run."""
+        """Record in the audit log of another project that its workflow was used, and by whom."""
         user = self._plans.get(self._connection, stored.code, stored.version).definition
         if user.project != project:
             by = related_runs.started_by(self._connection, self._run_and_ancestors(stored)[-1])
@@ -278,7 +287,7 @@ class HeldTasks:
         return [stored.id, *related_runs.ancestor_runs(self._connection, stored.parent)]
 
     def _notify_parent(self, child: StoredRun) -> None:
-        """Report the state of a child to its parent, in the same transaction."""
+        """Report the state of a child run to the task that started it, in the same transaction."""
         place = related_runs.parent_of(self._connection, child.parent or 0)
         parent = self._writer.stored(place.run_id) if place is not None else None
         if place is None or parent is None:
@@ -299,16 +308,19 @@ class HeldTasks:
             self._writer.advance_alone(parent.id, [event], {})
 
     def _outputs_of(self, child: StoredRun) -> dict[str, Any]:
-        """Return the outputs of all its tasks. Later tasks override earlier ones."""
+        """Return the combined outputs of all tasks of a child run.
+
+        Outputs of later tasks override those of earlier tasks.
+        """
         plan = self._plans.get(self._connection, child.code, child.version).plan
         return {name: value for each in plan.rules for name, value in child.outputs.get(each, {}).items()}
 
     # Dependents
 
     def _check_dependencies(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Check whether the dependencies of a task are fulfilled.
+        """Check whether a dependent task may continue because the workflows that it waits for have succeeded.
 
-        The task is registered before the check, so that almost every later end wakes it. Polling covers the rest.
+        The task is registered before the check, so that a workflow that ends later wakes it. Polling covers the rest.
         """
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
@@ -353,7 +365,9 @@ class HeldTasks:
     # Switches and maps
 
     def apply_choice(self, stored: StoredRun, name: str, n: int, choice: SwitchChoice) -> None:
-        """Apply the decision of a switch, or its error. The expressions were evaluated before this transaction."""
+        """Store the branch that a switch has chosen, or the error of its expressions, which were evaluated before this
+        transaction.
+        """
         if choice.error:
             self._why[stored.id, name] = choice.error
             event: Event = Ended(name, n, Outcome.FATAL, stored.known.round)
@@ -374,7 +388,7 @@ class HeldTasks:
             self._succeed(stored, name, task, {})
 
     def _gather(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Collect the outputs of its elements in lists, in the order of the items."""
+        """Collect the outputs of a map's elements in lists, in the order of the items."""
         items = (element(name, index) for index in range(MAX_ITEMS))
         there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
         self._succeed(stored, name, task, gather_outputs(stored.outputs.get(each, {}) for each in there))
@@ -389,14 +403,7 @@ MAX_WOKEN = 50
 
 
 class WakeUps:
-    """Wakes the dependents of workflows, in one transaction. Not thread-safe.
-
-    Args:
-        connection: A transaction that the guard has begun.
-        shard: ID of the shard whose runs are woken.
-        now: Seconds since the epoch.
-        wake: Has a run check its dependencies.
-    """
+    """Wakes the tasks that wait for other workflows, in one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, shard: int, now: float, wake: Callable[[int], None]) -> None:
         self._connection = connection
@@ -408,11 +415,11 @@ class WakeUps:
         self.goes_on = False
 
     def is_done(self, row: CommandRow) -> bool:
-        """Return whether another command of this transaction has covered this command."""
+        """Return whether another command of this transaction already did the work of this command."""
         return row.id in self._done
 
     def apply_command(self, row: CommandRow) -> None:
-        """Start or continue a round: wake the runs that wait for a workflow of which something has ended.
+        """Start or continue to wake the runs that wait for a workflow in which a run or task has ended.
 
         Raises:
             Malformed: The command names no workflow.
@@ -430,9 +437,9 @@ class WakeUps:
             self._wake_next(code, found[-1])
 
     def _is_in_progress(self, code: int, command_id: int) -> bool:
-        """Return whether a round of this workflow is unfinished.
+        """Return whether a wake-up of this workflow is unfinished.
 
-        Other commands that request a round are marked as done.
+        Marks other commands that request the same wake-up as done.
         """
         others = commands.other_open_wakes(self._connection, self._shard, code, exclude=command_id)
         for other, after in others.items():

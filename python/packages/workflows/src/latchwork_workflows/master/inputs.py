@@ -1,4 +1,4 @@
-"""Inputs of a shard from the store: claims and results of its attempts, and orphans."""
+"""What a shard's master reads from the store: claims and results of attempts, and orphaned entries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class RunningClaim:
 
     @property
     def record(self) -> RunningRecord:
-        """The parsed record. Needed once for each claim, while the key is seen at every read."""
+        """The parsed record of the worker.
+
+        Parsed only when needed, because each read of the store returns the key again.
+        """
         return RunningRecord.from_bytes(self.value)
 
 
@@ -64,12 +67,12 @@ class StoreSnapshot:
 
     @property
     def is_full(self) -> bool:
-        """Whether there may be more results."""
+        """Whether the store may have more results than this snapshot."""
         return len(self.results) == MAX_RESULTS
 
 
 def parse_snapshot(entries: Iterable[Entry], prefix: str, processed: Mapping[str, int]) -> StoreSnapshot:
-    """Parse the entries below the prefix of a shard.
+    """Parse the store entries of a shard into claims and results of attempts.
 
     Args:
         entries: Entries of the mirror.
@@ -98,7 +101,7 @@ def parse_snapshot(entries: Iterable[Entry], prefix: str, processed: Mapping[str
 
 
 class StoreReader:
-    """Reads a shard's part of the store, without results that were processed before. Not thread-safe.
+    """Reads the claims and results of a shard, and skips results that were processed before. Not thread-safe.
 
     Args:
         prefix: Prefix of the shard.
@@ -110,17 +113,17 @@ class StoreReader:
         self._tokens: dict[str, int] = {}
 
     def read(self, entries: Iterable[Entry]) -> StoreSnapshot:
-        """Return the current content."""
+        """Parse the current entries of the shard, without the results that were processed before."""
         found = parse_snapshot(entries, self._prefix, self._done)
         self._done, self._tokens = found.processed, found.tokens
         return found
 
     def mark_processed(self, ended: Iterable[str]) -> None:
-        """Record that these results of the last read are in the database."""
+        """Record that the results of these attempts are in the database, so that ``read`` skips them."""
         self._done.update((x, self._tokens[x]) for x in ended if x in self._tokens)
 
     def reset(self) -> None:
-        """Clear the state in memory."""
+        """Forget which results were processed."""
         self._done, self._tokens = {}, {}
 
 
@@ -133,14 +136,21 @@ def _result(entry: Entry) -> AttemptResult:
 
 
 def missing_attempts(cache: StateCache, snapshot: StoreSnapshot) -> list[SubmittedAttempt]:
-    """Return the running attempts that have no key in the store. Their workers may be dead: check them one by one."""
+    """Return the attempts that are running according to the database but have neither a running key nor a result in the
+    store.
+
+    Their workers may have died. The caller checks each of them.
+    """
     if len(cache.running) == len(snapshot.running) and cache.running.keys() == snapshot.running.keys():
         return []
     return [each for x, each in cache.running.items() if x not in snapshot.running and x not in snapshot.results]
 
 
 def reclaimed_attempts(cache: StateCache, snapshot: StoreSnapshot, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
-    """Return the attempts that run under another claim than before: the first claim was lost between two reads."""
+    """Return the running attempts whose claim has changed.
+
+    Their first claim was lost between two reads of the store.
+    """
     seen_ = snapshot.running
     return [each for x, each in cache.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
 
@@ -162,7 +172,7 @@ class ReportedEvents:
     lost: list[SubmittedAttempt] = field(default_factory=list)
 
     def add(self, attempt: SubmittedAttempt, event: Event) -> None:
-        """Add an event."""
+        """Add an event of an attempt."""
         self.events.setdefault(attempt.run_id, []).append(event)
 
 
@@ -176,7 +186,7 @@ class Debounce:
         self._since: float | None = None
 
     def may_wait(self, reported: ReportedEvents, now: float) -> bool:
-        """Return whether all of these events may wait. The time counts from the first claim."""
+        """Return whether these events may be written later. The delay is counted from the first claim."""
         count = sum(map(len, reported.events.values()))
         if reported.ended or reported.lost or not reported.claimed or count != len(reported.claimed):
             return False
@@ -185,24 +195,24 @@ class Debounce:
         return now - self._since < CLAIMS_S
 
     def left_s(self, now: float) -> float:
-        """Return the seconds for which they may still wait. Infinite if there are none."""
+        """Return the seconds for which the claims may still be delayed. Infinite if no claim is delayed."""
         return math.inf if self._since is None else self._since + CLAIMS_S - now
 
     def reset(self) -> None:
-        """Reset: the claims were written."""
+        """Start again without delayed claims, after the claims were written."""
         self._since = None
 
 
 def events_since(
     cache: StateCache, snapshot: StoreSnapshot, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]
 ) -> ReportedEvents:
-    """Return the events since the last read.
+    """Return the claims, losses and results of attempts that the store shows and the runs in memory do not know yet.
 
     Args:
         cache: State of the runs.
         snapshot: Content of the store.
-        lost: Attempts whose claims ended without a result, and whether their workers died.
-        claims: Known claims, by attempt.
+        lost: Attempts whose claims ended without a result. The value is True if the worker died.
+        claims: Claims that are known, by attempt.
     """
     result = ReportedEvents()
     for gone, died in lost.items():
@@ -232,7 +242,7 @@ def _round(cache: StateCache, attempt: SubmittedAttempt) -> int:
 
 
 def reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Return run and workflow of the reported attempts by task row, and the unknown task rows."""
+    """Return the run and the workflow of each reported task, by task ID, and the IDs of unknown tasks."""
     rows = {parse_attempt_key(x) for x, _ in reported.ended} | {(each.task, each.n) for each, _ in reported.claimed}
     found = {row: cache.find(row, n) for row, n in rows}
     known = {row: (each.run_id, cache.runs[each.run_id].code) for row, each in found.items() if each}
@@ -240,7 +250,7 @@ def reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[in
 
 
 def attempt_row(task: int, n: int, result: AttemptResult) -> AttemptRow:
-    """Return the history row of an ended attempt, as its worker reported it."""
+    """Return the database row for an attempt that has ended, built from the result that its worker reported."""
     worker, host, ref, error = (
         each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
     )
@@ -264,7 +274,7 @@ _log = logging.getLogger(__name__)
 
 
 def attempts_at_workers(cache: StateCache) -> set[str]:
-    """Return the attempts of a shard that are queued or claimed."""
+    """Return the keys of a shard's attempts that are in the work queue or claimed by a worker."""
     return {
         attempt_key_of(stored.ids[name], task.n)
         for stored in cache.runs.values()
@@ -276,13 +286,13 @@ def attempts_at_workers(cache: StateCache) -> set[str]:
 def drop_orphans(
     dispatcher: Dispatcher, cache: StateCache, shard: int, own_tasks: Callable[[Iterable[int]], set[int]]
 ) -> None:
-    """Drop orphans: items and marks that no run needs.
+    """Remove the queue items, cancel requests and spec keys of a shard that belong to no active run.
 
     Args:
-        dispatcher: Dispatcher of the shard, under its fence.
-        cache: State that was just read, with all results processed.
+        dispatcher: Dispatcher of the shard, under the fence of this owner.
+        cache: State of the runs, just read, with all results processed.
         shard: ID of the shard.
-        own_tasks: Returns which of these tasks belong to this shard. For the first shard, also deleted tasks.
+        own_tasks: Returns those of the given tasks that belong to this shard. For the first shard, also deleted tasks.
     """
     marked = dispatcher.marked_attempts()
     items = dispatcher.items()

@@ -53,9 +53,7 @@ _CHORES_PAUSE_S = 0.02
 
 
 class Master:
-    """A node that advances runs: ``with Master(database, store) as master: ...``. Thread-safe.
-
-    Construction does no I/O. The caller closes database and store.
+    """A node that advances the runs of workflows: ``with Master(database, store) as master: ...``. Thread-safe.
 
     Args:
         database: Database with the tables of this version.
@@ -127,7 +125,7 @@ class Master:
         return f"<Master {self.node_id!r}>"
 
     def start(self) -> Self:
-        """Join the other masters.
+        """Join the other masters, and start to advance the runs of the shards that this node gets.
 
         Raises:
             StoreMismatch: Store and database do not belong together.
@@ -148,9 +146,9 @@ class Master:
         return self
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish the current turns and release the shards to other masters. Idempotent.
+        """Finish the current work and release the shards to other masters.
 
-        A second call with a shorter timeout shortens the first one.
+        Idempotent. Calling it again with a shorter timeout shortens the wait.
 
         Args:
             timeout_s: Seconds to wait for the turns. None: the ``close_timeout_s`` of job nodes.
@@ -162,7 +160,10 @@ class Master:
         self._leave(timeout_s)  # the thread may have joined the cluster again
 
     def health(self) -> NodeHealth:
-        """Return whether the node is in the cluster. It is not while it has no database. Does no I/O."""
+        """Return the health of this node.
+
+        It is unhealthy while it is not in the cluster or cannot reach the database. Does no I/O.
+        """
         manager = self._manager
         if manager is None:
             without = "it has no database, so other masters have its shards"
@@ -281,7 +282,10 @@ class Master:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
     def _database_answers(self) -> bool:
-        """Return whether the database answers. Asks in a separate thread, because a query may block forever."""
+        """Return whether the database answers a query.
+
+        Runs the query in another thread, because it may block forever.
+        """
         if self._asker is None or not self._asker.is_alive():
             name = f"latchwork-master-asks-{self.node_id}"
             self._asker = threading.Thread(target=self._ping_database, name=name, daemon=True)

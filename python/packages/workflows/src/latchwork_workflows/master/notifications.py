@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notifications:
-    """The alerts of one transaction. Not thread-safe."""
+    """Writes the alerts of one transaction, together with the changes that they report. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, plans: VersionCache, now: float) -> None:
         self._connection = connection
@@ -27,13 +27,16 @@ class Notifications:
         self._now = now
 
     def run_saved(self, before: StoredRun, made: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
-        """Write the alerts for a run that was written as ``after``. ``why`` is the error that ended it, if any."""
+        """Write the alerts for a run that has changed to the state ``after``.
+
+        ``why`` is the error that ended the run, if any.
+        """
         self._add_run_alerts(made, after, why)
         if before.known.round == after.round and not after.dry:
             self._add_rows_alerts(before, made, after)
 
     def _add_rows_alerts(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
-        """Write alerts for the queries that have now succeeded and whose rows are to be mailed."""
+        """Write alerts that mail the query results of tasks that have now succeeded."""
         was = before.known.tasks
         ended = [
             name
@@ -65,7 +68,7 @@ def create_takeover_alerts(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Write one failover alert for each workflow that wants them, unless the former master released the runs."""
+    """Write one failover alert for each workflow that requests them, unless the former master released its runs."""
     if owners[0] in {"", owners[1]}:
         return
     by_code: dict[int, list[tuple[LoadedVersion, StoredRun]]] = {}
@@ -84,7 +87,7 @@ def _is_active(known: WorkflowRun) -> bool:
 
 
 def _version(plans: VersionCache, connection: sa.Connection, run: StoredRun) -> LoadedVersion | None:
-    """Return the version of a run. None: this program cannot read it, so no alert is possible."""
+    """Return the workflow version of a run, or None if this program cannot read it. Such a run gets no alerts."""
     try:
         return plans.get(connection, run.code, run.version)
     except (ValueError, UnknownWorkflow) as error:

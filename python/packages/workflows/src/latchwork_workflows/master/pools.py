@@ -21,7 +21,7 @@ FIRST_SHARD = 0
 
 
 class PoolSizes:
-    """The sizes of all pools. Not thread-safe.
+    """Copies pool sizes to the store when they change. Not thread-safe.
 
     Args:
         shard: The shard of this master. All but the first do nothing.
@@ -35,19 +35,19 @@ class PoolSizes:
         self._written: Mapping[str, int] | None = None
 
     def reset(self) -> None:
-        """Read the store again before the next write."""
+        """Forget what the store contains, so that the next write reads the store again."""
         self._written = None
 
     def read(self, connection: sa.Connection) -> None:
-        """Read the sizes from the database."""
+        """Read the sizes of all pools from the database."""
         if self._is_ours:
             self._wanted = {pool_key(each.name): each.size for each in pools.all_pools(connection)}
 
     def write(self) -> None:
-        """Write the sizes that differ.
+        """Write to the store the pool sizes that differ from the database.
 
-        The pool of a project that was removed gets the largest size, because tasks that were queued for its slots still
-        take one. Any other pool is deleted.
+        Pools that no longer exist are deleted. The pool of a project gets the largest size instead, because tasks that
+        were queued earlier still need its slots.
         """
         if self._wanted is None or self._wanted == self._written:
             return

@@ -38,14 +38,14 @@ class CachedResult:
     hits: dict[str, tuple[int, CacheEntry]] = field(default_factory=dict)
 
     def rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
-        """Return the history rows of attempts that did not run."""
+        """Return the history rows of the attempts that were replaced by cached outputs."""
         return [
             AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.run_id)
             for name, (n, known) in self.hits.items()
         ]
 
     def record_hits(self, connection: sa.Connection, run_id: int, now: float) -> None:
-        """Add the cache hits to the timeline."""
+        """Record in the timeline of a run that tasks used cached outputs."""
         rows = [
             {
                 "at": now,
@@ -71,7 +71,7 @@ class ResultCache:
         self.made: dict[str, CacheEntry] = {}
 
     def save_result(self, stored: StoredRun, name: str, result: AttemptResult) -> None:
-        """Keep the outputs of a successful task, if its definition allows it."""
+        """Store the outputs of a successful task in the cache, if the task's definition enables caching."""
         if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
             return
         try:
@@ -85,13 +85,13 @@ class ResultCache:
     def apply_cached(
         self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs
     ) -> CachedResult:
-        """Complete the tasks that would be queued now and have cached outputs.
+        """Complete the tasks that are about to be queued and have cached outputs.
 
         Args:
             stored: The run before.
-            version: Its version.
-            after: The run without the cache.
-            outputs: Outputs of its ended tasks, by name.
+            version: The workflow version of the run.
+            after: The run as it would be without cached outputs.
+            outputs: Outputs of the tasks that have ended, by name.
         """
         found = CachedResult(after)
         if after.fresh or not version.uses_cache:
@@ -120,7 +120,10 @@ class ResultCache:
         }
 
     def _keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs) -> dict[str, str]:
-        """Return the cache keys of the tasks that would be queued now, except force-started tasks."""
+        """Return the cache keys of the tasks that are about to be queued.
+
+        Tasks that a user forced to start are left out.
+        """
         was = stored.known.tasks if stored.known.round == after.round else {}
         new = [
             name

@@ -128,12 +128,12 @@ class ShardLoop:
         self.turns = 0
 
     def stop(self) -> None:
-        """Stop after the current turn. Thread-safe."""
+        """Request to stop after the current turn. Thread-safe."""
         self._stopping = True
         self._news.set()
 
     def run(self) -> None:
-        """Own the shard and advance its runs until stopped.
+        """Take over the shard and advance its runs until ``stop`` is called.
 
         Raises:
             NotOwner, LockLost: The shard has another owner.
@@ -171,14 +171,17 @@ class ShardLoop:
                 self._clock.wait(self._news, wait_s)
 
     def _discard_state(self, error: Exception) -> None:
-        """Discard the state in memory."""
+        """Discard the state in memory after an error, so that the next turn reads everything again."""
         if isinstance(error, DatabaseUnavailable):
             self._tools.on_database_answer(False)
         _log.warning("shard %d reloads its state: %s", self._id, error)
         self._is_known = False
 
     def _turn(self, mirror: Mirror) -> float:
-        """Run one turn and return the seconds until the next one."""
+        """Read the store and the database, write the changes, and dispatch tasks.
+
+        Return the seconds until the next turn.
+        """
         if not self._is_known:
             self._take_over(mirror)
         now = self._cache.set_time(self._tools.now())
@@ -200,7 +203,7 @@ class ShardLoop:
     # Read
 
     def _take_over(self, mirror: Mirror) -> None:
-        """Become the owner in the database, and read the active runs."""
+        """Become the owner of the shard in the database, and read its active runs."""
         mirror.ready(10.0)
         found = self._owning.read_store()
         with self._transaction() as connection:
@@ -220,7 +223,7 @@ class ShardLoop:
         self._polled_at = -1e18
 
     def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
-        """Return the active runs. In a careful turn, end the unreadable ones."""
+        """Return the active runs of the shard. In a careful turn, end the runs that cannot be read."""
         ids = runs.active_runs(connection, self._id)
         if not self._is_careful:
             return list(runs.load(connection, ids).values())
@@ -244,7 +247,7 @@ class ShardLoop:
         )
 
     def _is_polled(self, found: StoreSnapshot, now: float) -> bool:
-        """Return whether to query the database for commands and schedules."""
+        """Return whether it is time to query the database for commands and schedules."""
         elapsed = self._clock.now() - self._polled_at
         if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
             return False
@@ -258,7 +261,7 @@ class ShardLoop:
     # Write
 
     def _write(self, found: StoreSnapshot, now: float, *, is_asked: bool) -> TurnResult | None:
-        """Run one transaction if there is anything to write."""
+        """Run one database transaction if there is anything to write."""
         lost = self._lost_attempts(found)
         what = events_since(self._cache, found, lost, self._claims)
         due = self._cache.due_runs(now)
@@ -299,13 +302,15 @@ class ShardLoop:
         return writing.written
 
     def _record_marks(self, connection: sa.Connection) -> None:
-        """Record what the store has for certain, so that a restored older store is recognized."""
+        """Record in the database what the store contains, so that a store restored from an older backup is
+        recognized.
+        """
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
             self._guard.record_mark(connection, self._marked)
             self._noted_at = self._clock.now()
 
     def _lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
-        """Return the running attempts that were lost, and whether their workers died."""
+        """Return the running attempts whose claims were lost. The value is True if the worker died."""
         result: dict[SubmittedAttempt, bool] = {}
 
         def look(attempt: SubmittedAttempt) -> None:
@@ -322,7 +327,7 @@ class ShardLoop:
         return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
     def _isolate_runs(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
-        """Call a function for each of these runs. An error that a run causes ends that run."""
+        """Call a function for each of these runs. If a run causes an error, end that run as failed."""
         errors: dict[int, Exception] = {}
         for run_id, do in todo:
             try:
@@ -335,7 +340,7 @@ class ShardLoop:
             self._write_carefully(lambda writing: writing.end_all(errors))
 
     def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
-        """Run a transaction for runs that have an error."""
+        """Run a transaction that processes each run separately, after an error that one of the runs caused."""
         with self._transaction() as connection:
             self._guard.check_owner(connection)
             writing = self._writer(connection, self._cache, is_careful=True)
@@ -344,7 +349,7 @@ class ShardLoop:
         self._committed(writing.written)
 
     def _has_work(self, now: float) -> bool:
-        """Return whether there are commands, runs that may start, or due schedules."""
+        """Return whether the database has commands, runs that may start, or schedules that are due."""
         with self._tools.database.read() as connection:
             rows = schedules.load_schedules(connection, self._id)
             has_commands = commands.has_open_commands(connection, self._id)
@@ -357,7 +362,10 @@ class ShardLoop:
         return has_commands or bool(self._concurrency) or self._is_due(now)
 
     def _next_fires(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
-        """Return the next fire time of a schedule, unless it cannot be computed or the schedule is broken."""
+        """Return the next fire time of a schedule.
+
+        None if the schedule is broken or its next time cannot be computed.
+        """
         if row in self._broken:
             return []
         if not (ahead_s := row.ahead_s(now)):
@@ -374,7 +382,7 @@ class ShardLoop:
         return [] if at is None else [(row, at)]
 
     def _committed(self, written: TurnResult) -> None:
-        """Update the state in memory after a commit."""
+        """Update the state in memory after a transaction was committed."""
         self._tools.on_database_answer(True)
         for each in written.runs.values():
             self._cache.update(each)
@@ -390,7 +398,7 @@ class ShardLoop:
     # Dispatch
 
     def _apply_to_store(self) -> None:
-        """Apply the effects in the store. The next turn retries what fails."""
+        """Write the effects of the last transaction to the store. Whatever fails is retried in the next turn."""
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._dispatcher.poke(pokes)
@@ -407,7 +415,7 @@ class ShardLoop:
         self._decide_switches()
 
     def _abandon(self, x: str, place: QueuePlace) -> None:
-        """Withdraw the queued attempt of an ended run, or have its worker cancel it."""
+        """Withdraw an attempt of an ended run from the queue, or request its worker to cancel it."""
         try:
             if not self._dispatcher.withdraw({x: place}):
                 self._dispatcher.cancel({x: place})
@@ -432,7 +440,10 @@ class ShardLoop:
             self._is_busy = True
 
     def _decide_switches(self) -> None:
-        """Decide switches and write their choices. Choices that are not written are decided again later."""
+        """Evaluate the switches of the shard and store their choices.
+
+        Choices that cannot be stored are computed again later.
+        """
         waiting = list(self._cache.to_choose.values())
         if not waiting:
             return
@@ -450,7 +461,10 @@ class ShardLoop:
             self._committed(writing.written)
 
     def _send_items(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
-        """Put items. Return the attempts that are done, and the reasons why others can never be put."""
+        """Add items to the work queue.
+
+        Return the attempts that are done, and the attempts that can never be queued with the reasons.
+        """
         try:
             return self._dispatcher.put(made), {}
         except Exception as error:
@@ -474,7 +488,10 @@ class ShardLoop:
             writing.fail_attempt(attempt.run_id, attempt.name, attempt.n, why, event)
 
     def _drop_orphans(self) -> None:
-        """Drop orphans. The first shard also drops those of deleted tasks."""
+        """Remove the store entries that no run of this shard needs.
+
+        The first shard also removes those of deleted tasks.
+        """
 
         def is_ours(tasks: Iterable[int]) -> set[int]:
             with self._tools.database.read() as connection:
@@ -485,7 +502,7 @@ class ShardLoop:
         self._needs_repair = False
 
     def _end_attempts(self, run_id: int) -> None:
-        """Withdraw and cancel the attempts that a run has to end."""
+        """Withdraw or cancel the attempts that a run has decided to end."""
         stored = self._cache.runs[run_id]
         known = stored.known
         names = {name: self._attempt(run_id, name) for name in (*known.to_remove, *known.to_kill)}

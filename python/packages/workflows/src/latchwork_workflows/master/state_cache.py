@@ -51,7 +51,7 @@ class SubmittedAttempt(NamedTuple):
 
     @property
     def attempt_key(self) -> str:
-        """Name of the attempt in keys."""
+        """The name of the attempt in keys, ``<task>.<attempt number>``."""
         return attempt_key_of(self.task, self.n)
 
 
@@ -78,7 +78,7 @@ class StateCache:
             self.update(each)
 
     def update(self, stored: StoredRun) -> None:
-        """Update a run."""
+        """Replace the state of a run."""
         before = self.runs.get(stored.id)
         known = stored.known
         if before is not None and (before.known.round != known.round or known.state in OVER):
@@ -129,7 +129,9 @@ class StateCache:
             self.running.pop(x, None)
 
     def find(self, task: int, n: int) -> SubmittedAttempt | None:
-        """Return the attempt if it is the newest one of a task of an active run, else None."""
+        """Return the attempt with this task ID and number, or None if it is not the newest attempt of a task in an
+        active run.
+        """
         run_id, name = self._of_task.get(task, (0, ""))
         stored = self.runs.get(run_id)
         if stored is None or stored.known.tasks[name].n != n:
@@ -137,11 +139,11 @@ class StateCache:
         return SubmittedAttempt(run_id, name, task, n)
 
     def state_of(self, attempt: SubmittedAttempt) -> TaskState:
-        """Return the state of the task."""
+        """Return the state of the task to which an attempt belongs."""
         return self.runs[attempt.run_id].known.tasks[attempt.name].state
 
     def due_runs(self, now: float) -> list[int]:
-        """Return the runs that need a decision by now, without duplicates and at most ``MAX_DUE``."""
+        """Return the IDs of runs whose next decision is due, without duplicates and at most ``MAX_DUE``."""
         found: dict[int, None] = {}
         while self._again and len(found) < MAX_DUE:
             if (each := self._again.pop()) in self.runs:
@@ -158,7 +160,7 @@ class StateCache:
     def set_time(self, now: float) -> float:
         """Set the current time and return it.
 
-        After a backward clock step all waiting runs are due once, to correct their wake-up times.
+        After the clock was set back, all waiting runs are due once to correct their wake-up times.
         """
         if now < self._now - _BACK_S:
             if self._now < float("inf"):
@@ -169,7 +171,7 @@ class StateCache:
 
     @property
     def next_wake(self) -> float | None:
-        """Time of the next decision, in seconds since the epoch. It may turn out to be unnecessary."""
+        """The earliest time at which a run may need a decision, in seconds since the epoch."""
         if self._again:
             return float("-inf")
         while self._wakes:
@@ -192,7 +194,7 @@ def stored_run_after(
     queue_keys: Mapping[str, str],
     outputs: Mapping[str, Mapping[str, Any]],
 ) -> StoredRun:
-    """Return the run as it was written, equal to what ``load`` would read."""
+    """Return a run as it is stored after a write, without reading it from the database."""
     is_new_run = before.known.round != after.round
     return replace(
         before,
@@ -224,9 +226,9 @@ class LoadedVersion:
 
     @cached_property
     def parallelism(self) -> int:
-        """Estimate of how many of its tasks run in parallel.
+        """An estimate of how many tasks run in parallel: the highest number of worker tasks of equal depth.
 
-        This is the highest number of worker tasks of equal depth. A map counts as one.
+        A map counts as one task.
         """
         depth: dict[str, int] = {}
         count: dict[int, int] = {}
@@ -238,27 +240,30 @@ class LoadedVersion:
 
     @cached_property
     def uses_cache(self) -> bool:
-        """Whether any of its tasks may have cached outputs."""
+        """Whether any task may reuse cached outputs."""
         return any(each.cache_s is not None for each in self.definition.tasks)
 
     @cached_property
     def tasks(self) -> dict[str, TaskSpec]:
-        """Tasks by name."""
+        """The tasks of the definition, by name."""
         return {each.name: each for each in self.definition.tasks}
 
     @cached_property
     def environments(self) -> frozenset[str]:
-        """Environments that it names."""
+        """The names of the environments that the definition refers to."""
         return environments_of(self.definition)
 
     @cached_property
     def connections(self) -> frozenset[str] | None:
-        """Stored connections that it names. None: any, because a value decides."""
+        """The names of the stored connections that the definition refers to.
+
+        None: any name, because it is computed at run time.
+        """
         return connections_of(self.definition)
 
 
 class VersionCache:
-    """Cache of versions, by workflow and number. Thread-safe.
+    """A cache of workflow versions, by workflow and version number. Thread-safe.
 
     Args:
         types: Task types that this process knows.
@@ -270,7 +275,7 @@ class VersionCache:
         self._known: OrderedDict[tuple[int, int], LoadedVersion] = OrderedDict()
 
     def get(self, connection: sa.Connection, code: int, number: int) -> LoadedVersion:
-        """Return a version.
+        """Return a version of a workflow, and read it from the database if it is not cached.
 
         Raises:
             UnknownWorkflow: The version does not exist.
@@ -295,7 +300,7 @@ class VersionCache:
     ) -> str | None:
         """Return the cache key for the outputs of an attempt.
 
-        None: they are not cached, or its values cannot be filled in.
+        None: the task is not cached, or its parameters cannot be resolved.
         """
         if task.cache_s is None:
             return None

@@ -111,7 +111,9 @@ class TurnWriter:
         self._notifications = Notifications(connection, plans, now)
 
     def finish(self) -> None:
-        """Complete the turn: start the next dates of backfills, and notify dependents and waiting runs."""
+        """Complete the turn: start further runs of backfills, and notify the runs that wait for runs that have
+        ended.
+        """
         self._held.process_calls()
         self.written.more |= self._backfills.advance_all(self.written.runs, self._cache.runs)
         self.written.pokes |= self._held.wake_dependents()
@@ -123,7 +125,9 @@ class TurnWriter:
     # Errors of one run
 
     def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Do something for one run, command or row. An error that it alone caused is passed to ``on_error``.
+        """Call ``function``.
+
+        If it raises an error that only its own run, command or row causes, pass the error to ``on_error``.
 
         Raises:
             RunErrorSuspected: This turn is not careful, and must be rolled back.
@@ -145,9 +149,9 @@ class TurnWriter:
             on_error(error)
 
     def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Like ``isolate``, for functions that write nothing before they fail.
+        """Like ``isolate``, for functions that write nothing before they can fail.
 
-        Only a database error rolls the turn back.
+        Only database errors roll the turn back.
         """
         if self._is_careful:
             self.isolate(function, on_error)
@@ -162,7 +166,7 @@ class TurnWriter:
             on_error(error)
 
     def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
-        """Do something for a run. An error that it causes ends the run."""
+        """Call ``function`` for a run. If the run causes an error, end the run as failed."""
         self.isolate(function, partial(self._end_run_of, run_id))
 
     def _end_run_of(self, run_id: int, error: Exception) -> None:
@@ -173,7 +177,7 @@ class TurnWriter:
             self.end_as_failed(stored, error)
 
     def end_as_failed(self, stored: StoredRun, error: Exception) -> None:
-        """Mark a run as failed because of an error, which its timeline and alerts name. For careful turns."""
+        """End a run as failed because of an error, which its timeline and alerts show. Only for careful turns."""
         why = f"run {stored.id} cannot continue: {error_text(error)}"
         _log.error("shard %d: %s", self._shard, why, exc_info=error)
         done = DONE | FAILED | {TaskState.WAITING}
@@ -194,24 +198,24 @@ class TurnWriter:
             self.isolate(tell, _log_skipped)
 
     def _abandon(self, stored: StoredRun) -> None:
-        """Mark its queued and claimed attempts to be withdrawn or cancelled."""
+        """Mark the queued attempts of a run to be withdrawn, and its claimed attempts to be cancelled."""
         for name, task in stored.known.tasks.items():
             if task.is_at_worker:
                 place = QueuePlace.parse(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
                 self.written.abandoned[place.item.attempt_key] = place
 
     def end_all(self, errors: Mapping[int, Exception]) -> None:
-        """End these runs, and apply the effects on others."""
+        """End these runs as failed, each with its error, and update the other runs that this affects."""
         for run_id, error in errors.items():
             self._end_run_of(run_id, error)
 
     def create_takeover_alerts(self, known: Iterable[StoredRun], *, token: int, owners: tuple[str, str]) -> None:
-        """Write failover alerts about these runs."""
+        """Write failover alerts for the runs that this master has taken over."""
         tell = partial(create_takeover_alerts, shard=self._shard, token=token, owners=owners, now=self._now)
         self.isolate(partial(tell, self._connection, self._plans, known), _log_skipped)
 
     def check_readable(self, run_id: int) -> StoredRun | None:
-        """Return a run that was just read, or end it and return None if it cannot continue."""
+        """Return a run that was just read. If it cannot continue, end it and return None."""
         stored = self.stored(run_id)
         if stored is not None:
             self.isolate_run(run_id, partial(StateCache, [stored]))
@@ -221,7 +225,7 @@ class TurnWriter:
     # Events from the store
 
     def apply_reported(self, reported: ReportedEvents) -> None:
-        """Write events and the history of attempts."""
+        """Apply the events that workers reported, and write the history of their attempts."""
         outputs = self._history(reported)
         for run_id, events in reported.events.items():
             self.advance(run_id, events, outputs=outputs)
@@ -273,7 +277,7 @@ class TurnWriter:
             self.isolate_run(run_id, partial(attempts.save, self._connection, [row], self._now))
 
     def wake(self, run_ids: Iterable[int]) -> None:
-        """Advance runs for which time has passed."""
+        """Advance the runs whose timers are due."""
         for run_id in run_ids:
             self.advance(run_id, [])
 
@@ -286,12 +290,12 @@ class TurnWriter:
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Apply events that every state accepts to a run, and the effects on other runs."""
+        """Apply events that every state accepts to a run, and update the other runs that this affects."""
         self.advance_alone(run_id, events, (outputs or {}).get(run_id, {}))
         self._held.process_calls()
 
     def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Apply events to this run only."""
+        """Apply events to one run, without updating the other runs that this affects."""
         stored = self.stored(run_id)
         if stored is None:
             return
@@ -305,7 +309,7 @@ class TurnWriter:
     def stored(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run of this shard.
 
-        None: it does not exist, or has ended and cannot be read.
+        None: the run does not exist, or has ended and cannot be read.
         """
         known = self.written.runs.get(run_id) or self._cache.runs.get(run_id)
         if known is not None:
@@ -352,10 +356,7 @@ class TurnWriter:
         return made
 
     def _queue_keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun) -> dict[str, str]:
-        """Return the queue keys of newly submitted attempts.
-
-        Released attempts and those of dead workers keep theirs.
-        """
+        """Return the queue keys of newly queued attempts. Attempts that are queued again keep their keys."""
         found = {}
         is_same_run = stored.known.round == after.round
         for name, task in after.tasks.items():
@@ -375,7 +376,7 @@ class TurnWriter:
         return found
 
     def fail_attempt(self, run_id: int, name: str, n: int, reason: str, event: Event) -> None:
-        """Record that an attempt could not be dispatched, with the reason, and apply its end."""
+        """Record that an attempt could not be sent to workers, with the reason, and end the attempt."""
         stored = self.stored(run_id)
         if stored is None:
             return
@@ -388,7 +389,7 @@ class TurnWriter:
         self.advance(run_id, [event])
 
     def apply_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
-        """Apply the decisions of switches."""
+        """Store the branches that switches have chosen."""
         for attempt, choice in choices.items():
             stored = self.stored(attempt.run_id)
             if stored is not None:
@@ -403,7 +404,7 @@ class TurnWriter:
     # Commands and schedules
 
     def start_due_schedules(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
-        """Write a command for each schedule whose fire time has come."""
+        """Write a start command for each schedule that is due."""
         for row, at in due:
             self.isolate(partial(schedules.start_fire, self._connection, row, at), partial(self._mark_broken, row))
             self.written.fired = True
@@ -413,7 +414,7 @@ class TurnWriter:
         self.written.broken.add(row.code)
 
     def apply_commands(self) -> None:
-        """Apply or refuse the open commands of the shard, in their order."""
+        """Carry out or refuse the open commands of the shard, in their order."""
         rows = commands.open_commands(self._connection, self._shard, MAX_COMMANDS)
         self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
@@ -449,7 +450,10 @@ class TurnWriter:
         return made
 
     def create_run(self, request: RunRequest, by: str, **columns: Any) -> int:
-        """Create a run. ``columns`` name its parent. An error while writing rolls the turn back."""
+        """Create a run and return its ID.
+
+        ``columns`` are further columns, such as the parent task. An error while writing rolls the turn back.
+        """
         version = self._plans.get(self._connection, request.code, request.version)
         after = advance(version.plan, WorkflowRun(), [request.event], self._now)
         priority = request.priority or version.definition.priority
@@ -497,7 +501,7 @@ class TurnWriter:
         return run_id
 
     def start_waiting(self, run_ids: Iterable[int]) -> None:
-        """Start the runs that were found to be next."""
+        """Start these runs, which waited for the concurrency limits of their workflows."""
         for run_id in run_ids:
             self.isolate_run(run_id, partial(self._start_waiting_run, run_id))
             self._held.process_calls()
@@ -514,12 +518,18 @@ class TurnWriter:
             self.advance_alone(run_id, [Begin()], {})
 
     def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
-        """Return whether a child run has to wait. Raises like ``ConcurrencyControl.must_wait``."""
+        """Return whether a child run has to wait for the concurrency limit of its workflow.
+
+        Raises like ``ConcurrencyControl.must_wait``.
+        """
         made = self._plans.get(self._connection, code, version)
         return self._concurrency.must_wait(made, dry=False, ancestors=ancestors, exclude=exclude)
 
     def must_wait(self, stored: StoredRun) -> bool:
-        """Return whether a date of a backfill has to wait. One without a readable version does not wait: it fails."""
+        """Return whether a run of a backfill has to wait.
+
+        A run whose version cannot be read does not wait, because it fails.
+        """
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
         except (ValueError, UnknownWorkflow):
