@@ -63,17 +63,17 @@ class ItemName:
 
     @property
     def attempt_key(self) -> str:
-        """The name of the attempt in other keys."""
+        """The name of the attempt in keys, ``<task>.<attempt number>``."""
         return attempt_key_of(self.task, self.n)
 
     @property
     def id(self) -> str:
-        """The name. Names sort as text by priority, then by task."""
+        """The name of the queue item. Names sort as text by priority, then by task."""
         return f"{self.priority:02d}{self.task:020d}.{self.n}.{self.shard}"
 
     @classmethod
     def parse(cls, item_id: str) -> ItemName:
-        """Parse a name.
+        """Parse the name of a queue item.
 
         Raises:
             InvalidKey: The name is malformed.
@@ -86,7 +86,7 @@ class ItemName:
 
 
 def workflows_store(store: Store) -> Store:
-    """Return the part of the store for the keys of workflows, below ``@workflows``."""
+    """Return a view of the store that contains only the keys of workflows, below ``@workflows``."""
     return system_namespace(store, "workflows")
 
 
@@ -107,62 +107,62 @@ class Keys:
         self.shards = f"{name}/shards"
 
     def restore_mark(self, shard: int) -> str:
-        """The mark that identifies a restored older database."""
+        """Return the key of the mark by which a database that was restored from an older backup is recognized."""
         return f"{self.high_marks}/{shard_name(shard)}"
 
     def shard(self, shard: int) -> str:
-        """The prefix of all keys that a shard's master watches."""
+        """Return the prefix of the keys that the master of a shard watches."""
         return f"{self.shards}/{shard_name(shard)}"
 
     def running_of(self, shard: int) -> str:
-        """The prefix of the running attempts of a shard."""
+        """Return the prefix of the running keys of a shard."""
         return f"{self.shard(shard)}/running"
 
     def running(self, shard: int, attempt_key: str) -> str:
-        """The key of the worker of an attempt."""
+        """Return the key that names the worker of a running attempt."""
         return f"{self.running_of(shard)}/{attempt_key}"
 
     def results_of(self, shard: int) -> str:
-        """The prefix of a shard's results."""
+        """Return the prefix of the results of a shard."""
         return f"{self.shard(shard)}/results"
 
     def result(self, shard: int, attempt_key: str) -> str:
-        """The key of the result of an attempt."""
+        """Return the key of the result of an attempt."""
         return f"{self.results_of(shard)}/{attempt_key}"
 
     def cancel(self, attempt_key: str) -> str:
-        """The key of a cancel request: the worker ends the attempt, and no other worker claims it."""
+        """Return the key of a cancel request. The worker of the attempt stops it, and no other worker claims it."""
         return f"{self.cancels}/{attempt_key}"
 
     def data(self, attempt_key: str) -> str:
-        """The key of the second part of a large spec."""
+        """Return the key of the part of a large task spec that does not fit into the queue item."""
         return f"{self.every_data}/{attempt_key}"
 
     def poke(self, shard: int) -> str:
-        """The key that signals the shard's master to check for work."""
+        """Return the key that is written to make the master of a shard check for work."""
         return f"{self.shard(shard)}/poke"
 
     def pool_size(self, pool: str) -> str:
-        """The key of the size of a pool, given by its name in the store. The value is a number as text."""
+        """Return the key of the size of a pool, which is a number as text. ``pool`` is the pool's name in the store."""
         return f"{self.slots}/{pool}/size"
 
     def slot(self, pool: str, number: int) -> str:
-        """The key of a slot of a pool, from 0."""
+        """Return the key of a slot of a pool. Slots are numbered from 0."""
         return f"{self.slots}/{pool}/{number}"
 
 
 def shard_name(shard: int) -> str:
-    """Return the name of a shard in keys, and as an item of the masters' job."""
+    """Return the name of a shard, both in keys and as an item that masters divide among themselves."""
     return f"{shard:02d}"
 
 
 def attempt_key_of(task: int, n: int) -> str:
-    """Return the name of an attempt."""
+    """Return the name of an attempt in keys, from its task ID and its number."""
     return f"{task}.{n}"
 
 
 def parse_attempt_key(attempt_key: str) -> tuple[int, int]:
-    """Return the ID of the task's row and the number of the attempt.
+    """Return the task ID and the attempt number of an attempt's name.
 
     Raises:
         InvalidKey: The name is malformed.
@@ -174,7 +174,7 @@ def parse_attempt_key(attempt_key: str) -> tuple[int, int]:
 
 
 def is_attempt_key(attempt_key: str) -> bool:
-    """Return whether this is the name of an attempt."""
+    """Return whether a text is a well-formed name of an attempt."""
     try:
         parse_attempt_key(attempt_key)
     except InvalidKey:
@@ -183,12 +183,15 @@ def is_attempt_key(attempt_key: str) -> bool:
 
 
 def partition_of(worker_group: str, *pools: str) -> str:
-    """Return the partition for tasks of a worker group that need a slot of each of these pools."""
+    """Return the work queue partition for tasks of a worker group that each need a slot of these pools."""
     return _BETWEEN.join([worker_group, *map(pool_key, pools)])
 
 
 def pool_key(pool: str) -> str:
-    """Return the name of a pool in keys. For a project ``=<project>``, or ``=`` and a hash if that is long."""
+    """Return the name of a pool in the store.
+
+    The pool of a project becomes ``=<project>``, or ``=`` and a hash if that is long.
+    """
     project = project_of(pool)
     if project is None:
         return pool
@@ -196,17 +199,17 @@ def pool_key(pool: str) -> str:
 
 
 def worker_group_of(partition: str) -> str:
-    """Return the worker group of a partition."""
+    """Return the worker group whose tasks are in a partition."""
     return partition.partition(_BETWEEN)[0]
 
 
 def pools_of(partition: str) -> tuple[str, ...]:
-    """Return the pools of a partition, keyed by their names in the store. Each of its tasks needs a slot of each."""
+    """Return the pools of which each task in a partition needs a slot, by their names in the store."""
     return tuple(partition.split(_BETWEEN)[1:])
 
 
 def sort_key_of(order: Order, run_id: int, run_priority: int, task_priority: int, submitted_at: float) -> str:
-    """Return the sort key of a task in its partition.
+    """Return the sort key by which workers take tasks from a partition.
 
     Args:
         order: The order in which tasks are taken.
@@ -221,12 +224,12 @@ def sort_key_of(order: Order, run_id: int, run_priority: int, task_priority: int
 
 
 def rows_file(log: str) -> str:
-    """Return the reference of the rows to be mailed of an attempt, given its log reference."""
+    """Return the reference of the file with an attempt's query results for a mail, given the reference of its log."""
     return f"{log.removesuffix('.log')}.rows"
 
 
 def log_ref(code: int, run_id: int, attempt_key: str, claim: int) -> str:
-    """Return the reference of the log of an attempt under one claim. Only that claim writes it.
+    """Return the reference of an attempt's log. Each claim of the attempt has a log of its own.
 
     Args:
         code: The code of the workflow.

@@ -31,24 +31,7 @@ _CacheKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class TaskHead(Struct, frozen=True):
-    """The part of a spec that identifies an attempt and decides which workers take it.
-
-    Attributes:
-        shard: The shard whose master is notified.
-        task: The ID of the task's row.
-        n: The number of the attempt.
-        run_id: The ID of the run.
-        code: The code of the workflow.
-        version: The version of the workflow.
-        workflow: ``project.name``.
-        name: The name of the task.
-        type: The type of the task, such as ``shell``.
-        tenant: The OS user that runs it. None: the user of the worker.
-        timeout_s: Seconds after which the worker ends it. None: never.
-        has_body: Whether the rest is in a separate key.
-        project: The project of the workflow, whose secrets it may use. Cannot be derived from the name.
-        cache_key: The key for caching its outputs, see ``definitions.caching``. None: they are not cached.
-    """
+    """The part of a task spec that identifies the attempt and decides which workers can run it."""
 
     shard: Annotated[int, Meta(ge=0, le=255)]
     task: Positive
@@ -72,7 +55,7 @@ class TaskHead(Struct, frozen=True):
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskHead:
-        """Return the head of an item.
+        """Parse the head of a queue item.
 
         Raises:
             BadRecord: The item contains no valid head.
@@ -120,7 +103,9 @@ class TaskMessage:
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
-        """Return the bytes of the item, and those of the separate key if the spec is large.
+        """Serialize the task spec.
+
+        Return the value of the queue item, and the value of a separate key if the spec is large.
 
         Raises:
             ValueTooLarge: The spec is too large to be stored.
@@ -140,10 +125,10 @@ class TaskMessage:
 
     @classmethod
     def from_bytes(cls, value: bytes, body: bytes | None = None) -> TaskMessage:
-        """Return the spec from the bytes of the item and the separate key.
+        """Parse a task spec from the value of its queue item and of its separate key, if any.
 
         Raises:
-            BadRecord: They contain no valid spec.
+            BadRecord: The bytes contain no valid spec.
         """
         head = _HEAD.decode(value)
         if head.has_body and body is None:
@@ -168,23 +153,23 @@ class RunningRecord(Struct, frozen=True):
     release_reason: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
+        """Serialize the record for the store."""
         return encode(self)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> RunningRecord:
-        """Return the stored worker. Returns harmless defaults for invalid bytes."""
+        """Parse a stored record. Invalid bytes result in default values."""
         found = _RUNNING.find(value) or cls("?", "?", 0.0)
         return cls(found.worker[:200], found.host[:200], found.claimed_at, found.release_reason[:200])
 
 
 def cancel_request(at: float) -> bytes:
-    """Return the bytes of a cancel request with its time, in seconds since the epoch."""
+    """Return the value of a cancel request, which contains its time in seconds since the epoch."""
     return b"%d" % at
 
 
 def cancel_sent_at(value: bytes) -> float:
-    """Return the time of a cancel request, or 0 if it has none."""
+    """Return the time of a cancel request in seconds since the epoch, or 0 if the value has no time."""
     return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
 
 
@@ -220,10 +205,10 @@ class AttemptResult(Struct, frozen=True):
     cache_key: _CacheKey | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the bytes to store.
+        """Serialize the result for the store.
 
         Raises:
-            ValueTooLarge: The outputs are too large. End the attempt as a failure that reports it.
+            ValueTooLarge: The outputs are too large. The caller must report the attempt as a failure instead.
         """
         value = encode(replace(self, error=self.error[:MAX_ERROR]))
         if len(value) > MAX_RESULT_BYTES:
@@ -235,7 +220,7 @@ class AttemptResult(Struct, frozen=True):
 
     @classmethod
     def from_bytes(cls, value: bytes) -> AttemptResult:
-        """Return the stored result.
+        """Parse a stored result.
 
         Raises:
             BadRecord: The bytes are not a valid result.

@@ -44,18 +44,18 @@ class ActiveAttempt:
 
     @property
     def x(self) -> str:
-        """Name of the attempt in keys."""
+        """The name of the attempt in keys."""
         return self.head.attempt_key
 
     @property
     def log_ref(self) -> str:
-        """Location of its log."""
+        """The reference of the attempt's log in the log store."""
         return log_ref(self.head.code, self.head.run_id, self.x, self.token)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended, independent of its attempt.
+    """How the process of an attempt ended.
 
     Attributes:
         outcome: Outcome of the run.
@@ -71,7 +71,10 @@ class RunOutcome:
 
 
 def build_result(attempt: ActiveAttempt, ending: RunOutcome, worker: str, host: str, *, has_log: bool) -> AttemptResult:
-    """Return the result to report. A run with too many outputs is reported as failed."""
+    """Return the result of an attempt to report to the master.
+
+    If the outputs are too large, the result is a failure.
+    """
     result = AttemptResult(
         ending.outcome,
         attempt.token,
@@ -96,12 +99,15 @@ def build_result(attempt: ActiveAttempt, ending: RunOutcome, worker: str, host: 
 
 
 def exit_code_of(end: ChildEnd) -> int | None:
-    """Return the exit code of a process, or its signal as a negative number."""
+    """Return the exit code of a process that has ended.
+
+    A process that was ended by a signal has the negative signal number.
+    """
     return -end.signal if end.signal is not None else end.code
 
 
 def failure_message(end: ChildEnd, last_line: str) -> str:
-    """Return the error message for a process that failed."""
+    """Return the error message for a process that failed: its exit code or signal, and its last line of output."""
     text = str(end)
     if end.why == "exited" and end.signal == 9:
         text += ", not sent by this worker: the machine may be out of memory"
@@ -120,7 +126,9 @@ class BadOutput(ValueError):
 
 
 def parse_outputs(data: bytes) -> dict[str, Any]:
-    """Return the named values of an output file. The last value of a name counts.
+    """Parse the output file of a task, and return its outputs by name.
+
+    If a name occurs twice, the last value counts.
 
     Raises:
         BadOutput: Names the line and the remedy.
@@ -164,7 +172,7 @@ def _parse_line(lines: list[str], line: str, at: int) -> tuple[str, Any, int]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return a number or a list as its value, anything else as text.
+    """Return the value of an output: a number or a list if the text is one, otherwise the text.
 
     A number that JSON would write differently, such as the version ``3.10``, stays text, so that no digit is lost.
     """

@@ -53,7 +53,7 @@ class PoolSlots:
         self._is_closed = False
 
     def begin(self, timeout_s: float) -> None:
-        """Start to watch the slots."""
+        """Start to watch the slots of pools in the store."""
         self._slots.ready(timeout_s)
         self._slots.on_change(self._slots_changed)
 
@@ -71,7 +71,7 @@ class PoolSlots:
             self._poke()
 
     def _watch_partitions(self) -> None:
-        """Watch the index of each partition of a pool. The worker loop watches the partitions without one."""
+        """Watch the work queue partitions of tasks that need slots. The worker loop watches all other partitions."""
         for lane in self._all_partitions():
             with self._lock:
                 if self._is_closed or lane in self._shelves or "~" not in lane:
@@ -98,7 +98,10 @@ class PoolSlots:
         return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
     def available_partitions(self) -> Sequence[str]:
-        """Return the partitions to check, without those of full pools, ordered by the first item of each."""
+        """Return the partitions from which tasks can be claimed, ordered by their first item.
+
+        Partitions of full pools are left out.
+        """
         lanes = self._all_partitions()
         if len(lanes) == len(self._groups):
             return self._groups
@@ -135,7 +138,10 @@ class PoolSlots:
     # A claim
 
     def reserve(self, partition: str, attempt_key: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
-        """Return the checks and writes for the slots of a claim. None: not all of its slots are free."""
+        """Choose free slots for an attempt.
+
+        Return the checks and writes that take them, or None if a pool has no free slot.
+        """
         names = pools_of(partition)
         if not names:
             return (), ()
@@ -154,18 +160,18 @@ class PoolSlots:
         return checks, [Create(self._keys.slot(*each), attempt_key.encode(), self._session) for each in slots]
 
     def confirm(self, attempt_key: str) -> None:
-        """Record that it was claimed: it keeps the slots until its end."""
+        """Record that the attempt was claimed. It keeps its slots until it ends."""
         with self._lock:
             if attempt_key in self._picked:
                 self._picked[attempt_key] = (self._picked[attempt_key][0], None)
 
     def forget(self, attempt_key: str) -> bool:
-        """Record that it was not claimed or has ended. Return whether slots were picked for it."""
+        """Record that an attempt was not claimed or has ended. Return whether slots had been chosen for it."""
         with self._lock:
             return bool(self._picked.pop(attempt_key, ((), None))[0])
 
     def release_ops(self, attempt_key: str) -> Sequence[Op]:
-        """Return the writes that free its slots."""
+        """Return the writes that free the slots of an attempt."""
         with self._lock:
             found = self._picked.get(attempt_key)
         return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]

@@ -46,7 +46,7 @@ class NoTenant(LatchworkError):
 
 
 def current_user_name() -> str:
-    """Return the name of the user of this process, or its number if it has no name."""
+    """Return the name of the user of this process, or the user ID if the user has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -54,14 +54,14 @@ def current_user_name() -> str:
 
 
 def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
-    """Return whether tasks of this user can run here.
+    """Return whether this worker can run the tasks of a tenant, which is a user of the operating system.
 
-    A worker that is not root runs tasks only as itself. A worker that is root runs tasks as the users on its list.
-    Tasks without a tenant run as the worker, but as root only if there is no list or root is on it.
+    A worker that is not root runs tasks only as its own user. A worker that is root runs tasks as the allowed users.
+    Tasks without a tenant run as the user of the worker, but as root only if there is no list or root is on the list.
 
     Args:
-        tenant: Tenant of the task, or None.
-        allowed: Users on the list of this worker.
+        tenant: User name that the task requires, or None.
+        allowed: User names for which this worker may run tasks.
     """
     if os.geteuid() != 0:
         return tenant is None or tenant == current_user_name()
@@ -69,15 +69,17 @@ def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
 
 
 def runs_as_root(allowed: Collection[str]) -> bool:
-    """Return whether tasks without a tenant run as root here, without a list of users that allows it."""
+    """Return whether tasks without a tenant would run as root on this worker although no list of users allows it."""
     return os.geteuid() == 0 and not allowed
 
 
 def tenants_label(allowed: Collection[str]) -> str:
-    """Return the users that tasks may name here, separated by commas. ``-`` stands for tasks without a tenant.
+    """Return the user names for which this worker runs tasks, separated by commas.
+
+    ``-`` stands for tasks without a tenant.
 
     Args:
-        allowed: Users on the list of this worker.
+        allowed: User names for which this worker may run tasks.
     """
     named = sorted({current_user_name(), *allowed})
     return ",".join(
@@ -86,10 +88,10 @@ def tenants_label(allowed: Collection[str]) -> str:
 
 
 def user_for(tenant: str | None, allowed: Collection[str]) -> str | None:
-    """Return the user to change to, or None.
+    """Return the user as which to run a task, or None for the user of this process.
 
     Raises:
-        NoTenant: The user does not exist here, or we may not become it.
+        NoTenant: The user does not exist on this machine, or this process may not run programs as that user.
     """
     if not may_run_as(tenant, allowed):
         if os.geteuid() != 0:
@@ -108,9 +110,10 @@ def user_for(tenant: str | None, allowed: Collection[str]) -> str | None:
 
 
 def base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the initial environment of a task.
+    """Return the environment variables with which the process of a task starts.
 
-    Without another user, it is ours without the variables of Latchwork. For another user it is minimal.
+    For the user of this process, these are the current variables without those of Latchwork. For another user, they are
+    a minimal set.
     """
     if user is None:
         return {name: value for name, value in environ.items() if not name.startswith("LATCHWORK_")}
@@ -121,7 +124,7 @@ def base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, 
 
 
 def give_to_user(path: Path, user: str | None) -> None:
-    """Give a file or a folder to the user."""
+    """Change the owner of a file or folder to a user."""
     if user is not None:
         about = pwd.getpwnam(user)
         os.chown(path, about.pw_uid, about.pw_gid)
@@ -193,7 +196,7 @@ class _TaskValues(Mapping[str, Any]):
         return self._values[name]
 
     def secret(self, name: str) -> str:
-        """Return a secret, and mask it from now on.
+        """Return the value of a secret, and mask the value in the log from now on.
 
         Raises:
             SecretMissing: This machine has no secret of this name.
@@ -203,7 +206,7 @@ class _TaskValues(Mapping[str, Any]):
         return found
 
     def connection(self, name: str) -> tuple[str, str]:
-        """Return URL and password of a stored connection.
+        """Return the URL and the password of a stored connection.
 
         Raises:
             CannotRun: The master has sent no connection of this name.
@@ -236,10 +239,11 @@ class AttemptPreparer:
         self._logs = logs
 
     def prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path) -> PreparedAttempt:
-        """Return everything that a start needs, in a new, empty folder.
+        """Build the command, environment, files and secrets that are needed to start an attempt, in a new and empty
+        folder.
 
         Raises:
-            CannotRun: It cannot be started. Says why.
+            CannotRun: The attempt cannot be started. The message says why.
         """
         known = _TaskValues(spec, self._secrets)
         try:
@@ -336,7 +340,7 @@ class AttemptPreparer:
 
 
 def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[str, Any]:
-    """Return the parameters, with the name of a stored connection replaced by its URL and password."""
+    """Return the parameters of a task with the name of a stored connection replaced by its URL and password."""
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
         return dict(params)
@@ -345,7 +349,10 @@ def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[s
 
 
 def with_password(url: str, password: str) -> str:
-    """Return a URL with its password, for drivers. It is unchanged if it names no host or has a password already."""
+    """Return a database URL that includes the password.
+
+    A URL without a host, or with a password, is returned unchanged.
+    """
     scheme, _, rest = url.partition("://")
     end = min((at for each in "/?#" if (at := rest.find(each)) >= 0), default=len(rest))
     user, _, host = rest[:end].rpartition("@")
@@ -355,9 +362,9 @@ def with_password(url: str, password: str) -> str:
 
 
 def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
-    """Return values as environment variables: under their names, ``a.b`` as ``a_b``.
+    """Return values as environment variables. The name ``a.b`` becomes ``a_b``.
 
-    Never replaces a variable of ``base``, or one that changes how programs run, because outputs are untrusted.
+    Outputs are untrusted, so they never replace a variable of ``base`` or a variable that changes how programs run.
     """
     found: dict[str, str] = {}
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names win
@@ -383,7 +390,7 @@ def _write_file(path: Path, data: bytes, user: str | None) -> Path:
 
 
 def work_folder(path: Path) -> Path:
-    """Create a folder of a worker, check that no other user can change it, and return its real path.
+    """Create the work folder of a worker, check that no other user can change it, and return its real path.
 
     Raises:
         LatchworkError: Another user can change it or a folder above it, or it cannot be created.
@@ -395,7 +402,7 @@ def work_folder(path: Path) -> Path:
 
 
 def first_closed_folder(folder: Path, user: str) -> Path | None:
-    """Return the first level of a folder that a user cannot enter. None: the user can enter all of them."""
+    """Return the outermost folder of a path that a user cannot enter, or None if the user can enter all of them."""
     about = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, about.pw_gid))
     for level in [*reversed(folder.parents), folder]:

@@ -82,11 +82,12 @@ class AttemptRunner:
         self.host = host
 
     def run(self, attempt: ActiveAttempt, context: TaskContext) -> AttemptResult:
-        """Run an attempt to its end.
+        """Run an attempt until its process has ended, and return the outcome.
 
         Raises:
-            TaskStopped: It was ended because of the worker. It does not count as a try and runs again.
-            LatchworkError: Its spec could not be read from the store. It runs again.
+            TaskStopped: The worker stopped the attempt, for example because it shuts down. The attempt does not count
+                as a try and runs again.
+            LatchworkError: The spec of the attempt could not be read from the store. The attempt runs again.
         """
         log = AttemptLog(self._logs, attempt.log_ref, health=self._health, most_bytes=self._options.most_log_bytes)
         folder = self._folder / f"{attempt.x}.{attempt.token}"
@@ -130,7 +131,9 @@ class AttemptRunner:
         return self._outcome_unless_released(attempt, context, end, log)
 
     def _store_rows(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
-        """Copy the rows that a task leaves for alerts into the log store, before its success is reported."""
+        """Copy the query results that a task saved for alerts to the log store, before the success of the task is
+        reported.
+        """
         if not prepared.command.keeps or ending.outcome is not Outcome.SUCCESS:
             return ending
         try:
@@ -165,7 +168,7 @@ class AttemptRunner:
         )
 
     def _read_to_end(self, child: Child, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog) -> ChildEnd:
-        """Read the output of a child until it has ended."""
+        """Copy the output of a task process to the log until the process has ended."""
         grace_s = self._options.stop_grace_s
         hard = math.inf if context.deadline is None else context.deadline + grace_s
         self._deadlines.add(child, hard)
@@ -182,9 +185,9 @@ class AttemptRunner:
     def _outcome_unless_released(
         self, attempt: ActiveAttempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog
     ) -> RunOutcome:
-        """Return the result of a run that was ended by a command, its time limit or from outside.
+        """Return the outcome of an attempt that was stopped by a user, by its time limit or from outside.
 
-        Raises ``TaskStopped`` if the run was ended because of the worker.
+        Raises ``TaskStopped`` if the worker itself stopped the attempt.
         """
         code = None if end is None else exit_code_of(end)
         if attempt.is_cancelled:
@@ -220,7 +223,10 @@ def _copy_output(child: Child, log: AttemptLog) -> ChildEnd:
 
 
 def _read(fd: int, log: AttemptLog) -> bytes | None:
-    """Read available output and write it to the log. Empty: end of the output. None: no output now."""
+    """Read the available output of a process and write it to the log.
+
+    Return empty bytes at the end, and None if there is no output now.
+    """
     try:
         data = os.read(fd, _READ_BYTES)
     except BlockingIOError:
@@ -230,7 +236,7 @@ def _read(fd: int, log: AttemptLog) -> bytes | None:
 
 
 def _outcome_of_exit(end: ChildEnd, log: AttemptLog, prepared: PreparedAttempt) -> RunOutcome:
-    """Return the result of a child that exited."""
+    """Return the outcome of an attempt from the exit code of its process."""
     code = exit_code_of(end)
     if code != 0:
         return RunOutcome(Outcome.FAILURE, failure_message(end, log.last_line), code)
@@ -241,9 +247,9 @@ def _outcome_of_exit(end: ChildEnd, log: AttemptLog, prepared: PreparedAttempt) 
 
 
 def _output(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return what the task wrote to a file.
+    """Return the contents of a file that a task wrote, up to a limit.
 
-    It must be a regular file: we may be root, and the task may have replaced it by a link.
+    The file must be a regular file: this process may be root, and the task may have replaced the file by a link.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

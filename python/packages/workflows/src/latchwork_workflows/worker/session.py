@@ -64,17 +64,8 @@ _FUNCTION = "latchwork_workflows:attempt"
 
 
 class WorkflowHooks(WorkerHooks):
-    """Hooks of a worker loop, for one session.
-
-    Args:
-        keys: The keys.
-        session: Session that the keys of running tasks are bound to.
-        options: Options of the worker.
-        types: Task types that can run here.
-        health: Health of the log store. No tasks are claimed while it cannot be written.
-        runner: Runs attempts.
-        cancels: Known cancel marks, by key.
-        pools: The slots of pools.
+    """Connects the worker loop to workflows for one session: which items to claim, how to run them, and how to end
+    them.
     """
 
     def __init__(
@@ -108,15 +99,18 @@ class WorkflowHooks(WorkerHooks):
     # Choose
 
     def partitions(self) -> Sequence[str]:
-        """Return the partitions of our groups. Empty while no log can be written."""
+        """Return the work queue partitions from which to claim tasks now. Empty while no log can be written."""
         return self._pools.available_partitions() if self._health.is_ok else ()
 
     def watched_partitions(self) -> Sequence[str]:
-        """Return our groups."""
+        """Return the partitions to watch for new items: one for each worker group of this worker."""
         return self._options.groups
 
     def should_claim(self, item: QueueItem) -> bool:
-        """Return whether an item can run here. Invalid items are accepted, so that they are removed from the queue."""
+        """Return whether this worker can run a queue item.
+
+        Invalid items are claimed too, so that they are removed from the queue.
+        """
         try:
             head = TaskHead.from_bytes(item.value)
         except BadRecord:
@@ -124,7 +118,11 @@ class WorkflowHooks(WorkerHooks):
         return head.type in self._types and may_run_as(head.tenant, self._options.tenants)
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the checks that it is not cancelled and has its slots, and the writes of its running key and slots."""
+        """Return what a claim adds to its transaction.
+
+        The checks make sure that the attempt is not cancelled and that its slots are free. The writes create its
+        running key and its slots.
+        """
         try:
             named = ItemName.parse(item.id)
         except InvalidKey:
@@ -138,9 +136,9 @@ class WorkflowHooks(WorkerHooks):
         return [Absent(self._keys.cancel(named.attempt_key)), *slot[0]], [running, *slot[1]]
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Return whether to check again after a failed claim, because its slot was taken.
+        """Return whether to check the queue again after a failed claim.
 
-        False if we know that the attempt was cancelled.
+        False if the attempt is known to be cancelled.
         """
         try:
             x = ItemName.parse(item.id).attempt_key
@@ -151,7 +149,7 @@ class WorkflowHooks(WorkerHooks):
     # Claim and run
 
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return what to run, or its end if it cannot or must not run."""
+        """Return the work of a claimed attempt, or its result if the attempt cannot or must not run."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
@@ -180,7 +178,7 @@ class WorkflowHooks(WorkerHooks):
         return Run(StoredCall(_FUNCTION, payload), head.attempt_key, head.timeout_s, head.n)
 
     def run(self, x: str, context: TaskContext) -> None:
-        """Run an attempt to its end in a slot, and store its result in it."""
+        """Run an attempt to its end, and keep its result for ``decide_ending``."""
         with self._lock:
             attempt = self._attempts.get(x)
         if attempt is None:  # its claim was lost before it began
@@ -190,7 +188,9 @@ class WorkflowHooks(WorkerHooks):
     # End
 
     def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """Return how to end a claim: with its result, or released if it has none."""
+        """Return how to end a claim: with the result of the attempt, or by releasing the attempt if there is no
+        result.
+        """
         with self._lock:
             attempt = self._attempts.get(ItemName.parse(claim.item.id).attempt_key)
         if attempt is None:
@@ -208,7 +208,7 @@ class WorkflowHooks(WorkerHooks):
         return Release(why[:200], after_s=1.0)
 
     def _done_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
-        """Return the end of an attempt that did not run, or whose run has no result."""
+        """Return how to end the claim of an attempt that did not run or whose run has no result."""
         result = build_result(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
         return self._done(attempt, result)
 
@@ -220,7 +220,7 @@ class WorkflowHooks(WorkerHooks):
         return Done(ops=tuple(ops))
 
     def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the writes that delete its running key and free its slots."""
+        """Return the writes that delete the running key of an attempt and free its slots."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey:
@@ -228,7 +228,10 @@ class WorkflowHooks(WorkerHooks):
         return [Delete(self._keys.running(named.shard, named.attempt_key)), *self._pools.release_ops(named.attempt_key)]
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Forget an attempt. Return whether its slot may be free for others: the mirror may miss a short-lived slot."""
+        """Forget an attempt that has ended. Return whether a slot of a pool may have become free.
+
+        Short-lived slots may never appear in the mirror of the store.
+        """
         try:
             x = ItemName.parse(claim.item.id).attempt_key
         except InvalidKey:
@@ -242,7 +245,10 @@ class WorkflowHooks(WorkerHooks):
     # Ended from outside
 
     def mark_cancelled(self, attempt_key: str) -> str | None:
-        """Mark an attempt as cancelled. Return the path of its item if it is here, else None."""
+        """Record that an attempt was cancelled.
+
+        Return the path of its queue item if this worker has claimed it, otherwise None.
+        """
         with self._lock:
             attempt = self._attempts.get(attempt_key)
         if attempt is None:
@@ -251,7 +257,7 @@ class WorkflowHooks(WorkerHooks):
         return attempt.claim.item.path
 
     def end_all(self, stop: Callable[[str], Any]) -> None:
-        """End all attempts, because the store is out of reach and we do not wait for it."""
+        """End all running attempts, because the store cannot be reached and this worker does not wait for it."""
         with self._lock:
             attempts = list(self._attempts.values())
         for each in attempts:
@@ -260,7 +266,7 @@ class WorkflowHooks(WorkerHooks):
 
     @property
     def attempts(self) -> list[ActiveAttempt]:
-        """Current attempts, in no order."""
+        """The attempts that this worker has claimed, in no particular order."""
         with self._lock:
             return list(self._attempts.values())
 
@@ -285,7 +291,7 @@ _LABEL_CHARS = 1_500
 
 
 class WorkflowSession:
-    """Runs tasks for as long as one session lasts. Thread-safe.
+    """Claims and runs tasks until the session in the store ends. Thread-safe.
 
     Args:
         store: The store.
@@ -371,12 +377,12 @@ class WorkflowSession:
         self._forgets: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Join the group and start to claim tasks.
+        """Join the other workers and start to claim tasks.
 
         Raises:
-            NodeIdInUse, MemberEvicted: Another worker has our name, or we were evicted.
+            NodeIdInUse, MemberEvicted: Another worker has the same name, or this worker was evicted.
             LogStoreMismatch: The log store belongs to another installation.
-            LatchworkError: It cannot start now.
+            LatchworkError: The worker cannot start now.
         """
         found = self._store.get(self._keys.id)
         if found is None:
@@ -404,11 +410,11 @@ class WorkflowSession:
         thread.start()
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Claim no more tasks, and wait for the running ones. Return False on timeout."""
+        """Stop claiming tasks, and wait for the running tasks to end. Return False if the timeout passes first."""
         return self.worker_loop.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop and release all tasks, and leave. See ``WorkerSession``. Each step is idempotent."""
+        """Stop all running tasks, release them to other workers, and leave. Idempotent. See ``WorkerSession``."""
         self._ended.set()
         for event in (self._troubled, self._suspect):
             event.set()
@@ -427,7 +433,7 @@ class WorkflowSession:
         return left
 
     def unavailable_reason(self) -> str | None:
-        """Return why it claims no tasks: its logs cannot be written."""
+        """Return why this worker claims no tasks, such as that logs cannot be written. Empty if it claims tasks."""
         return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
     # Events from others
@@ -462,7 +468,7 @@ class WorkflowSession:
             self._troubled.set()
 
     def _probe(self) -> None:
-        """Probe the log store while logs cannot be written."""
+        """Check periodically whether the log store can be written again."""
         while not self._ended.is_set():
             self._troubled.wait()
             self._troubled.clear()
@@ -477,7 +483,7 @@ class WorkflowSession:
 
 
 def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
-    """Return the labels that other nodes see."""
+    """Return the labels that describe this worker to other nodes."""
     tenants = tenants_label(options.tenants)
     return {
         "groups": ",".join(options.groups)[:_LABEL_CHARS],

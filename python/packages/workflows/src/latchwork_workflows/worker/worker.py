@@ -78,7 +78,7 @@ class Worker(Node[WorkflowSession]):
         return f"<Worker {self.name!r}>"
 
     def start(self) -> None:
-        """Create the work folder and start. See ``Node``.
+        """Create the work folder and start to claim tasks. See ``Node``.
 
         Raises:
             Closed: It was closed or drained.
