@@ -15,7 +15,8 @@ def create(context: ServiceContext, user: Identity, name: str, password: str | N
     """Create an account without roles.
 
     Raises:
-        HttpProblem: 403, 409, 422.
+        HttpProblem: 403 (forbidden) if the account may not do this, 409 (conflict) if an account of this name exists,
+            422 (invalid) for a bad name or password.
     """
     need_session(user)
     require_role(user, Role.ADMIN)
@@ -35,7 +36,7 @@ def change(
 ) -> None:
     """Enable or disable an account, or change its password.
 
-    Administrators may change any account, but not disable their own. Others may change only their own password.
+    Administrators may change any account, but may not disable their own. All others may only change their own password.
 
     Args:
         context: The service context of this process.
@@ -46,7 +47,9 @@ def change(
         current: Current password of the requesting account. Needed for a new password if it has one, so that a browser
             left open is not enough.
     Raises:
-        HttpProblem: 403, 404, 409, 422.
+        HttpProblem: 403 (forbidden) if the account may not do this or the current password is wrong, 404 (not found) if
+            the account does not exist, 409 (conflict) if administrators would disable their own account, 422 (invalid)
+            for a bad password.
         TooManyAttempts: The current password was wrong too often.
     """
     need_session(user)
@@ -66,7 +69,8 @@ def set_role(context: ServiceContext, user: Identity, name: str, project: str, r
     """Set the role of an account in a project. At least one administrator of all projects remains.
 
     Raises:
-        HttpProblem: 403, 404, 409.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if the account does not exist, 409
+            (conflict) if administrators would remove their own role.
     """
     need_session(user)
     require_role(user, Role.ADMIN, project)
@@ -78,20 +82,20 @@ def set_role(context: ServiceContext, user: Identity, name: str, project: str, r
 def new_token(
     context: ServiceContext, user: Identity, title: str, *, role: Role | None = None, lasts_s: float | None = None
 ) -> tuple[int, str]:
-    """Create a token for the user's own account. Return its ID and secret.
+    """Create an API token for the user's own account. Return the ID of the token and its text.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the request was made with a token.
     """
     need_session(user)
     return context.accounts.new_token(user.name, title, by=user.name, role=role, lasts_s=lasts_s)
 
 
 def revoke(context: ServiceContext, user: Identity, token_id: int) -> None:
-    """Revoke a token of the user, or as an administrator any token.
+    """Revoke one of the user's own tokens. Administrators of all projects may revoke any token.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the request was made with a token.
         UnknownAccount: The token does not exist, or belongs to another account.
     """
     need_session(user)
@@ -100,10 +104,10 @@ def revoke(context: ServiceContext, user: Identity, token_id: int) -> None:
 
 
 def new_link(context: ServiceContext, user: Identity, name: str) -> str:
-    """Return a secret that signs a browser in as an account, once.
+    """Create a one-time sign-in link for an account. Return the secret part of the link.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the account may not do this.
         UnknownAccount: The account does not exist.
     """
     need_session(user)
@@ -112,10 +116,10 @@ def new_link(context: ServiceContext, user: Identity, name: str) -> str:
 
 
 def need_session(user: Identity) -> None:
-    """Refuse requests with a token.
+    """Refuse a request that was made with an API token instead of a browser session.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the request was made with a token.
     """
     if user.by_token:
         raise HttpProblem(403, "a token cannot change accounts, roles or tokens; sign in with a browser")
@@ -127,7 +131,7 @@ def list_actions(
     """Return the actions of users in the projects that the account administers, the newest first.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the account administers no project.
     """
     if not user.has_any_role(Role.ADMIN):
         require_role(user, Role.ADMIN)

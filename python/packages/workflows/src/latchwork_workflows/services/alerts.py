@@ -31,10 +31,12 @@ def list_alerts(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Alert]:
-    """Return the newest alerts that ``user`` may see. Tests of channels need a role in all projects.
+    """Return the newest alerts that the account may see.
+
+    Alerts that test channels are only visible with a role in all projects.
 
     Raises:
-        HttpProblem: 422, the state is unknown.
+        HttpProblem: 422 (invalid) if the state is unknown.
     """
     if state and state not in STATES:
         why = f"{state[:40]!r} is not one of {', '.join(STATES)}"
@@ -47,10 +49,10 @@ def list_alerts(
 
 
 def get_alert(context: ServiceContext, user: Identity, alert_id: int) -> Alert:
-    """Return an alert.
+    """Return an alert with its deliveries.
 
     Raises:
-        HttpProblem: 404, it does not exist or ``user`` may not see it.
+        HttpProblem: 404 (not found) if there is no such alert or the account may not see it.
     """
     with context.database.read() as connection:
         row = alerts.find_alert(connection, alert_id)
@@ -60,10 +62,11 @@ def get_alert(context: ServiceContext, user: Identity, alert_id: int) -> Alert:
 
 
 def resend(context: ServiceContext, user: Identity, delivery_id: int) -> None:
-    """Send a delivery again from the start, whatever its state. Recipients that got it get another message.
+    """Send a delivery again as a new message, whatever its state. Recipients may get the message twice.
 
     Raises:
-        HttpProblem: 403, 404, 409 while it is being sent.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such delivery, 409
+            (conflict) while the delivery is being sent.
     """
     with context.database.write() as connection:
         row = alerts.find_delivery(connection, delivery_id)
@@ -79,10 +82,10 @@ def resend(context: ServiceContext, user: Identity, delivery_id: int) -> None:
 
 
 def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
-    """Return all channels, sorted by name.
+    """Return all alert channels, sorted by name.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the account may not do this.
     """
     require_role(user, Role.ADMIN)
     with context.database.read() as connection:
@@ -95,10 +98,10 @@ def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
 def set_channel(
     context: ServiceContext, user: Identity, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True
 ) -> bool:
-    """Create or replace a channel. Return whether it is new.
+    """Create or replace an alert channel. Return whether the channel is new.
 
     Raises:
-        HttpProblem: 403; 422 with each invalid option.
+        HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with each invalid option.
     """
     require_role(user, Role.ADMIN)
     try:
@@ -116,10 +119,10 @@ def set_channel(
 
 
 def remove_channel(context: ServiceContext, user: Identity, name: str) -> None:
-    """Delete a channel. Its deliveries wait for another channel of this name, and fail in the end.
+    """Delete an alert channel. Its pending deliveries wait for a new channel of the same name, and finally fail.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such channel.
     """
     require_role(user, Role.ADMIN)
     with context.database.write() as connection:
@@ -129,10 +132,12 @@ def remove_channel(context: ServiceContext, user: Identity, name: str) -> None:
 
 
 def test_channel(context: ServiceContext, user: Identity, name: str) -> int:
-    """Send a test message through a channel. Return the ID of its alert, whose delivery has the result.
+    """Send a test message through an alert channel.
+
+    Return the ID of the test's alert, whose delivery has the result.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such channel.
     """
     require_role(user, Role.ADMIN)
     with context.database.write() as connection:

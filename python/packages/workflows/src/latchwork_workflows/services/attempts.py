@@ -40,10 +40,10 @@ class FoundAttempt(NamedTuple):
 
 
 def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
-    """Return an attempt that the account may see.
+    """Return an attempt of a task, if the account may see it.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such attempt or the account may not see it.
     """
     task, n, claim = (int(each) for each in name.split("."))
     if max(task, claim) >= 2**63 or n >= 2**31:
@@ -57,15 +57,15 @@ def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAtt
 
 
 async def find_attempt_async(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
-    """Call ``find`` in a thread, for async callers."""
+    """Call ``find_attempt`` in a thread, for asynchronous callers."""
     return await run_in_threadpool(find_attempt, context, user, name)
 
 
 def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int = _PART) -> LogText:
-    """Return a part of the log. Empty if there is no log yet.
+    """Return a part of an attempt's log as text for display. Empty if there is no log yet.
 
     Raises:
-        HttpProblem: 503, this process cannot read logs.
+        HttpProblem: 503 (unavailable) if this process has no access to logs.
     """
     try:
         data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
@@ -86,7 +86,7 @@ def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: i
 
 
 def read_log_tail(context: ServiceContext, found: FoundAttempt, limit: int = _PART) -> LogText:
-    """Return the end of the log, from the start of a line."""
+    """Return the last lines of an attempt's log."""
     try:
         size = _log_store(context).size(found.log_ref)
     except (LogMissing, OSError):
@@ -99,10 +99,10 @@ def read_log_tail(context: ServiceContext, found: FoundAttempt, limit: int = _PA
 
 
 def read_raw_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int) -> LogPart:
-    """Return a part of the log as it was written. Empty if there is no log yet.
+    """Return a part of an attempt's log as the bytes that were written. Empty if there is no log yet.
 
     Raises:
-        HttpProblem: 503, this process cannot read logs.
+        HttpProblem: 503 (unavailable) if this process has no access to logs.
     """
     try:
         data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
@@ -115,7 +115,7 @@ def read_raw_log(context: ServiceContext, found: FoundAttempt, offset: int, limi
 
 
 def download_log(context: ServiceContext, found: FoundAttempt) -> Iterator[bytes]:
-    """Return the whole log in chunks, as it was written."""
+    """Yield the whole log of an attempt in chunks, as the bytes that were written."""
     logs, offset = _log_store(context), 0
 
     def chunks(offset: int) -> Iterator[bytes]:
@@ -134,7 +134,10 @@ def download_log(context: ServiceContext, found: FoundAttempt) -> Iterator[bytes
 async def follow_log(
     context: ServiceContext, found: FoundAttempt, offset: int, is_closed: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the log as it grows, as server-sent events. After a read error, the missed text follows later."""
+    """Yield the log of an attempt as server-sent events while the log grows.
+
+    After a read error, the missed text follows later.
+    """
     idle = 0
     yield b"retry: 3000\n\n"
     while not is_closed():
@@ -154,7 +157,10 @@ async def follow_log(
 
 
 def _read_new(context: ServiceContext, found: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
-    """Return the new text, and whether the attempt has ended: the log of a dead worker never ends."""
+    """Return the new text of a log, and whether the attempt has ended.
+
+    The state of the attempt decides, because the log of a dead worker is never marked as ended.
+    """
     nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
         is_over = is_asked and _has_ended(context, found)
@@ -177,7 +183,10 @@ def _log_store(context: ServiceContext) -> LogStore:
 
 
 def _complete_length(data: bytes) -> int:
-    """Return the number of bytes that form complete UTF-8 characters. The next part contains the rest."""
+    """Return the number of bytes that form complete UTF-8 characters.
+
+    The remaining bytes belong to the next part.
+    """
     for back in range(1, 4):
         lead = data[-back]
         if lead >= 0xC0:

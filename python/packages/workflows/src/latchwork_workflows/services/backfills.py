@@ -36,10 +36,11 @@ def request_backfill(
     *,
     unique_key: str | None = None,
 ) -> CommandSent:
-    """Request a backfill.
+    """Request a backfill of a workflow, which a master then creates.
 
     Raises:
-        HttpProblem: 403, 404, 422 naming the field.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow, 422
+            (invalid) with the invalid field.
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
@@ -65,10 +66,11 @@ def request_backfill(
 
 
 def dependent_workflows(context: ServiceContext, user: Identity, project: str, name: str, dependents: str) -> list[str]:
-    """Return the workflows that a backfill with ``dependents`` also runs, as ``project.name``.
+    """Return the workflows that a backfill would also run because they wait for runs of its workflow.
 
     Raises:
-        HttpProblem: 403, the account may not run one of them; 404.
+        HttpProblem: 403 (forbidden) if the account may not run one of them, 404 (not found) if there is no such
+            workflow.
     """
     with context.database.read() as connection:
         visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -87,7 +89,7 @@ def _dependent_workflows(
 
 
 def _check_operator(user: Identity, project: str) -> None:
-    """Like ``require_role``, for a project that the request did not name.
+    """Check that the account is an operator of a project that the request did not name.
 
     The error does not name a project that the account may not see.
     """
@@ -109,9 +111,9 @@ def _request_dependent(  # noqa: PLR0917 - one caller
     dates: DateRange | Sequence[date],
     first: SentCommand,
 ) -> None:
-    """Request a backfill of a dependent workflow, in the shard of ``first`` and after it.
+    """Request the backfill of a dependent workflow, to be created after ``first`` in the same shard.
 
-    It is created after the runs that it waits for. If it were created before them, its tasks would find older runs.
+    A backfill that was created earlier would find older runs of the workflow that it waits for.
     """
     try:
         times = schedule_times_of(dates, each.definition.schedule, time.time())
@@ -126,7 +128,7 @@ def _request_dependent(  # noqa: PLR0917 - one caller
 def _args(
     request: BackfillRequest, workflow: Row | DependentWorkflow, schedule_times: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the arguments that the backfill of a workflow and those of its dependents have in common."""
+    """Return the command arguments that a backfill and the backfills of its dependents have in common."""
     return {
         "code": workflow.code,
         "version": workflow.version,
@@ -148,20 +150,20 @@ def _dates(request: BackfillRequest) -> DateRange | Sequence[date]:
 
 
 def find_row(context: ServiceContext, user: Identity, backfill_id: int) -> Row:
-    """Return the row of a backfill.
+    """Return the database row of a backfill, if the account may see it.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
         return visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
 
 
 def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> Backfill:
-    """Return a backfill.
+    """Return a backfill with the number of its runs in each state.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
         row = visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
@@ -181,10 +183,10 @@ def list_backfills(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Backfill]:
-    """Return backfills, the newest first: all, those of a project, or those of one of its workflows.
+    """Return backfills, the newest first. Filters by project, or by project and workflow.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         if workflow and project:
@@ -216,7 +218,7 @@ def list_runs(
         after: Only those with a later schedule time.
         limit: The maximum number of results. None: all.
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
         visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
@@ -227,10 +229,10 @@ def list_runs(
 def preview_times(
     context: ServiceContext, user: Identity, project: str, name: str, dates: DateRange | Sequence[date]
 ) -> list[float]:
-    """Return the schedule times that a backfill of these dates would have, the oldest first. Requests nothing.
+    """Return the schedule times that a backfill of these dates would have, the oldest first, without requesting it.
 
     Raises:
-        HttpProblem: 404, 422.
+        HttpProblem: 404 (not found) if there is no such workflow, 422 (invalid) if the dates have no schedule times.
     """
     with context.database.read() as connection:
         row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -248,10 +250,11 @@ def _schedule_times(dates: DateRange | Sequence[date], body: Definition) -> list
 def stop_backfill(
     context: ServiceContext, user: Identity, backfill_id: int, *, unique_key: str | None = None
 ) -> CommandSent:
-    """Request to stop a backfill: no more dates start, and the running ones are stopped.
+    """Request to stop a backfill: no more of its runs start, and the active runs are stopped.
 
     Raises:
-        HttpProblem: 403, 404, 409.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such backfill, 409
+            (conflict) if the backfill has ended or is stopping.
         KeyReused: The key was used before, for another command.
     """
     row = find_row(context, user, backfill_id)

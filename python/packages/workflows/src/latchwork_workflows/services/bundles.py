@@ -14,11 +14,11 @@ from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
 def store_bundle(context: ServiceContext, user: Identity, data: bytes) -> StoredBundle:
-    """Store a bundle, named by the SHA-256 of its bytes. Idempotent.
+    """Store a code bundle for workers in the log store, named by the SHA-256 of its bytes. Idempotent.
 
     Raises:
-        HttpProblem: 403, the account is not an editor of any project; 413; 422, it is not a zip file; 503, there is no
-            log store.
+        HttpProblem: 403 (forbidden) if the account is not an editor of any project, 413 (too large) if the file is too
+            large, 422 (invalid) if it is not a zip file, 503 (unavailable) if there is no log store.
     """
     if not user.has_any_role(Role.EDITOR):
         raise HttpProblem(

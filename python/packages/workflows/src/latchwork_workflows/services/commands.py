@@ -17,10 +17,12 @@ from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
 def get_command(context: ServiceContext, user: Identity, command_id: int) -> Command:
-    """Return a command. One without a project, such as a repair, is shown to administrators of all projects.
+    """Return a command to a master.
+
+    Commands without a project, such as repairs, are only visible to administrators of all projects.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such command or the account may not see it.
     """
     with context.database.read() as connection:
         row = run_queries.find_command(connection, command_id)
@@ -33,7 +35,7 @@ def get_command(context: ServiceContext, user: Identity, command_id: int) -> Com
 
 
 def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
-    """Return the run, the backfill or the workflow that a command is about, with its project."""
+    """Return the run, the backfill or the workflow that a command concerns, and its project."""
     if row.run_id is not None:
         return run_queries.find_run(connection, row.run_id)
     args = row.args if isinstance(row.args, dict) else {}
@@ -44,10 +46,11 @@ def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | N
 
 
 def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -> None:
-    """Withdraw a start that no master has carried out yet, or stop the run that it created.
+    """Withdraw a start command that no master has carried out yet, or stop the run that the command created.
 
     Raises:
-        HttpProblem: 403, 404; 409 if it started no run, was refused, or its run has ended.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such command, 409
+            (conflict) if the command started no run, was refused, or its run has ended.
     """
     with context.database.write() as connection:
         row = run_queries.find_command(connection, command_id)

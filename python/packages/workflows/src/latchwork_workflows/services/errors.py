@@ -16,7 +16,7 @@ _RETRY_S = 5
 
 
 def problem_of(error: Exception) -> HttpProblem | None:
-    """Return the problem for an exception. None: the exception is not expected here."""
+    """Convert an exception of a service to an HTTP problem. Return None for unexpected exceptions."""
     if isinstance(error, (UnknownAccount, LogMissing)):
         error = UnknownWorkflow(str(error))
     if isinstance(error, TooManyAttempts):

@@ -65,7 +65,7 @@ class _TaskData(NamedTuple):
 def explain_tasks(  # noqa: PLR0917 - one run, as it was read
     context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, str]:
-    """Return why each of these tasks is in its state, by name.
+    """Return for each of these tasks a sentence that explains its state, by name.
 
     Args:
         context: The service context of this process.
@@ -141,15 +141,15 @@ def _is_queued(task: Row) -> bool:
 
 
 def _pools_of_task(task: Row) -> tuple[str, ...]:
-    """Return the pools of which a queued task needs a slot."""
+    """Return the names of the pools in which a queued task needs a slot."""
     return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
 def _queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) -> dict[int, QueuePosition]:
-    """Return how many tasks are before these queued tasks in their partitions, by task ID.
+    """Return how many tasks are ahead of each queued task in its partition, by task ID.
 
-    A partition is read once, up to ``MAX_AHEAD`` tasks. A task whose item is missing is left out: it is not queued
-    yet, or was claimed just now.
+    Each partition is read once, up to ``MAX_AHEAD`` tasks. Tasks that are not queued yet or were just claimed are left
+    out.
     """
     lanes: dict[str, dict[int, str]] = {}
     for task in filter(_is_queued, asked):
@@ -174,9 +174,9 @@ def _positions_in(line: QueueHead, wanted: Mapping[int, str]) -> Iterator[tuple[
 
 
 def _cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
-    """Return the attempts of these tasks that were sent a cancel request.
+    """Return the times at which these tasks were requested to cancel, by attempt.
 
-    Reads the store only while the run stops or has failed.
+    Reads the store only if the run stops or has failed.
     """
     if row.state != RunState.READY_STOP.value and not row.ending:
         return {}
@@ -188,7 +188,7 @@ def _cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -> Ma
 def _full_pools(
     connection: sa.Connection, user: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
 ) -> dict[str, FullPool]:
-    """Return the pools without a free slot, keyed by their names in the store."""
+    """Return the pools without a free slot, by their names in the store."""
     found = {}
     for name, size in sizes.items():
         holders = taken.get(pool_key(name), ())
@@ -214,7 +214,7 @@ def _group_workers(workers: Sequence[WorkerStatus], group: str, kind: str, tenan
 def explain_causes(
     context: ServiceContext, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]
 ) -> list[RunCause]:
-    """Return why a run does not continue, or why it failed.
+    """Return the reasons why a run does not continue or has failed.
 
     Args:
         context: The service context of this process.
@@ -237,10 +237,10 @@ def explain_causes(
 
 
 def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explanation:
-    """Return why a run waits or failed, and why each of its tasks is in its state.
+    """Return why a run waits or has failed, and why each of its tasks is in its state.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     row = runs.find_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
@@ -254,7 +254,7 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
 def held_tasks(
     connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, HeldTaskFacts]:
-    """Return the state of the tasks that a master runs or ran itself.
+    """Return the state of the tasks that a master runs itself, such as sub-processes.
 
     Args:
         connection: A transaction.
@@ -291,9 +291,9 @@ def _kind(spec: TaskSpec, name: str) -> str:
 def dependency_states(
     connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
 ) -> list[tuple[RunSucceeded, bool | None]]:
-    """Return the dependencies of a dependent, and whether each is fulfilled as its master would see it now.
+    """Return the workflows that a dependent task waits for, and whether each of them has succeeded in time.
 
-    None: not yet.
+    The value is True, False, or None if this is not decided yet.
     """
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()

@@ -13,7 +13,7 @@ from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
 def list_grants(context: ServiceContext, user: Identity, project: str = "") -> list[Grant]:
-    """Return the grants of the projects that ``user`` may see, sorted by project and grantee.
+    """Return the grants of the projects that the account may see, sorted by project and grantee.
 
     Args:
         context: The service context of this process.
@@ -26,14 +26,14 @@ def list_grants(context: ServiceContext, user: Identity, project: str = "") -> l
 
 
 def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
-    """Let a project use another. As with roles of accounts, a person must do it.
+    """Allow a project to use the workflows of another project. Requires a browser session instead of a token.
 
     Args:
         context: The service context of this process.
         user: Must be an administrator of the project that is used.
         values: The fields of ``Grant``.
     Raises:
-        HttpProblem: 403; 422 with the invalid fields.
+        HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with the invalid fields.
     """
     need_session(user)
     require_role(user, Role.ADMIN, str(values.get("project", "")))
@@ -45,10 +45,12 @@ def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
 
 
 def remove_grant(context: ServiceContext, user: Identity, project: str, grantee: str) -> None:
-    """Remove the role of a project in another: its tasks that use it fail from now on.
+    """Remove the role of a project in another project.
+
+    Its tasks that use workflows of that project fail from now on.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such grant.
     """
     need_session(user)
     require_role(user, Role.ADMIN, project)

@@ -40,13 +40,13 @@ class LineageGraph(NamedTuple):
 
 
 def build_lineage(context: ServiceContext, user: Identity, *, project: str = "", workflow: str = "") -> LineageGraph:
-    """Return the links of all visible workflows, of a project, or of a workflow.
+    """Return the dependencies between workflows: of all projects, of one project with its neighbors, or around one
+    workflow.
 
-    A project includes its neighbors. A workflow includes everything up- and downstream of it. Workflows that the
-    account may not see are left out, whether they exist or not.
+    Workflows that the account may not see are left out.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such project or workflow or the account may not see it.
     """
     with context.database.read() as connection:
         if workflow:
@@ -77,7 +77,7 @@ def _linked_workflows(links: Iterable[LineageEdge]) -> set[str]:
 
 
 def _neighborhood(known: dict[str, Row | None], links: Sequence[LineageEdge], name: str) -> LineageGraph:
-    """Return everything up- and downstream of a workflow."""
+    """Return all workflows upstream and downstream of a workflow."""
     below: dict[str, list[str]] = {}
     above: dict[str, list[str]] = {}
     for each in links:

@@ -70,7 +70,7 @@ class Cluster(Protocol):
     """Queries to the store. Thread-safe. Its methods block, and may raise ``LatchworkError``."""
 
     def poke(self, shard: int) -> None:
-        """Notify the owner of a shard. The notification may be lost."""
+        """Notify the master of a shard that commands are waiting. The notification may be lost."""
         ...
 
     def workers(self) -> Sequence[WorkerStatus]:
@@ -78,15 +78,21 @@ class Cluster(Protocol):
         ...
 
     def slots(self) -> Mapping[str, Sequence[str]]:
-        """Return the attempts that hold slots, as ``<task>.<n>``, by the names of the pools in keys."""
+        """Return the attempts that hold slots, as ``<task>.<attempt number>``, by the pools' names in the store."""
         ...
 
     def queue_head(self, partition: str, limit: int) -> QueueHead | None:
-        """Return the first ``limit`` unclaimed items of a partition. None: too many are claimed to say."""
+        """Return the first ``limit`` queue items of a partition that no worker has claimed.
+
+        None: unknown, because too many items are claimed.
+        """
         ...
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Return when a cancel was sent to these attempts (``<task>.<n>``). 0: time unknown. Others are left out."""
+        """Return the times at which these attempts were requested to cancel.
+
+        0 if the time is unknown. Other attempts are left out.
+        """
         ...
 
 
@@ -111,7 +117,10 @@ class ServiceContext:
     lineage: ReferenceCache = field(default_factory=ReferenceCache)
 
     def poke(self, shard: int) -> None:
-        """Notify the owner of a shard. Never raises: the command is in the database and is found by polling."""
+        """Notify the master of a shard that commands are waiting.
+
+        Never raises, because masters also poll the database.
+        """
         if self.cluster is None:
             return
         try:
@@ -120,19 +129,19 @@ class ServiceContext:
             _log.debug("shard %s was not notified", shard, exc_info=True)
 
     def slots(self) -> Mapping[str, Sequence[str]] | None:
-        """Return the attempts that hold slots. None: the store cannot be reached."""
+        """Return the attempts that hold slots, by pool, or None if the store cannot be reached."""
         return self._query("slots", lambda cluster: cluster.slots())
 
     def workers(self) -> Sequence[WorkerStatus] | None:
-        """Return the workers that are online. None: the store cannot be reached."""
+        """Return the workers that are online, or None if the store cannot be reached."""
         return self._query("workers", lambda cluster: cluster.workers())
 
     def queue_head(self, partition: str, limit: int) -> QueueHead | None:
-        """Return the first ``limit`` unclaimed items of a partition. None: not known."""
+        """Return the first ``limit`` unclaimed queue items of a partition, or None if they are not known."""
         return self._query("queue", lambda cluster: cluster.queue_head(partition, limit))
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Return when a cancel was sent to these attempts. Empty if the store cannot be reached."""
+        """Return the times at which these attempts were requested to cancel. Empty if the store cannot be reached."""
         return (self._query("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
 
     def _query(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
@@ -146,16 +155,16 @@ class ServiceContext:
 
 
 def context_of(request: Request) -> ServiceContext:
-    """Return the service context of an app."""
+    """Return the service context of the app that handles a request."""
     context: ServiceContext = request.app.state.context
     return context
 
 
 def require_role(user: Identity, role: Role, project: str = "") -> None:
-    """Refuse an account without this role.
+    """Check that an account has a role in a project, or in all projects.
 
     Raises:
-        HttpProblem: 403, which names the role and where it is missing.
+        HttpProblem: 403 (forbidden). The message names the role and the project where the account lacks it.
     """
     if not user.has_role(role, project):
         where = f"in project {project!r}" if project else "in all projects"
@@ -167,10 +176,10 @@ def require_role(user: Identity, role: Role, project: str = "") -> None:
 
 
 def validated(kind: type[M], **values: Any) -> M:
-    """Return a model with these values.
+    """Return an instance of a model with these values, after validation.
 
     Raises:
-        HttpProblem: 422 with the invalid fields.
+        HttpProblem: 422 (invalid). The problem names each invalid field.
     """
     try:
         return kind.model_validate(values)
@@ -180,10 +189,10 @@ def validated(kind: type[M], **values: Any) -> M:
 
 
 def check_name(field_name: str, name: str) -> None:
-    """Refuse an invalid name of a project.
+    """Check that a project has a valid name.
 
     Raises:
-        HttpProblem: 422.
+        HttpProblem: 422 (invalid) if the name is not valid.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         why = f"{name!r:.60} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'"
@@ -191,17 +200,20 @@ def check_name(field_name: str, name: str) -> None:
 
 
 def require_any_role(user: Identity) -> None:
-    """Refuse an account that has no role in any project.
+    """Check that an account has a role in at least one project.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the account has no role.
     """
     if not user.has_any_role(Role.VIEWER):
         raise HttpProblem(403, f"{user.name} has no role in any project; ask an administrator for one", needs="viewer")
 
 
 def visible_codes(connection: sa.Connection, user: Identity, project: str = "") -> list[int] | None:
-    """Return the codes of the workflows that the account may see, of all projects or of one. None: all workflows."""
+    """Return the codes of the workflows that the account may see, of one or all projects.
+
+    None: the account may see all workflows.
+    """
     among = user.projects()
     return None if among is None and not project else list(workflow_queries.workflow_codes(connection, among, project))
 
@@ -210,7 +222,7 @@ def visible_row(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[An
     """Return the row if it exists and the account may see its project. An invisible row is treated as missing.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no row or the account may not see its project.
     """
     if row is None or not user.has_role(Role.VIEWER, row.project):
         raise HttpProblem(404, f"there is no {what}")

@@ -18,10 +18,10 @@ FIRST_SHARD = 0
 
 
 def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
-    """Return the pools, sorted by name. The pool of a project is left out if ``user`` has no role there.
+    """Return the pools that the account may see, sorted by name.
 
     Raises:
-        HttpProblem: 403.
+        HttpProblem: 403 (forbidden) if the account has no role in any project.
     """
     require_any_role(user)
     with context.database.read() as connection:
@@ -42,10 +42,11 @@ def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
 
 
 def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int = 100) -> PoolDetail:
-    """Return a pool with its holders and the first ``limit`` tasks that wait.
+    """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for a slot.
 
     Raises:
-        HttpProblem: 403; 404, there is none, or ``user`` may not see it.
+        HttpProblem: 403 (forbidden) if the account has no role in any project, 404 (not found) if there is no such pool
+            or the account may not see it.
     """
     require_any_role(user)
     taken = context.slots()
@@ -68,7 +69,7 @@ def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int =
 
 
 def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSettings:
-    """Create or change a pool. Tasks that run beyond a smaller size are not stopped.
+    """Create or change a pool. If the size gets smaller, running tasks are not stopped.
 
     The pool of a project applies to tasks that are queued from now on.
 
@@ -77,7 +78,7 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
         user: Must be an editor of all projects.
         values: The fields of ``PoolSettings``.
     Raises:
-        HttpProblem: 403; 422 with the invalid fields.
+        HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with the invalid fields.
     """
     require_role(user, Role.EDITOR)
     given = validated(PoolSettings, **values)
@@ -95,10 +96,11 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
 
 
 def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
-    """Remove a pool that no workflow names.
+    """Remove a pool to which no workflow refers.
 
     Raises:
-        HttpProblem: 403; 404; 409 with the workflows that name it.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such pool, 409
+            (conflict) with the workflows that name the pool.
     """
     require_role(user, Role.EDITOR)
     with context.database.write() as connection:

@@ -57,28 +57,28 @@ _REFUSED = {each.value.replace("_", "-") for each in INTERNAL}
 
 
 def find_row(context: ServiceContext, user: Identity, run_id: int) -> Row:
-    """Return the row of a run.
+    """Return the database row of a run, if the account may see it.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     with context.database.read() as connection:
         return visible_row(user, run_queries.find_run(connection, run_id), f"run {run_id}")
 
 
 def to_run(row: Row) -> Run:
-    """Return the run of a row."""
+    """Convert a database row to a run."""
     return Run.of(row, round=row.round)
 
 
 def to_task(row: Row) -> Task:
-    """Return the task of a row."""
+    """Convert a database row to a task."""
     in_master = row.state == TaskState.RUNNING and row.queue_key is None
     return Task.of(row, run=row.run_id, round=row.round, in_master=in_master)
 
 
 def to_attempt(row: Row) -> Attempt:
-    """Return the attempt of a row, which has the ``name`` and ``run`` of its task."""
+    """Convert a database row, joined with the ``name`` and the ``run`` of the task, to an attempt."""
     return Attempt.of(row, id=f"{row.task}.{row.n}.{row.claim}", round=row.round, has_log=bool(row.log_ref))
 
 
@@ -103,7 +103,7 @@ def list_runs(
         before: Only those with lower IDs.
         limit: The maximum number of results.
     Raises:
-        HttpProblem: 404, there is no such workflow.
+        HttpProblem: 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         if workflow and project:
@@ -121,7 +121,7 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
     """Return a run with the tasks of its newest round.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
@@ -134,10 +134,12 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
 
 
 def list_tasks(context: ServiceContext, user: Identity, run_id: int, round_number: int | None = None) -> list[Task]:
-    """Return the tasks of a round of a run, in the order of the definition. None: the newest round.
+    """Return the tasks of one round of a run, in the order of the definition.
+
+    ``None`` stands for the newest round.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
@@ -148,7 +150,7 @@ def list_attempts(context: ServiceContext, user: Identity, run_id: int) -> list[
     """Return the attempts of all rounds of a run, the newest first.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
@@ -164,10 +166,11 @@ def request_run(
     *,
     unique_key: str | None = None,
 ) -> CommandSent:
-    """Request a run.
+    """Request a run of a workflow, which a master then creates.
 
     Raises:
-        HttpProblem: 403, 404, 422 naming the field.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow, 422
+            (invalid) with the invalid field.
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
@@ -200,10 +203,10 @@ def request_run(
 
 
 def workflow_to_start(context: ServiceContext, user: Identity, project: str, name: str) -> tuple[Row, Definition]:
-    """Return the row and the newest definition of a workflow that the account may start.
+    """Return the database row and the newest definition of a workflow, if the account may start it.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -221,7 +224,7 @@ def send_start(
     unique_key: str | None,
     by: str,
 ) -> SentCommand:
-    """Write the command that starts a workflow, for a random shard.
+    """Send the command that starts a workflow to a random shard.
 
     Raises:
         WrongState: The workflow is offline, and no earlier command has this key.
@@ -241,10 +244,10 @@ def check_start(
     start_from: Sequence[str] = (),
     schedule_time: float | None = None,
 ) -> None:
-    """Refuse unknown parameters and tasks, and invalid values.
+    """Check that the parameters, tasks and other values of a start request are valid for the workflow.
 
     Raises:
-        HttpProblem: 422, naming each field.
+        HttpProblem: 422 (invalid). The problem names each invalid field.
     """
     problems = [
         (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
@@ -286,7 +289,7 @@ def request_action(
     no_cache: bool = False,
     unique_key: str | None = None,
 ) -> CommandSent:
-    """Request an action on a run.
+    """Request an action on a run, such as pausing or rerunning it.
 
     Args:
         context: The service context of this process.
@@ -297,7 +300,8 @@ def request_action(
         no_cache: For ``rerun``: run every task, even if a cached result exists.
         unique_key: Idempotency key: repeating it with the same command changes nothing.
     Raises:
-        HttpProblem: 403, also for internal commands; 404; 409 naming the possible actions.
+        HttpProblem: 403 (forbidden) if the account may not do this or only masters send this command, 404 (not found)
+            if there is no such run or action, 409 (conflict) with the actions that the state of the run allows.
         KeyReused: The key was used before, for another command.
     """
     row = find_row(context, user, run_id)
@@ -329,10 +333,10 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
     args: dict[str, Any],
     unique_key: str | None,
 ) -> CommandSent:
-    """Send a command to the master of a run, if its state allows it.
+    """Send a command to the master of a run, if the state of the run allows the command.
 
     Raises:
-        HttpProblem: 409 with the actions that are possible.
+        HttpProblem: 409 (conflict) with the actions that the state of the run allows.
     """
     with context.database.write() as connection:
         is_restarted = kind is CommandType.STOP and has_restart_command(connection, row.id)
@@ -362,14 +366,17 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
 
 
 def to_command_sent(context: ServiceContext, command: SentCommand) -> CommandSent:
-    """Return a sent command, with its run if a master has already carried it out."""
+    """Return the document of a stored command, with the ID of its run if a master has already carried it out."""
     with context.database.read() as connection:
         row = run_queries.find_command(connection, command.id)
     return CommandSent(command=command.id, is_new=command.is_new, run=None if row is None else row.run_id)
 
 
 def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
-    """Try the command without writing. The master decides later, by the state that it finds then."""
+    """Check that the state of the run allows a command, without writing.
+
+    The master checks again when it carries the command out.
+    """
     stored = runs.load(connection, [row.id]).get(row.id)
     if stored is None:
         raise HttpProblem(404, f"there is no run {row.id}")

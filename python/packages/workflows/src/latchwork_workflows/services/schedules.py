@@ -32,7 +32,7 @@ def list_schedules(
         workflow: With a project, only that of this workflow.
         count: How many of the next fire times to return.
     Raises:
-        HttpProblem: 404, there is no such workflow.
+        HttpProblem: 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         if workflow:
@@ -53,12 +53,14 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
 
 
 def set_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:
-    """Enable or disable the schedule of a workflow. Fire times while it is disabled are not caught up.
+    """Enable or disable the schedule of a workflow. Fire times that pass while it is disabled are not caught up.
 
-    Enabled, it begins with the next time after now, also if a clock that was ahead had settled that time already.
+    An enabled schedule continues with its next fire time after now, even if that time was already handled because a
+    clock was ahead.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow or it
+            has no schedule.
     """
     now = time.time()
     with context.database.write() as connection:
@@ -77,7 +79,7 @@ def preview_fire_times(cron: str, tz: str = "UTC", count: int = 5, after: float 
     """Return the next times at which a cron expression fires.
 
     Raises:
-        HttpProblem: 422, the expression or the time zone is wrong, or it never fires.
+        HttpProblem: 422 (invalid) if the expression or the time zone is wrong, or the expression never fires.
     """
     try:
         return list(islice(_fire_times(Cron(cron, tz=tz), time.time() if after is None else after), count))
@@ -87,7 +89,9 @@ def preview_fire_times(cron: str, tz: str = "UTC", count: int = 5, after: float 
 
 
 def next_fires(row: Row, now: float, count: int) -> list[float]:
-    """Return the next times at which a schedule starts its workflow. Fewer than ``count`` if its window ends before.
+    """Return the next times at which a schedule starts its workflow.
+
+    Fewer than ``count`` if the schedule ends before.
 
     Args:
         row: A row with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.

@@ -37,20 +37,21 @@ S = TypeVar("S", bound=Setting)
 
 
 def list_connections(context: ServiceContext, user: Identity, project: str | None = None) -> list[Connection]:
-    """Return the connections that ``user`` may see, sorted by project and name.
+    """Return the connections that the account may see, sorted by project and name.
 
-    With a project, these are its connections and those of all projects. None: the connections of every project.
+    Given a project, returns its own connections and those shared by all projects. None: the connections of every
+    project.
     """
     return _listed(Connection, context, user, "connection", project)
 
 
 def list_environments(context: ServiceContext, user: Identity, project: str | None = None) -> list[Environment]:
-    """Return the environments that ``user`` may see, as ``connections`` does."""
+    """Return the environments that the account may see. The arguments are those of ``list_connections``."""
     return _listed(Environment, context, user, "environment", project)
 
 
 def list_parameters(context: ServiceContext, user: Identity, project: str | None = None) -> list[Parameter]:
-    """Return the parameters that ``user`` may see, as ``connections`` does."""
+    """Return the parameters that the account may see. The arguments are those of ``list_connections``."""
     return _listed(Parameter, context, user, "parameter", project)
 
 
@@ -72,29 +73,33 @@ def _listed(
 
 
 def may_read(user: Identity, project: str) -> bool:
-    """Return whether an account may see values of a project, or of all projects: editors may."""
+    """Return whether an account may read the values of settings in a project, or of shared settings.
+
+    Editors may.
+    """
     return user.has_role(Role.EDITOR, project) if project else user.has_any_role(Role.EDITOR)
 
 
 def may_change(user: Identity, project: str) -> bool:
-    """Return whether an account may change the settings of a project, or of all projects."""
+    """Return whether an account may change the settings of a project, or shared settings."""
     return user.has_role(_required_role(project), project)
 
 
 def set_connection(
     context: ServiceContext, user: Identity, project: str, name: str, *, url: str, secret: str = ""
 ) -> bool:
-    """Store a connection. Return whether it is new.
+    """Store a database connection. Return whether the connection is new.
 
     Args:
         context: The service context of this process.
         user: The requesting account.
-        project: Its project. Empty: all projects.
-        name: Its name.
+        project: Project of the connection. Empty: shared by all projects.
+        name: Name of the connection.
         url: SQLAlchemy URL without a password.
         secret: Name of the password among the secrets of workers. Empty: no password.
     Raises:
-        HttpProblem: 403, 409, 422 naming the field. No message repeats the URL.
+        HttpProblem: 403 (forbidden) if the account may not do this, 409 (conflict) if the project has too many
+            settings, 422 (invalid) with the invalid field. No message contains the URL.
     """
     return _set(context, user, "connection", project, name, values={"url": url, "secret": secret})
 
@@ -109,16 +114,18 @@ def set_environment(
     drop: Iterable[str] = (),
     keep: bool = False,
 ) -> bool:
-    """Store an environment. Return whether it is new. Raises like ``set_connection``.
+    """Store an environment, which is a named set of variables.
+
+    Return whether the environment is new. Raises like ``set_connection``.
 
     Args:
         context: The service context of this process.
         user: The requesting account.
-        project: Its project. Empty: all projects.
-        name: Its name.
-        variables: Its variables.
-        drop: Existing variables to remove, with ``keep``.
-        keep: Keep the existing variables, except those in ``drop``.
+        project: Project of the environment. Empty: shared by all projects.
+        name: Name of the environment.
+        variables: Variables of the environment.
+        drop: Names of existing variables to remove if ``keep`` is set.
+        keep: Whether to keep the existing variables, except those in ``drop``.
     """
     return _set(
         context, user, "environment", project, name, values={"variables": dict(variables)}, keep=keep, drop=drop
@@ -126,15 +133,18 @@ def set_environment(
 
 
 def set_parameter(context: ServiceContext, user: Identity, project: str, name: str, value: Any) -> bool:
-    """Store a parameter, any JSON value. Return whether it is new. Arguments and errors as for ``set_connection``."""
+    """Store a parameter, which is any JSON value. Return whether the parameter is new.
+
+    The arguments and errors are those of ``set_connection``.
+    """
     return _set(context, user, "parameter", project, name, values={"value": value})
 
 
 def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
-    """Delete a setting. Return the workflows that still name it, sorted and without duplicates: their tasks will fail.
+    """Delete a setting. Return the workflows that still refer to it, sorted. Tasks of these workflows will fail.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such setting.
     """
     require_role(user, _required_role(project), project)
     with context.database.write() as connection:
@@ -149,9 +159,9 @@ def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, p
 def check_connection(
     context: ServiceContext, user: Identity, project: str, name: str, *, within: str = "", group: str = "default"
 ) -> CommandSent:
-    """Test a connection on a worker, as a run of a workflow of one task that is created for it.
+    """Test a connection on a worker, by starting a run with one task that opens the connection.
 
-    So the test uses the network, the drivers and the secrets of tasks, and its log is kept.
+    The test uses the same network, drivers and secrets as other tasks, and its log is kept.
 
     Args:
         context: The service context of this process.
@@ -161,7 +171,8 @@ def check_connection(
         within: Project in which a connection of all projects is tested. Empty: ``default``.
         group: Worker group that runs the test.
     Raises:
-        HttpProblem: 403, 404, 422; 409, the project has another connection of this name.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such connection, 409
+            (conflict) if the project has another connection of this name, 422 (invalid) with the invalid field.
     """
     at = project or within or "default"
     if project and within not in {"", project}:
@@ -219,7 +230,7 @@ def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
 
 
 def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the audit details: the setting and which fields have changed, never a value."""
+    """Return the details of a changed setting for the audit log: its name and the changed fields, but no values."""
     found: dict[str, Any] = {kind: name, "new": before is None}
     if kind == "environment":
         old, new = (before.variables if before is not None else {}), values["variables"]

@@ -23,20 +23,20 @@ FORCES = {"force-success": CommandType.FORCE_SUCCESS, "force-start": CommandType
 
 
 def find_row(context: ServiceContext, user: Identity, task_id: int) -> Row:
-    """Return the row of a task.
+    """Return the database row of a task, if the account may see it.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such task or the account may not see it.
     """
     with context.database.read() as connection:
         return visible_row(user, run_queries.find_task(connection, task_id), f"task {task_id}")
 
 
 def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetail:
-    """Return a task with its attempts, and why it is in its state.
+    """Return a task with its attempts and an explanation of its state.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such task or the account may not see it.
     """
     row = find_row(context, user, task_id)
     run = runs.find_row(context, user, row.run_id)
@@ -61,10 +61,11 @@ def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetai
 def request_task_action(
     context: ServiceContext, user: Identity, task_id: int, action: str, *, unique_key: str | None = None
 ) -> CommandSent:
-    """Send a command about a task: one of ``FORCES``.
+    """Request an action on a task: one of ``FORCES``, such as marking it as successful.
 
     Raises:
-        HttpProblem: 403, 404, 409.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such task or action,
+            409 (conflict) if the state of the task does not allow the action.
     """
     task = find_row(context, user, task_id)
     if action not in FORCES:
@@ -81,7 +82,7 @@ def request_task_action(
 
 
 def parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None:
-    """Return the task that started a run. None: no task did, or the account may not see it."""
+    """Return the task that started a run. None: no task did, or the account may not see that task."""
     if row.parent_task is None:
         return None
     with context.database.read() as connection:
@@ -90,7 +91,7 @@ def parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None
 
 
 def child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
-    """Return the runs that these tasks started and the account may see, by the ID of the task."""
+    """Return the runs that these tasks started, by task ID. Runs that the account may not see are left out."""
     with context.database.read() as connection:
         found = related_runs.runs_started_by(connection, tasks)
     return {task: row for task, row in found.items() if user.has_role(Role.VIEWER, row.project)}
@@ -99,10 +100,12 @@ def child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) 
 def list_children(
     context: ServiceContext, user: Identity, run_id: int, *, before: int | None = None, limit: int = 50
 ) -> list[ChildRun]:
-    """Return the runs that tasks of a run started and the account may see, the newest first.
+    """Return the runs that tasks of a run started, the newest first.
+
+    Runs that the account may not see are left out.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     row = runs.find_row(context, user, run_id)
     with context.database.read() as connection:
@@ -119,10 +122,10 @@ def list_elements(
     after: int | None = None,
     limit: int = 100,
 ) -> list[Task]:
-    """Return the elements of a map, sorted by index.
+    """Return the elements of a map task, sorted by index.
 
     Raises:
-        HttpProblem: 404, also if the task is not a map.
+        HttpProblem: 404 (not found) if there is no such task or the task is not a map.
     """
     row = find_row(context, user, task_id)
     if row.map_index >= 0:
@@ -135,7 +138,7 @@ def list_elements(
 def awaited_runs(
     context: ServiceContext, user: Identity, row: Row, definition: Definition, task: str
 ) -> list[AwaitedRun]:
-    """Return the runs for which a dependent waits, as far as the account may see them.
+    """Return the runs for which a dependent task waits. Runs that the account may not see are left out.
 
     Args:
         context: The service context of this process.

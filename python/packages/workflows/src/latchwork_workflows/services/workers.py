@@ -20,19 +20,19 @@ Row: TypeAlias = Any
 def tasks_by_worker(
     connection: sa.Connection, user: Identity, workers: Sequence[WorkerStatus]
 ) -> dict[str, tuple[ActiveTask, ...]]:
-    """Return the tasks of each worker by its name, the longest-running first."""
+    """Return the tasks that each worker runs, by the name of the worker, the longest-running first."""
     found = _tasks(connection, user, {x for each in workers for x in each.attempts})
     return {each.name: _by_age(found[x] for x in each.attempts) for each in workers}
 
 
 def tasks_of_attempts(connection: sa.Connection, user: Identity, attempts: Sequence[str]) -> tuple[ActiveTask, ...]:
-    """Return the tasks of these attempts, ``<task>.<n>``, the longest-running first."""
+    """Return the tasks of these attempts (``<task>.<attempt number>``), the longest-running first."""
     found = _tasks(connection, user, attempts)
     return _by_age(found[each] for each in attempts)
 
 
 def queued_tasks(connection: sa.Connection, user: Identity, ids: Sequence[int]) -> list[ActiveTask]:
-    """Return these tasks, in this order, with the times since which they have been waiting."""
+    """Return these queued tasks in the given order, each with the time since which it has been waiting."""
     rows = workers.tasks_with_workflows(connection, ids)
     return [_active_task(user, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
 

@@ -26,10 +26,10 @@ Row: TypeAlias = Any
 
 
 def find_row(context: ServiceContext, user: Identity, project: str, name: str) -> Row:
-    """Return the row of a workflow.
+    """Return the database row of a workflow, if the account may see it.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such workflow or the account may not see it.
     """
     with context.database.read() as connection:
         return visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -38,7 +38,7 @@ def find_row(context: ServiceContext, user: Identity, project: str, name: str) -
 def list_workflows(
     context: ServiceContext, user: Identity, *, contains: str = "", after: str = "", limit: int = 50
 ) -> list[Workflow]:
-    """Return workflows, sorted by project and name.
+    """Return the workflows that the account may see, sorted by project and name.
 
     Args:
         context: The service context of this process.
@@ -69,10 +69,10 @@ def _workflow(row: Row, now: float) -> Workflow:
 def get_workflow(
     context: ServiceContext, user: Identity, project: str, name: str, version: int | None = None
 ) -> WorkflowDetail:
-    """Return a workflow with the definition of a version. None: the newest.
+    """Return a workflow with the definition of one version. ``None`` stands for the newest version.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     with context.database.read() as connection:
         row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -89,7 +89,7 @@ def list_versions(
     """Return the versions of a workflow, the newest first.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     with context.database.read() as connection:
         row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
@@ -103,7 +103,7 @@ def diff_versions(  # noqa: PLR0917 - what the address has
     """Return a unified diff between the YAML of two versions.
 
     Raises:
-        HttpProblem: 404.
+        HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     before, after = (
         to_yaml(get_workflow(context, user, project, name, each).definition).splitlines() for each in (old, new)
@@ -114,9 +114,9 @@ def diff_versions(  # noqa: PLR0917 - what the address has
 def validate_definition(
     context: ServiceContext, user: Identity, definition: str | Mapping[str, Any]
 ) -> ValidDefinition:
-    """Check a definition given as text or as plain values.
+    """Check a definition that is given as text or as plain values.
 
-    A viewer of its project also gets errors about missing settings.
+    Accounts that may see its project also get errors about missing settings.
 
     Raises:
         DefinitionInvalid: With every problem.
@@ -141,7 +141,7 @@ def apply_definition(
     online: bool | None = None,
     base: int | None = None,
 ) -> AppliedVersion:
-    """Store a definition, as a new version if it differs.
+    """Store a definition of a workflow. It becomes a new version if it differs from the newest version.
 
     Args:
         context: The service context of this process.
@@ -151,7 +151,8 @@ def apply_definition(
         base: The version that was edited. None: any. 0: the workflow is new.
     Raises:
         DefinitionInvalid: With every problem.
-        HttpProblem: 403; 409 if there is a newer version than ``base``.
+        HttpProblem: 403 (forbidden) if the account may not do this, 409 (conflict) if there is a newer version than
+            ``base``.
     """
     found = validate_definition(context, user, definition)
     wanted = found.definition
@@ -187,10 +188,10 @@ def apply_definition(
 
 
 def set_online(context: ServiceContext, user: Identity, project: str, name: str, *, online: bool) -> None:
-    """Set whether a workflow may be started. Existing runs continue.
+    """Set whether a workflow may be started. Active runs continue.
 
     Raises:
-        HttpProblem: 403, 404.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.
     """
     row = find_row(context, user, project, name)
     require_role(user, Role.EDITOR, project)

@@ -20,12 +20,12 @@ def render_page(request: Request, user: Identity, template: str, status: int = 2
 
 
 def redirect(path: str) -> RedirectResponse:
-    """Redirect after a change to the page that shows it, so that a reload does not repeat the change."""
+    """Return a redirect to the page that shows the result of a change, so that a reload does not repeat the change."""
     return RedirectResponse(path, 303)
 
 
 def url_with_query(path: str, **query: Any) -> str:
-    """Return the path with the query parameters that are not empty."""
+    """Return a path with query parameters. Empty parameters are left out."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -34,7 +34,7 @@ def parse_integer(field: str, text: str) -> int:
     """Parse an integer from a form.
 
     Raises:
-        HttpProblem: 422, the text is not an integer.
+        HttpProblem: 422 (invalid) if the text is not an integer.
     """
     if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10:
         return int(text)
@@ -43,7 +43,10 @@ def parse_integer(field: str, text: str) -> int:
 
 
 def split_page(rows: list[Any], limit: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
-    """Return the rows of a page and the address of the next page. Expects one more row than fits on the page."""
+    """Return the rows of one page of a list, and the address of the next page.
+
+    ``rows`` must have one row more than fits, if there are more.
+    """
     if len(rows) <= limit:
         return rows, ""
     shown = rows[:limit]
@@ -51,10 +54,10 @@ def split_page(rows: list[Any], limit: int, path: str, key: str = "id", **query:
 
 
 def parse_role(word: str) -> Role:
-    """Return the role of this name from a form.
+    """Return the role that a form names.
 
     Raises:
-        HttpProblem: 422, there is no such role.
+        HttpProblem: 422 (invalid) if there is no such role.
     """
     try:
         return Role.from_label(word)

@@ -100,7 +100,7 @@ def parse_variables(text: str) -> dict[str, str]:
     """Parse variables from a form, one per line.
 
     Raises:
-        HttpProblem: 422, a line is invalid.
+        HttpProblem: 422 (invalid) if a line is invalid.
     """
     found = {}
     for number, line in enumerate(text[:_MAX_FIELD].replace("\r\n", "\n").split("\n"), 1):

@@ -166,7 +166,7 @@ def parse_params(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
     """Return the parameters of a start form that differ from the defaults.
 
     Raises:
-        HttpProblem: 422, names each field that is not valid JSON.
+        HttpProblem: 422 (invalid). The problem names each field that is not valid JSON.
     """
     params, problems = {}, []
     for name, default in body.params.items():

@@ -433,7 +433,7 @@ class WorkflowSession:
         return left
 
     def unavailable_reason(self) -> str | None:
-        """Return why this worker claims no tasks, such as that logs cannot be written. Empty if it claims tasks."""
+        """Return why this worker claims no tasks, such as that logs cannot be written. None if it claims tasks."""
         return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
     # Events from others
