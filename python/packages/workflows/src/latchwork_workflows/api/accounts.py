@@ -57,7 +57,10 @@ def list_tokens(request: Request, user: CurrentUser) -> list[ApiToken]:
 
 @router.post("/tokens", status_code=201)
 def create_token(request: Request, user: CurrentUser, body: NewToken) -> TokenMade:
-    """Create a token for your own account. The answer has its text, which is not stored. Requires a session."""
+    """Create a token for your own account.
+
+    Only this response contains its text, because the text is not stored. Requires a session.
+    """
     role = Role.from_label(body.role) if body.role else None
     token_id, token = service.new_token(context_of(request), user, body.name, role=role, lasts_s=body.lasts_s)
     return TokenMade(id=token_id, token=token)

@@ -27,7 +27,7 @@ def list_alerts(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[Alert]:
-    """List alerts and their deliveries, the newest first."""
+    """List alerts with their deliveries, the newest first."""
     wanted = project.replace("\x00", "")
     return alerts.list_alerts(
         context_of(request), user, project=wanted, state=state, run=run, before=before, limit=limit
@@ -42,30 +42,30 @@ def show_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
 
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
 def resend(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
-    """Send a delivery again, as another message."""
+    """Send a delivery of an alert again, as a new message."""
     alerts.resend(context_of(request), user, delivery_id)
 
 
 @router.get("/channels")
 def list_channels(request: Request, user: CurrentUser) -> list[Channel]:
-    """List the channels, sorted by name. For administrators of all projects."""
+    """List the alert channels, sorted by name. Only for administrators of all projects."""
     return alerts.list_channels(context_of(request), user)
 
 
 @router.put("/channels/{name}")
 def set_channel(request: Request, user: CurrentUser, name: m.NamePath, body: ChannelChange) -> ChannelStored:
-    """Create or replace a channel."""
+    """Create or replace an alert channel."""
     is_new = alerts.set_channel(context_of(request), user, name, body.kind, body.options, enabled=body.enabled)
     return ChannelStored(is_new=is_new)
 
 
 @router.delete("/channels/{name}", status_code=204)
 def remove_channel(request: Request, user: CurrentUser, name: m.NamePath) -> None:
-    """Delete a channel."""
+    """Delete an alert channel."""
     alerts.remove_channel(context_of(request), user, name)
 
 
 @router.post("/channels/{name}:test", status_code=202)
 def test_channel(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
-    """Send a test. The delivery of its alert has the result."""
+    """Send a test message through an alert channel. The delivery of the returned alert has the result."""
     return ChannelTest(alert=alerts.test_channel(context_of(request), user, name))

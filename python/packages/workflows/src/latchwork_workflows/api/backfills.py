@@ -33,7 +33,7 @@ def start(
     body: BackfillRequest,
     key: m.UniqueKey = None,
 ) -> CommandSent:
-    """Request a backfill of these dates. Its command has its ID once a master has created it."""
+    """Request a backfill of a workflow. Once a master has created the backfill, the returned command has its ID."""
     return backfills.request_backfill(context_of(request), user, project, name, body, unique_key=key)
 
 
@@ -41,7 +41,7 @@ def start(
 def list_following(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, dependents: Dependents = "all"
 ) -> FollowingBackfills:
-    """List the workflows that a backfill with `dependents` also runs."""
+    """List the other workflows that a backfill also runs, because they wait for runs of its workflow."""
     return FollowingBackfills(
         workflows=backfills.dependent_workflows(context_of(request), user, project, name, dependents)
     )
@@ -65,7 +65,7 @@ def list_backfills(
 
 @router.get("/backfills/{backfill_id}")
 def get_backfill(*, request: Request, user: CurrentUser, backfill_id: m.Id) -> Backfill:
-    """Return a backfill."""
+    """Return a backfill with its progress."""
     return backfills.get_backfill(context_of(request), user, backfill_id)
 
 
@@ -81,7 +81,10 @@ def list_runs(
     ] = None,
     limit: m.Limit = 100,
 ) -> list[BackfillRun]:
-    """List the runs of a backfill, oldest date first. Dates that were never started are `submitted`."""
+    """List the runs of a backfill, the oldest date first.
+
+    Dates that have not started yet have the state `submitted`.
+    """
     return backfills.list_runs(context_of(request), user, backfill_id, state=state, after=after, limit=limit)
 
 

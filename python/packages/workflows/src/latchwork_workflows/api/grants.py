@@ -28,7 +28,10 @@ def list_grants(
 
 @router.put("/projects/{project}/grants", status_code=204)
 def set_grant(*, request: Request, user: CurrentUser, project: m.NamePath, body: GrantChange) -> None:
-    """Set or remove the role of a project in this one, which you administer. Requires a session, not a token."""
+    """Set or remove the role that another project has in this project.
+
+    Requires a session of an administrator, not a token.
+    """
     if body.role is None:
         grants.remove_grant(context_of(request), user, project, body.grantee)
     else:

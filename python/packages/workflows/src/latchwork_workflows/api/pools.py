@@ -18,23 +18,23 @@ _Name = Annotated[str, Path(pattern=POOL_PATTERN, description="of a project's po
 
 @router.get("/pools")
 def list_pools(request: Request, user: CurrentUser) -> list[Pool]:
-    """List the pools, with the workflows that name them."""
+    """List the pools, each with the workflows that refer to it."""
     return pools.list_pools(context_of(request), user)
 
 
 @router.get("/pools/{pool}")
 def get_pool(*, request: Request, user: CurrentUser, pool: _Name, limit: Limit = 100) -> PoolDetail:
-    """Return a pool, the tasks that hold its slots, and the next tasks that wait for one."""
+    """Return a pool, the tasks that hold its slots, and the next tasks that wait for a slot."""
     return pools.get_pool(context_of(request), user, pool, limit=limit)
 
 
 @router.put("/pools/{pool}")
 def put_pool(*, request: Request, user: CurrentUser, pool: _Name, body: PoolChange) -> PoolSettings:
-    """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
+    """Create or change a pool. Running tasks are not stopped if the size gets smaller."""
     return pools.set_pool(context_of(request), user, name=pool, **body.model_dump())
 
 
 @router.delete("/pools/{pool}", status_code=204)
 def remove_pool(*, request: Request, user: CurrentUser, pool: _Name) -> None:
-    """Remove a pool that no workflow names."""
+    """Remove a pool to which no workflow refers."""
     pools.remove_pool(context_of(request), user, pool)

@@ -34,19 +34,22 @@ def start(
     body: StartRequest | None = None,
     key: m.UniqueKey = None,
 ) -> CommandSent:
-    """Request a run of the newest version. Its command has its ID once a master has created it."""
+    """Request a run of the newest version of a workflow.
+
+    Once a master has created the run, the returned command has its ID.
+    """
     return runs.request_run(context_of(request), user, project, name, body or StartRequest(), unique_key=key)
 
 
 @router.get("/commands/{command_id}")
 def get_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> Command:
-    """Return a command. That of a start has the ID of its run once a master has created it."""
+    """Return a command. Once a master has carried out a start command, the command has the ID of the run."""
     return commands.get_command(context_of(request), user, command_id)
 
 
 @router.post("/commands/{command_id}:stop", status_code=204)
 def stop_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> None:
-    """Withdraw a start that no master has carried out yet, or stop the run that it created."""
+    """Withdraw a start command that no master has carried out yet, or stop the run that the command created."""
     commands.withdraw_or_stop(context_of(request), user, command_id)
 
 
@@ -61,7 +64,7 @@ def list_runs(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[Run]:
-    """Return runs, the newest first."""
+    """List runs, the newest first."""
     chosen = {"project": project, "workflow": workflow, "state": state}
     return runs.list_runs(context_of(request), user, **chosen, before=before, limit=limit)
 
@@ -82,19 +85,19 @@ def list_tasks(
         int | None, Query(alias="round", ge=1, le=2**31 - 1, description="default: the newest round")
     ] = None,
 ) -> list[Task]:
-    """Return the tasks of one round of a run, in the order of the definition."""
+    """List the tasks of one round of a run, in the order of the definition."""
     return runs.list_tasks(context_of(request), user, run_id, number)
 
 
 @router.get("/runs/{run_id}/attempts")
 def list_attempts(*, request: Request, user: CurrentUser, run_id: m.Id) -> list[Attempt]:
-    """Return the attempts of all tasks and rounds of a run, the newest first."""
+    """List the attempts of all tasks and rounds of a run, the newest first."""
     return runs.list_attempts(context_of(request), user, run_id)
 
 
 @router.get("/runs/{run_id}/why")
 def explain_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> Explanation:
-    """Return why a run waits or failed, and why each of its tasks is in its state."""
+    """Explain why a run waits or has failed, and why each of its tasks is in its state."""
     return explanations.explain_run(context_of(request), user, run_id)
 
 
@@ -102,7 +105,7 @@ def explain_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> Explana
 def list_children(
     *, request: Request, user: CurrentUser, run_id: m.Id, before: m.Before = None, limit: m.Limit = 50
 ) -> list[ChildRun]:
-    """Return the runs that tasks of a run started, the newest first."""
+    """List the runs that tasks of a run started, the newest first."""
     return tasks.list_children(context_of(request), user, run_id, before=before, limit=limit)
 
 
@@ -116,14 +119,17 @@ def act(
     body: RecoverRequest | None = None,
     key: m.UniqueKey = None,
 ) -> CommandSent:
-    """Pause, resume, stop, recover or rerun a run. An action that its state does not allow is a conflict."""
+    """Pause, resume, stop, recover or rerun a run.
+
+    The response is a conflict if the state of the run does not allow the action.
+    """
     how = (body or RecoverRequest()).model_dump()
     return runs.request_action(context_of(request), user, run_id, action, **how, unique_key=key)
 
 
 @router.get("/tasks/{task_id}")
 def get_task(*, request: Request, user: CurrentUser, task_id: m.Id) -> TaskDetail:
-    """Return a task with its attempts, and why it is in its state."""
+    """Return a task with its attempts and an explanation of its state."""
     return tasks.get_task(context_of(request), user, task_id)
 
 
@@ -137,7 +143,7 @@ def list_elements(
     after: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="only elements with higher indexes")] = None,
     limit: m.Limit = 100,
 ) -> list[Task]:
-    """Return the elements of a map, sorted by index."""
+    """List the elements of a map task, sorted by index."""
     return tasks.list_elements(context_of(request), user, task_id, state=state, after=after, limit=limit)
 
 
@@ -145,7 +151,7 @@ def list_elements(
 def force(
     *, request: Request, user: CurrentUser, task_id: m.Id, action: _Action, key: m.UniqueKey = None
 ) -> CommandSent:
-    """Mark a failed task as success (`force-success`), or start a queued one without a slot (`force-start`)."""
+    """Mark a failed task as successful (`force-success`), or start a queued task without a slot (`force-start`)."""
     return tasks.request_task_action(context_of(request), user, task_id, action, unique_key=key)
 
 
@@ -153,7 +159,7 @@ def force(
 def read_log(
     *, request: Request, user: CurrentUser, attempt_id: AttemptId, offset: _Offset = 0, limit: _LogLimit = 65_536
 ) -> LogText:
-    """Return a part of a log as text that is safe to show. The next part begins at `next`."""
+    """Return a part of a log as text that is safe to display. `next` is the offset of the next part."""
     context = context_of(request)
     return attempts.read_log(context, attempts.find_attempt(context, user, attempt_id), offset, limit)
 
@@ -162,7 +168,10 @@ def read_log(
 def read_raw_log(
     *, request: Request, user: CurrentUser, attempt_id: AttemptId, offset: _Offset = 0, limit: _LogLimit = 65_536
 ) -> Response:
-    """Return a part of a log as it was written. `X-Log-Next` is the next offset, `X-Log-Ended` is 1 at the end."""
+    """Return a part of a log as the bytes that were written.
+
+    `X-Log-Next` is the next offset. `X-Log-Ended` is 1 at the end.
+    """
     context = context_of(request)
     found = attempts.read_raw_log(context, attempts.find_attempt(context, user, attempt_id), offset, limit)
     headers = {"X-Log-Next": str(found.next), "X-Log-Ended": str(int(found.ended))}
@@ -171,7 +180,7 @@ def read_raw_log(
 
 @router.get("/attempts/{attempt_id}/log/download", tags=["logs"], response_class=StreamingResponse)
 def download_log(*, request: Request, user: CurrentUser, attempt_id: AttemptId) -> StreamingResponse:
-    """Return the log as it was written, as a file."""
+    """Download the whole log of an attempt as a file."""
     context = context_of(request)
     found = attempts.find_attempt(context, user, attempt_id)
     headers = {
@@ -187,7 +196,7 @@ def download_log(*, request: Request, user: CurrentUser, attempt_id: AttemptId) 
 async def stream_log(
     *, request: Request, user: CurrentUser, attempt_id: AttemptId, offset: _Offset = 0
 ) -> StreamingResponse:
-    """Stream the log as it grows: events with `text` and `next`, and finally an event `end`."""
+    """Stream a log as server-sent events while it grows: events with `text` and `next`, and finally an event `end`."""
     context = context_of(request)
     found = await attempts.find_attempt_async(context, user, attempt_id)
     live: LiveHub = request.app.state.site.live

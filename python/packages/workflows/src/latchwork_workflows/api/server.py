@@ -28,7 +28,7 @@ _TOPIC = r"^(all|run:[1-9][0-9]{0,17})$"
 
 @router.get("/api/v1/workers", tags=["workers"])
 def list_workers(request: Request, user: CurrentUser) -> list[Worker]:
-    """List the running workers with their tasks. Requires a role in some project."""
+    """List the online workers with their tasks. Requires a role in at least one project."""
     require_any_role(user)
     context = context_of(request)
     if context.cluster is None:
@@ -53,7 +53,9 @@ def _worker(seen: WorkerStatus, running: Sequence[ActiveTask]) -> Worker:
 async def events(
     request: Request, user: CurrentUser, topic: Annotated[str, Query(pattern=_TOPIC)] = "all"
 ) -> StreamingResponse:
-    """Stream an event ``change`` whenever a run, or anything, has changed. Clients then reload what they show."""
+    """Stream an event `change` whenever a run, or anything in the installation, has changed, so that clients can
+    reload.
+    """
     context = context_of(request)
     live: LiveHub = request.app.state.site.live
 
@@ -68,7 +70,7 @@ async def events(
 
 @router.get("/healthz", tags=["server"])
 def healthz(request: Request) -> Response:
-    """Return whether this server is running and reaches its database. Requires no account."""
+    """Return whether this server is running and its database can be reached. Requires no account."""
     try:
         with context_of(request).database.read() as connection:
             overview.command_lag(connection)
@@ -79,7 +81,7 @@ def healthz(request: Request) -> Response:
 
 @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
 def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
-    """Return metrics for Prometheus. Requires the token of an account with a role in some project."""
+    """Return metrics in the format of Prometheus. Requires the token of an account that has a role in a project."""
     require_any_role(user)
     context = context_of(request)
     now = time.time()

@@ -40,7 +40,7 @@ Among = Annotated[
 
 @router.get("/connections")
 def list_connections(request: Request, user: CurrentUser, project: Among = None) -> list[Connection]:
-    """List connections by project and name."""
+    """List the stored connections, sorted by project and name."""
     return service.list_connections(context_of(request), user, project)
 
 
@@ -48,7 +48,7 @@ def list_connections(request: Request, user: CurrentUser, project: Among = None)
 def set_connection(
     request: Request, user: CurrentUser, name: m.NamePath, body: ConnectionChange, project: Project = ""
 ) -> SettingStored:
-    """Store a connection. Attempts that a worker already has keep the former one."""
+    """Store a connection. Attempts that workers have already started keep the former connection."""
     is_new = service.set_connection(context_of(request), user, project, name, url=body.url, secret=body.secret)
     return SettingStored(is_new=is_new)
 
@@ -63,14 +63,17 @@ def remove_connection(request: Request, user: CurrentUser, name: m.NamePath, pro
 def check_connection(
     request: Request, user: CurrentUser, name: m.NamePath, body: ConnectionTest | None = None, project: Project = ""
 ) -> CommandSent:
-    """Let a worker open a connection. Returns the start of a run with one task, whose state and log have the result."""
+    """Test a connection on a worker.
+
+    Returns the command that starts a run with one task, whose state and log have the result.
+    """
     where = body or ConnectionTest()
     return service.check_connection(context_of(request), user, project, name, within=where.within, group=where.group)
 
 
 @router.get("/environments")
 def list_environments(request: Request, user: CurrentUser, project: Among = None) -> list[Environment]:
-    """List environments by project and name."""
+    """List the environments, sorted by project and name."""
     return service.list_environments(context_of(request), user, project)
 
 
@@ -78,7 +81,7 @@ def list_environments(request: Request, user: CurrentUser, project: Among = None
 def set_environment(
     request: Request, user: CurrentUser, name: m.NamePath, body: EnvironmentChange, project: Project = ""
 ) -> SettingStored:
-    """Store an environment. With `keep`, its other variables are kept."""
+    """Store the variables of an environment. With `keep`, the other variables of the environment are kept."""
     is_new = service.set_environment(
         context_of(request), user, project, name, body.variables, keep=body.keep, drop=body.drop
     )
@@ -93,7 +96,7 @@ def remove_environment(request: Request, user: CurrentUser, name: m.NamePath, pr
 
 @router.get("/parameters")
 def list_parameters(request: Request, user: CurrentUser, project: Among = None) -> list[Parameter]:
-    """List parameters by project and name."""
+    """List the parameters, sorted by project and name."""
     return service.list_parameters(context_of(request), user, project)
 
 

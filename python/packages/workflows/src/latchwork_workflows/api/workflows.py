@@ -43,13 +43,13 @@ def list_workflows(
     after: Annotated[str, Query(max_length=201, description="only workflows after this project.name")] = "",
     limit: m.Limit = 50,
 ) -> list[Workflow]:
-    """Return workflows, sorted by project and name."""
+    """List the workflows, sorted by project and name."""
     return workflows.list_workflows(context_of(request), user, contains=contains, after=after, limit=limit)
 
 
 @router.post("/workflows")
 def apply_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -> AppliedVersion:
-    """Apply a definition. It becomes a new version if it differs from the newest one."""
+    """Store a definition of a workflow. It becomes a new version if it differs from the newest version."""
     return workflows.apply_definition(
         context_of(request), user, _definition_of(body), online=body.online, base=body.base
     )
@@ -57,7 +57,7 @@ def apply_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -
 
 @router.post("/workflows:validate")
 def validate_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -> Validation:
-    """Return every problem of a definition, with its place. Nothing is stored."""
+    """List all problems of a definition with their positions. Stores nothing."""
     try:
         workflows.validate_definition(context_of(request), user, _definition_of(body))
     except DefinitionInvalid as error:
@@ -92,7 +92,7 @@ async def store_bundle(*, request: Request, user: CurrentUser) -> StoredBundle:
 def get_workflow(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, version: _VersionQuery = None
 ) -> WorkflowDetail:
-    """Return a workflow with the definition of a version, by default of the newest."""
+    """Return a workflow with the definition of one version, by default the newest."""
     return workflows.get_workflow(context_of(request), user, project, name, version)
 
 
@@ -100,7 +100,7 @@ def get_workflow(
 def get_yaml(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, version: _VersionQuery = None
 ) -> PlainTextResponse:
-    """Return the definition of a version as YAML, which can be applied again."""
+    """Return the definition of a version as YAML that can be applied again."""
     found = workflows.get_workflow(context_of(request), user, project, name, version)
     return PlainTextResponse(to_yaml(found.definition), media_type="text/plain; charset=utf-8")
 
@@ -115,7 +115,7 @@ def list_versions(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[WorkflowVersion]:
-    """Return the versions of a workflow, the newest first."""
+    """List the versions of a workflow, the newest first."""
     return workflows.list_versions(context_of(request), user, project, name, before=before, limit=limit)
 
 
@@ -145,7 +145,7 @@ def list_schedules(
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project")] = "",
     count: Annotated[int, Query(ge=1, le=100, description="how many of the next fire times")] = 1,
 ) -> list[Schedule]:
-    """List schedules with their next fire times and the result of the last one."""
+    """List the schedules with their next fire times and the result of the last fire time."""
     of = workflow if project else ""
     return schedules.list_schedules(context_of(request), user, project=project, workflow=of, count=count)
 
@@ -165,7 +165,10 @@ def preview(
 def set_schedule(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, body: ScheduleChange
 ) -> None:
-    """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for."""
+    """Enable or disable the schedule of a workflow.
+
+    Fire times that pass while the schedule is disabled are not caught up.
+    """
     schedules.set_enabled(context_of(request), user, project, name, enabled=body.enabled)
 
 
@@ -178,6 +181,6 @@ def task_types(*, request: Request, user: CurrentUser) -> dict[str, dict[str, ob
 
 
 def require_any_role(user: CurrentUser) -> None:
-    """Check that an account has a role in some project."""
+    """Check that an account has a role in at least one project."""
     if not user.has_any_role(Role.VIEWER):
         require_role(user, Role.VIEWER)

@@ -19,13 +19,13 @@ class AlertsClient:
     def list(
         self, *, state: str = "", run: int | None = None, before: int | None = None, limit: int = 50
     ) -> builtins.list[Alert]:
-        """Return the newest alerts with their deliveries.
+        """Return alerts with their deliveries, the newest first.
 
         Args:
             state: Only alerts with a delivery in this state: ``pending``, ``sending``, ``sent``, ``failed`` or
                 ``unsure``. Empty: any.
             run: Only alerts of this run. None: of any.
-            before: Only alerts with lower IDs.
+            before: Return only alerts with lower IDs, for the next page.
             limit: The number of alerts, 1 to 500.
         """
         return self._api.get("/alerts", list[Alert], state=state, run=run, before=before, limit=limit)
@@ -34,16 +34,16 @@ class AlertsClient:
         """Return an alert with its deliveries.
 
         Raises:
-            UnknownWorkflow: There is no such alert.
+            UnknownWorkflow: There is no alert with this ID.
         """
         return self._api.get(resource_path("alerts", alert_id), Alert)
 
     def resend(self, delivery_id: int) -> None:
-        """Send a delivery again, from the start. Anyone who got it gets another message.
+        """Send a delivery of an alert again as a new message. Recipients may get the message twice.
 
         Raises:
-            UnknownWorkflow: There is no such delivery.
-            WrongState: It is being sent right now.
+            UnknownWorkflow: There is no delivery with this ID.
+            WrongState: The delivery is being sent right now.
         """
         self._api.post(resource_path("deliveries", delivery_id, action="resend"), None, type(None))
 
@@ -55,17 +55,17 @@ class ChannelsClient:
         self._api = api
 
     def list(self) -> builtins.list[Channel]:
-        """Return all channels, sorted by name."""
+        """Return all alert channels, sorted by name."""
         return self._api.get("/channels", list[Channel])
 
     def set(self, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True) -> bool:
-        """Create or replace a channel. Return whether it is new.
+        """Create or replace an alert channel. Return whether the channel is new.
 
         Args:
-            name: The name by which workflows name it.
+            name: The name by which workflows refer to the channel.
             kind: ``smtp``, ``webhook`` or ``apprise``.
-            options: The options of its kind. They name secrets as ``${secret:NAME}``.
-            enabled: Whether it sends anything. Default True.
+            options: The options of this kind of channel. They refer to secrets as ``${secret:NAME}``.
+            enabled: Whether the channel sends alerts. Default True.
         Raises:
             BadRequest: An option is invalid.
         """
@@ -73,7 +73,7 @@ class ChannelsClient:
         return self._api.put(resource_path("channels", name), body, ChannelStored).is_new
 
     def remove(self, name: str) -> None:
-        """Delete a channel.
+        """Delete an alert channel.
 
         Raises:
             UnknownWorkflow: There is no such channel.
@@ -81,7 +81,7 @@ class ChannelsClient:
         self._api.delete(resource_path("channels", name), type(None))
 
     def test(self, name: str) -> int:
-        """Send a test by a channel. Return the ID of its alert, whose delivery has the result.
+        """Send a test message through a channel. Return the ID of the alert, whose delivery has the result.
 
         Raises:
             UnknownWorkflow: There is no such channel.

@@ -23,11 +23,7 @@ from latchwork_workflows.schemas.commands import CommandSent
 
 
 class BackfillRef:
-    """A backfill that has been requested. Thread-safe.
-
-    Attributes:
-        command: The ID of the command.
-    """
+    """A backfill that was requested and that a master creates. Thread-safe."""
 
     def __init__(self, backfills: BackfillsClient, command: int) -> None:
         self._backfills = backfills
@@ -37,21 +33,20 @@ class BackfillRef:
         return f"<BackfillRef of command {self.command}>"
 
     def id(self, timeout_s: float | None = 30.0) -> int:
-        """Wait until a master has created the backfill, and return its ID.
-
+        """Wait until a master has created the backfill, and return the ID of the backfill.
 
         Args:
             timeout_s: Seconds to wait. None: forever.
         Raises:
-            WrongState: It was refused; the message has the reason.
-            WaitTimeout: No master has created it yet. The next one will.
+            WrongState: The master refused the backfill. The message has the reason.
+            WaitTimeout: No master has created the backfill yet. The request stays valid.
         """
         found = self._backfills.commands.wait(self.command, timeout_s).backfill
         assert found is not None
         return found
 
     def wait(self, timeout_s: float | None = None) -> Backfill:
-        """Wait until the backfill has ended, and return it. Raises as ``id`` does."""
+        """Wait until the backfill has ended, and return the backfill. Raises the exceptions of ``id``."""
         return self._backfills.wait(self.id(timeout_s), timeout_s)
 
 
@@ -97,7 +92,7 @@ class BackfillsClient:
             unique_key: Requests with the same key are one backfill.
         Raises:
             UnknownWorkflow: There is no such workflow.
-            WrongState: It is offline.
+            WrongState: The workflow is offline.
             BadRequest: A date is in the future or has no fire time, there are too many, or there is no such parameter.
         """
         check_params(params or {})
@@ -120,8 +115,7 @@ class BackfillsClient:
         return BackfillRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
 
     def dependents(self, name: str, dependents: str = "all") -> builtins.list[str]:
-        """Return the workflows that a backfill with ``dependents`` also runs, as ``project.name``.
-
+        """Return the names of the workflows that a backfill with ``dependents`` also runs, as ``project.name``.
 
         Raises:
             NotAllowed: The account may not run one of them.
@@ -133,8 +127,8 @@ class BackfillsClient:
         """Return backfills, the newest first.
 
         Args:
-            name: Only those of this workflow. None: all.
-            before: Only those with lower IDs.
+            name: Return only backfills of this workflow. None: all workflows.
+            before: Return only backfills with lower IDs, for the next page.
             limit: The maximum number of results.
         Raises:
             UnknownWorkflow: There is no such workflow.
@@ -145,10 +139,10 @@ class BackfillsClient:
         )
 
     def get(self, backfill: int) -> Backfill:
-        """Return a backfill.
+        """Return a backfill with its progress.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no backfill with this ID.
         """
         return self._api.get(resource_path("backfills", backfill), Backfill)
 
@@ -159,33 +153,31 @@ class BackfillsClient:
 
         Args:
             backfill: The ID of the backfill.
-            state: Only those in this state. Empty: any.
-            after: Only those of later schedule times.
+            state: Return only runs in this state. Empty: any state.
+            after: Return only runs with a later schedule time, for the next page.
             limit: The maximum number of results, up to 1,000.
         """
         where = resource_path("backfills", backfill, "runs")
         return self._api.get(where, list[BackfillRun], state=state, after=after, limit=limit)
 
     def stop(self, backfill: int) -> int:
-        """Stop a backfill: start no more dates and stop its active runs. Return the ID of the command.
-
+        """Stop a backfill: start no more dates and stop the active runs. Return the ID of the command.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no backfill with this ID.
             WrongState: It has ended, or is stopping.
         """
         return self._api.post(resource_path("backfills", backfill, action="stop"), None, CommandSent).command
 
     def wait(self, backfill: int, timeout_s: float | None = None) -> Backfill:
-        """Wait until a backfill has ended, and return it.
-
+        """Wait until a backfill has ended, and return the backfill.
 
         Args:
             backfill: The ID of the backfill.
             timeout_s: Seconds to wait. None: forever.
         Raises:
-            WaitTimeout: It has not ended. It continues.
-            UnknownWorkflow: It does not exist.
+            WaitTimeout: The backfill has not ended in time. It continues.
+            UnknownWorkflow: There is no backfill with this ID.
         """
         deadline = PollDeadline(timeout_s)
         while True:

@@ -68,16 +68,18 @@ class WorkflowClient:
 
     @classmethod
     def local(cls, home: Home | Path | str | None = None, *, by: str | None = None) -> Self:
-        """Return a client of a local home, without a server: the API runs in this process.
+        """Return a client for a database on this machine, without a server.
 
-        It may do everything, since it needs access to the database itself. A store that cannot be reached is no error:
-        masters then find commands within some seconds, and workers are not shown.
+        The API runs in this process, as administrator.
+
+        If the store cannot be reached, the client still works: masters find its commands within some seconds, but
+        workers are not shown.
 
         Args:
-            home: Where the database, store and logs are: a ``Home``, or its folder. None: the default home.
+            home: The locations of database, store and logs: a ``Home`` or a folder. None: the default home.
             by: The name for the audit log. None: the user of this process.
         Raises:
-            LatchworkError: There is no database, or it cannot be opened.
+            LatchworkError: There is no database, or the database cannot be opened.
         """
         from latchwork_workflows.client.local import open_context
 
@@ -89,10 +91,10 @@ class WorkflowClient:
     def in_process(
         cls, context: ServiceContext, *, by: str | None = None, close: Callable[[], object] = lambda: None
     ) -> Self:
-        """Return a client of an API in this process, as an administrator that network clients cannot use.
+        """Return a client of an API in this process. It has the rights of an administrator.
 
         Args:
-            context: The database, and the store and logs as far as there are any.
+            context: The database, and the store and the log store if they are available.
             by: The name for the audit log. None: the user of this process.
             close: Called when the client is closed.
         """
@@ -112,5 +114,5 @@ class WorkflowClient:
         return f"<WorkflowClient of {self._api.url}>"
 
     def close(self) -> None:
-        """Close the connections, and everything that ``local`` opened. Idempotent."""
+        """Close the connections of the client, and everything that ``local`` has opened. Idempotent."""
         self._api.close()

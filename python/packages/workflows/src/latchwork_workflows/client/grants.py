@@ -15,17 +15,17 @@ class GrantsClient:
         self._api = api
 
     def list(self, project: str = "") -> builtins.list[Grant]:
-        """Return the grants of a project, or of all, sorted by project and grantee."""
+        """Return the grants of a project or of all projects, sorted by project and grantee."""
         return self._api.get("/grants", list[Grant], project=project)
 
     def set(self, project: str, grantee: str, role: str) -> None:
         """Allow the tasks of a project to use the workflows of another project. Requires a session, not a token.
 
-
         Args:
             project: The project whose workflows are used.
             grantee: The project whose tasks use them. Empty: all projects.
-            role: ``viewer``: they may wait for its runs and read their outputs. ``operator``: they may also start them.
+            role: ``viewer`` allows tasks to wait for runs and read their outputs. ``operator`` also allows tasks to
+                start workflows.
         Raises:
             BadRequest: A value is invalid.
         """
@@ -33,8 +33,9 @@ class GrantsClient:
         self._api.put(resource_path("projects", project, "grants"), body, type(None))
 
     def remove(self, project: str, grantee: str) -> None:
-        """Remove a grant. Tasks that need it fail from now on. Requires a session, not a token.
+        """Remove the grant of a project.
 
+        Tasks that need the grant fail from now on. Requires a session, not a token.
 
         Raises:
             UnknownWorkflow: There is no such grant.

@@ -25,11 +25,12 @@ from latchwork_workflows.web import Identity, Role, as_identity
 
 
 def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
-    """Open the database of a home, and its store and logs if possible. Return them and a function that closes them.
+    """Open the database of a home, and the store and the log store if possible.
 
-
+    Returns:
+        The opened services, and a function that closes them.
     Raises:
-        LatchworkError: There is no database, or it cannot be opened.
+        LatchworkError: There is no database, or the database cannot be opened.
     """
     if why := home.explain_missing_database():
         raise LatchworkError(why)
@@ -54,7 +55,7 @@ def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | 
 
 
 def _is_store_of(store: Store, installation: str, home: Home) -> bool:
-    """Return whether a store belongs to the database: a default store may be that of other workflows."""
+    """Return whether a store belongs to the database. A default store may belong to other workflows."""
     if home.has_explicit_store or home.is_local:
         return True
     there = store.get(f"@workflows/{Keys().id}")
@@ -82,7 +83,7 @@ class InProcessTransport(httpx.BaseTransport):
         self._mutex = threading.Lock()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response of the app."""
+        """Pass a request to the app in this process, and return the response."""
         with self._mutex:
             if self._portal is None:
                 self._portal = self._stack.enter_context(start_blocking_portal())
@@ -93,7 +94,7 @@ class InProcessTransport(httpx.BaseTransport):
         return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
 
     def close(self) -> None:
-        """Stop the event loop and close everything opened for it. Idempotent."""
+        """Stop the event loop and release the resources that the transport has opened. Idempotent."""
         self._stack.close()
 
 

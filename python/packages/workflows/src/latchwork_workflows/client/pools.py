@@ -15,25 +15,25 @@ class PoolsClient:
         self._api = api
 
     def list(self) -> builtins.list[Pool]:
-        """Return all pools, sorted by name, with the workflows that name them."""
+        """Return all pools with the workflows that refer to them, sorted by name."""
         return self._api.get("/pools", list[Pool])
 
     def get(self, name: str, *, limit: int = 100) -> PoolDetail:
-        """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for one.
+        """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for a slot.
 
         Raises:
-            UnknownWorkflow: There is no such pool.
+            UnknownWorkflow: There is no pool of this name.
         """
         return self._api.get(resource_path("pools", name), PoolDetail, limit=limit)
 
     def set(self, name: str, size: int, admission: str = "suspend") -> PoolSettings:
-        """Create or change a pool. Tasks that run beyond a smaller size are not stopped.
+        """Create or change a pool. Tasks that already run are not stopped if the size gets smaller.
 
         Args:
-            name: What tasks name as ``pool``, or ``@<project>`` for all tasks of a project.
-            size: How many of its tasks run at a time. 1 to 10,000.
-            admission: Of a project: what a start does while as many tasks are queued or running: ``suspend`` (its tasks
-                wait), ``fail``, or ``precompute`` (it waits until they fit).
+            name: The name to which tasks refer as ``pool``, or ``@<project>`` for all tasks of a project.
+            size: The maximum number of tasks of the pool that run at a time. 1 to 10,000.
+            admission: Only for the pool of a project: how a run starts while the pool is full. ``suspend`` lets its
+                tasks wait, ``fail`` refuses the run, ``precompute`` delays the run until its tasks fit.
         Raises:
             BadRequest: A value is invalid.
         """
@@ -41,10 +41,10 @@ class PoolsClient:
         return self._api.put(resource_path("pools", name), body, PoolSettings)
 
     def remove(self, name: str) -> None:
-        """Remove a pool that no workflow names.
+        """Remove a pool to which no workflow refers.
 
         Raises:
-            UnknownWorkflow: There is no such pool.
-            WrongState: Workflows name it.
+            UnknownWorkflow: There is no pool of this name.
+            WrongState: Workflows refer to the pool.
         """
         self._api.delete(resource_path("pools", name), type(None))

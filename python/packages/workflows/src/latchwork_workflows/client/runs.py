@@ -25,37 +25,36 @@ _PART = 65_536
 
 
 class CommandsClient:
-    """Commands that masters carry out."""
+    """Requests to masters, such as starting or stopping a run."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def get(self, command: int) -> Command:
-        """Return a command.
+        """Return a command with its state: open, executed or refused.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no command with this ID.
         """
         return self._api.get(resource_path("commands", command), Command)
 
     def stop(self, command: int) -> None:
-        """Withdraw a start that no master has carried out yet, or stop the run that it created.
-
+        """Withdraw a start command that no master has carried out yet, or stop the run that the command created.
 
         Raises:
-            WrongState: It started no run, was refused, or its run has ended.
+            WrongState: The command started no run, was refused, or its run has ended.
         """
         self._api.post(resource_path("commands", command, action="stop"), None, type(None))
 
     def wait(self, command: int, timeout_s: float | None = 30.0) -> Command:
-        """Wait until a master has carried out a command, and return it.
+        """Wait until a master has carried out a command, and return the command.
 
         Args:
             command: The ID of the command.
             timeout_s: Seconds to wait. None: forever.
         Raises:
-            WrongState: It was refused; the message has the reason.
-            WaitTimeout: No master has carried it out yet. The next one will.
+            WrongState: The master refused the command. The message has the reason.
+            WaitTimeout: No master has carried out the command yet. The command stays valid.
         """
         deadline = PollDeadline(timeout_s)
         while True:
@@ -72,11 +71,7 @@ class CommandsClient:
 
 
 class RunRef:
-    """A run that has been requested. Thread-safe.
-
-    Attributes:
-        command: The ID of the command.
-    """
+    """A run that was requested and that a master creates. Thread-safe."""
 
     def __init__(self, runs: RunsClient, command: int) -> None:
         self._runs = runs
@@ -86,30 +81,28 @@ class RunRef:
         return f"<RunRef of command {self.command}>"
 
     def id(self, timeout_s: float | None = 30.0) -> int:
-        """Wait until a master has created the run, and return its ID.
-
+        """Wait until a master has created the run, and return the ID of the run.
 
         Args:
             timeout_s: Seconds to wait. None: forever.
         Raises:
-            WrongState: It was refused; the message has the reason.
-            WaitTimeout: No master has created it yet. The next one will.
+            WrongState: The master refused the run. The message has the reason.
+            WaitTimeout: No master has created the run yet. The request stays valid.
         """
         found = self._runs.commands.wait(self.command, timeout_s).run
         assert found is not None
         return found
 
     def stop(self) -> None:
-        """Stop the run, or withdraw its start if no master has carried it out yet.
-
+        """Stop the run, or withdraw the request if no master has created the run yet.
 
         Raises:
-            WrongState: It was refused, or has ended.
+            WrongState: The request was refused, or the run has ended.
         """
         self._runs.commands.stop(self.command)
 
     def wait(self, timeout_s: float | None = None) -> RunDetail:
-        """Wait until the run has ended, and return it. Raises as ``id`` does."""
+        """Wait until the run has ended, and return the run. Raises the exceptions of ``id``."""
         return self._runs.wait(self.id(timeout_s), timeout_s)
 
 
@@ -140,15 +133,15 @@ class RunsClient:
             params: Values that replace those of the definition.
             priority: Replaces the priority of the definition.
             start_from: The tasks to start with. Empty: all.
-            scope: Which other tasks run: ``only`` these, those ``downstream`` of them, or ``upstream``.
+            scope: Which tasks run: ``only`` the chosen ones, or also those ``downstream`` or ``upstream`` of them.
             dry_run: Every task succeeds without running.
             no_cache: Every task runs, even if its outputs are cached.
             schedule_time: The time from which parameters count, in seconds since the epoch. None: now.
-            unique_key: Requests with the same key are one run.
+            unique_key: Idempotency key. Requests with the same key create one run.
         Raises:
             UnknownWorkflow: There is no such workflow.
-            WrongState: It is offline.
-            BadRequest: It has no such parameter or task.
+            WrongState: The workflow is offline.
+            BadRequest: The workflow has no such parameter or task.
         """
         check_params(params or {})
         body = build_request(
@@ -170,9 +163,9 @@ class RunsClient:
         """Return runs, the newest first.
 
         Args:
-            name: Only those of this workflow. None: all.
-            state: Only those in this state. Empty: any.
-            before: Only those with lower IDs.
+            name: Return only runs of this workflow. None: all workflows.
+            state: Return only runs in this state. Empty: any state.
+            before: Return only runs with lower IDs, for the next page.
             limit: The maximum number of results, up to 500.
         Raises:
             UnknownWorkflow: There is no such workflow.
@@ -186,19 +179,19 @@ class RunsClient:
         """Return a run with the tasks of its newest round.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no run with this ID.
         """
         return self._api.get(resource_path("runs", run), RunDetail)
 
     def wait(self, run: int, timeout_s: float | None = None) -> RunDetail:
-        """Wait until a run has ended or paused, and return it.
+        """Wait until a run has ended or paused, and return the run.
 
         Args:
             run: The ID of the run.
             timeout_s: Seconds to wait. None: forever.
         Raises:
-            WaitTimeout: It has not ended. It continues.
-            UnknownWorkflow: It does not exist.
+            WaitTimeout: The run has not ended in time. It continues.
+            UnknownWorkflow: There is no run with this ID.
         """
         deadline = PollDeadline(timeout_s)
         while True:
@@ -209,7 +202,10 @@ class RunsClient:
                 raise WaitTimeout(f"run {run} is {found.state.value} after {timeout_s:g} s; it continues")
 
     def tasks(self, run: int, round: int | None = None) -> builtins.list[Task]:  # noqa: A002 - the name of the resource
-        """Return the tasks of a round of a run, in the order of the definition. None: the newest round."""
+        """Return the tasks of one round of a run, in the order of the definition.
+
+        ``None`` stands for the newest round.
+        """
         return self._api.get(resource_path("runs", run, "tasks"), list[Task], round=round)
 
     def attempts(self, run: int) -> builtins.list[Attempt]:
@@ -233,40 +229,40 @@ class RunsClient:
         no_cache: bool = False,
         unique_key: str | None = None,
     ) -> int:
-        """Send a command about a run, and return the ID of the command.
+        """Send a command that changes a run, and return the ID of the command.
 
         Args:
             run: The ID of the run.
             action: ``pause``, ``resume``, ``stop``, ``recover`` or ``rerun``.
-            start_from: For ``recover``: tasks that run again with all that follows them.
-            no_cache: For ``rerun``: every task runs, even if its outputs are cached.
-            unique_key: Commands with the same key are one.
+            start_from: For ``recover``: tasks to run again, with everything downstream of them.
+            no_cache: For ``rerun``: run every task, even if its outputs are cached.
+            unique_key: Idempotency key. Commands with the same key are carried out once.
         Raises:
             UnknownWorkflow: There is no such run.
-            WrongState: Its state does not allow that; the message says which would.
+            WrongState: The state of the run does not allow the action. The message names the states that do.
             NotAllowed: Only masters send this command.
         """
         body = build_request(RecoverRequest, start_from=list(start_from), no_cache=no_cache)
         return self._api.post(resource_path("runs", run, action=action), body, CommandSent, key=unique_key).command
 
     def pause(self, run: int) -> int:
-        """Start no more tasks of a run. Running tasks complete. Raises as ``act`` does."""
+        """Pause a run: start no more tasks, and let running tasks complete. Raises like ``act``."""
         return self.act(run, "pause")
 
     def resume(self, run: int) -> int:
-        """Continue a paused run. Raises as ``act`` does."""
+        """Continue a paused run. Raises like ``act``."""
         return self.act(run, "resume")
 
     def stop(self, run: int) -> int:
-        """Stop a run: end its running tasks and start no more. Raises as ``act`` does."""
+        """Stop a run: end its running tasks and start no more. Raises like ``act``."""
         return self.act(run, "stop")
 
     def recover(self, run: int, start_from: Sequence[str] = ()) -> int:
-        """Retry the failed and stopped tasks of a run, and everything downstream. Raises as ``act`` does."""
+        """Retry the failed and stopped tasks of a run, and everything downstream of them. Raises like ``act``."""
         return self.act(run, "recover", start_from=start_from)
 
     def rerun(self, run: int, *, no_cache: bool = False) -> int:
-        """Run all tasks again, as a new round of the same run. Raises as ``act`` does."""
+        """Run all tasks again, as a new round of the same run. Raises like ``act``."""
         return self.act(run, "rerun", no_cache=no_cache)
 
 
@@ -277,48 +273,51 @@ class TasksClient:
         self._api = api
 
     def get(self, task: int) -> TaskDetail:
-        """Return a task with its attempts, and why it is in its state.
+        """Return a task with its attempts and an explanation of its state.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no task with this ID.
         """
         return self._api.get(resource_path("tasks", task), TaskDetail)
 
     def elements(
         self, task: int, *, state: str = "", after: int | None = None, limit: int = 100
     ) -> builtins.list[Task]:
-        """Return the elements of a map, sorted by index."""
+        """Return the elements of a map task, sorted by index."""
         return self._api.get(
             resource_path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit
         )
 
     def force_success(self, task: int) -> int:
-        """Mark a failed task as success, and return the ID of the command.
+        """Mark a failed task as successful, and return the ID of the command.
 
         Raises:
-            UnknownWorkflow: There is no such task.
-            WrongState: Its state does not allow that.
+            UnknownWorkflow: There is no task with this ID.
+            WrongState: The task has not failed.
         """
         return self._api.post(resource_path("tasks", task, action="force-success"), None, CommandSent).command
 
     def force_start(self, task: int) -> int:
-        """Start a queued task without waiting for slots. Raises as ``force_success`` does."""
+        """Start a queued task without waiting for slots, and return the ID of the command.
+
+        Raises like ``force_success``.
+        """
         return self._api.post(resource_path("tasks", task, action="force-start"), None, CommandSent).command
 
 
 class AttemptsClient:
-    """Attempts of tasks, and their logs. The ID of an attempt is ``<task>.<n>.<claim>``."""
+    """Attempts of tasks, and their logs. The ID of an attempt is ``<task>.<attempt number>.<claim>``."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def log(self, attempt: str, offset: int = 0, limit: int = _PART) -> LogPart:
-        """Return a part of the log of an attempt, as it was written. Empty: nothing has been written there yet.
+        """Return a part of the log of an attempt, as bytes. Empty if nothing has been written at this offset yet.
 
         Args:
             attempt: The attempt.
             offset: The offset of the part, in bytes.
-            limit: Its most bytes.
+            limit: The maximum number of bytes.
         Raises:
             UnknownWorkflow: There is no such attempt.
             Unavailable: The API cannot read logs.
@@ -328,7 +327,7 @@ class AttemptsClient:
         return LogPart(answer.content, int(answer.headers["X-Log-Next"]), answer.headers["X-Log-Ended"] == "1")
 
     def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield the log of an attempt as it grows, until its end."""
+        """Yield the log of an attempt in chunks while the log grows, until the attempt has ended."""
         deadline = PollDeadline(None)
         while True:
             part = self.log(attempt, offset)

@@ -26,60 +26,66 @@ from latchwork_workflows.schemas.settings import (
 
 
 class ConnectionsClient:
-    """Stored connections: all but the passwords, which are secrets of the workers."""
+    """Stored database connections, without their passwords, which are secrets of the workers."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def list(self, project: str | None = None) -> builtins.list[Connection]:
-        """Return the connections of a project and of all projects, sorted. None: of every project."""
+        """Return the connections of a project and those shared by all projects, sorted.
+
+        None: the connections of every project.
+        """
         return self._api.get("/connections", list[Connection], project=project)
 
     def set(self, name: str, url: str, *, secret: str = "", project: str = "") -> bool:
-        """Store a connection for ``sql("name", ...)``. Return whether it is new.
+        """Store a connection for ``sql("name", ...)``. Return whether the connection is new.
 
         Args:
             name: The name of the connection.
-            url: As SQLAlchemy reads it, without a password.
-            secret: The name of the password among the secrets of workers. Empty: it has none.
-            project: The project that has it. Empty: all projects.
+            url: A SQLAlchemy URL without a password.
+            secret: The name of the password among the secrets of workers. Empty: no password.
+            project: The project of the connection. Empty: shared by all projects.
         Raises:
-            BadRequest: The name or the URL is invalid, or the URL has a password. No message repeats it.
+            BadRequest: The name or the URL is invalid, or the URL has a password. No message contains the password.
         """
         body = build_request(ConnectionChange, url=url, secret=secret)
         return self._api.put(resource_path("connections", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
-        """Delete a connection. Return the workflows that still name it.
+        """Delete a connection. Return the workflows that still refer to it.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no connection of this name.
         """
         return self._api.delete(resource_path("connections", name), SettingRemoved, project=project).missed_by
 
     def test(self, name: str, *, project: str = "", test_project: str = "", group: str = "default") -> CommandSent:
-        """Let a worker open a connection. Return the command that starts the run.
+        """Test a connection on a worker. Return the command that starts the run of the test.
 
         Args:
             name: The name of the connection.
-            project: The project that has it. Empty: all projects.
-            test_project: The project in which a connection of all projects is tested. Empty: ``default``.
-            group: The worker group whose workers test it.
+            project: The project of the connection. Empty: shared by all projects.
+            test_project: The project in which to test a shared connection. Empty: ``default``.
+            group: The worker group whose workers test the connection.
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no connection of this name.
         """
         body = build_request(ConnectionTest, within=test_project, group=group)
         return self._api.post(resource_path("connections", name, action="test"), body, CommandSent, project=project)
 
 
 class EnvironmentsClient:
-    """Named sets of variables for tasks."""
+    """Environments, which are named sets of variables for tasks."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def list(self, project: str | None = None) -> builtins.list[Environment]:
-        """Return the environments of a project and of all projects, sorted. None: of every project."""
+        """Return the environments of a project and those shared by all projects, sorted.
+
+        None: the environments of every project.
+        """
         return self._api.get("/environments", list[Environment], project=project)
 
     def set(
@@ -91,14 +97,14 @@ class EnvironmentsClient:
         keep: bool = False,
         drop: Iterable[str] = (),
     ) -> bool:
-        """Store variables for ``environment="name"``. Return whether it is new.
+        """Store the variables of an environment. Return whether the environment is new.
 
         Args:
             name: The name of the environment.
-            variables: Its variables. Workers fill in ``${secret:name}``.
-            project: The project that has it. Empty: all projects.
-            keep: Keep the variables that it has, except ``drop``. Default: remove them.
-            drop: With ``keep``: variables to remove.
+            variables: The variables. Workers fill in references such as ``${secret:name}``.
+            project: The project of the environment. Empty: shared by all projects.
+            keep: Whether to keep the existing variables, except those in ``drop``. Default: remove them.
+            drop: Existing variables to remove if ``keep`` is set.
         Raises:
             BadRequest: A name is invalid, or a value is too large.
         """
@@ -106,10 +112,10 @@ class EnvironmentsClient:
         return self._api.put(resource_path("environments", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
-        """Delete an environment. Return the workflows that still name it.
+        """Delete an environment. Return the workflows that still refer to it.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no environment of this name.
         """
         return self._api.delete(resource_path("environments", name), SettingRemoved, project=project).missed_by
 
@@ -121,11 +127,14 @@ class ParametersClient:
         self._api = api
 
     def list(self, project: str | None = None) -> builtins.list[Parameter]:
-        """Return the parameters of a project and of all projects, sorted. None: of every project."""
+        """Return the parameters of a project and those shared by all projects, sorted.
+
+        None: the parameters of every project.
+        """
         return self._api.get("/parameters", list[Parameter], project=project)
 
     def set(self, name: str, value: Any, *, project: str = "") -> bool:
-        """Store a value, any JSON. Return whether it is new.
+        """Store a parameter, which can be any JSON value. Return whether the parameter is new.
 
         Raises:
             BadRequest: The name is invalid or built in, or the value is too large.
@@ -134,9 +143,9 @@ class ParametersClient:
         return self._api.put(resource_path("parameters", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
-        """Delete a parameter. Return the workflows that still name it.
+        """Delete a parameter. Return the workflows that still refer to it.
 
         Raises:
-            UnknownWorkflow: It does not exist.
+            UnknownWorkflow: There is no parameter of this name.
         """
         return self._api.delete(resource_path("parameters", name), SettingRemoved, project=project).missed_by

@@ -28,16 +28,16 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def project_and_name(workflow: str) -> tuple[str, str]:
-    """Return project and name of ``project.name``, or of a name in the project ``default``."""
+    """Split ``project.name`` into project and name. A name without project belongs to the project ``default``."""
     project, dot, name = workflow.partition(".")
     return (project, name) if dot else ("default", workflow)
 
 
 def resource_path(*parts: object, action: str = "") -> str:
-    """Return the path of a resource, such as ``/runs/12:stop``.
+    """Return the URL path of a resource, such as ``/runs/12:stop``.
 
     Raises:
-        BadRequest: A part has a slash, or is empty.
+        BadRequest: A part of the path is empty or contains a slash.
     """
     for each in map(str, parts):
         if not each or "/" in each:
@@ -47,18 +47,17 @@ def resource_path(*parts: object, action: str = "") -> str:
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Check that parameters can be represented as JSON.
-
+    """Check that the parameters of a run can be sent as JSON.
 
     Raises:
-        BadRequest: The first of them.
+        BadRequest: A value cannot be sent. The message names the first such parameter.
     """
     for where, why in plain_problems(params, "params"):
         raise BadRequest(f"{where}: {why}")
 
 
 def build_request(kind: type[D], /, **values: Any) -> D:
-    """Return a request.
+    """Return the document of a request, after validating its values.
 
     Raises:
         BadRequest: A value is not valid.
@@ -82,7 +81,7 @@ class Transport:
 
     @property
     def url(self) -> str:
-        """The address of the API."""
+        """The URL of the API."""
         return str(self._http.base_url).rstrip("/")
 
     def close(self) -> None:
@@ -90,27 +89,27 @@ class Transport:
         self._http.close()
 
     def get(self, path: str, kind: type[T], **query: Any) -> T:
-        """Return a resource."""
+        """Fetch a resource with GET."""
         return self._read(self.send("GET", path, query=query), kind)
 
     def post(self, path: str, body: Document | None, kind: type[T], *, key: str | None = None, **query: Any) -> T:
-        """Send a request or a command, with an idempotency key, and return the answer."""
+        """Send a request or command with POST and an idempotency key, and return the response document."""
         return self._read(self.send("POST", path, body, query=query, key=key), kind)
 
     def put(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
-        """Create or replace a resource, and return the answer."""
+        """Create or replace a resource with PUT, and return the response document."""
         return self._read(self.send("PUT", path, body, query=query), kind)
 
     def patch(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
-        """Change a part of a resource, and return the answer."""
+        """Change a part of a resource with PATCH, and return the response document."""
         return self._read(self.send("PATCH", path, body, query=query), kind)
 
     def delete(self, path: str, kind: type[T], **query: Any) -> T:
-        """Delete a resource, and return the answer."""
+        """Delete a resource with DELETE, and return the response document."""
         return self._read(self.send("DELETE", path, query=query), kind)
 
     def upload(self, path: str, data: bytes, kind: type[T]) -> T:
-        """Send bytes, and return the answer."""
+        """Upload bytes, and return the response document."""
         return self._read(self.send("POST", path, data), kind)
 
     def send(
@@ -121,11 +120,10 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> httpx.Response:
-        """Send a request and return the response if it succeeded.
-
+        """Send a request to the API, and return the response if the request succeeded.
 
         Raises:
-            LatchworkError: The exception that the problem document of the answer stands for.
+            LatchworkError: The API reported an error. The exception has the type that the API names.
             Unavailable: The API cannot be reached.
         """
         headers = {} if key is None else {"Idempotency-Key": key}
@@ -155,19 +153,14 @@ class Transport:
 
 
 class PollDeadline:
-    """The deadline of a call that polls.
-
-
-    Args:
-        timeout_s: Seconds until then. None: never.
-    """
+    """The deadline of a call that polls the API."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
         self._at = None if timeout_s is None else time.monotonic() + timeout_s
 
     def pause(self) -> bool:
-        """Wait until the next poll. Return False if the deadline has passed."""
+        """Wait until it is time for the next poll. Return False if the deadline has passed."""
         if self._at is not None and time.monotonic() >= self._at:
             return False
         time.sleep(POLL_S)

@@ -40,7 +40,7 @@ class WorkflowsClient:
         self._api = api
 
     def list(self, contains: str = "") -> builtins.list[Workflow]:
-        """Return all workflows whose name contains a text, sorted by project and name."""
+        """Return all workflows whose project or name contains a text, sorted by project and name."""
         return [*self._all(contains)]
 
     def _all(self, contains: str) -> Iterator[Workflow]:
@@ -53,7 +53,7 @@ class WorkflowsClient:
             after = found[-1].key
 
     def get(self, name: str, version: int | None = None) -> WorkflowDetail:
-        """Return a workflow with the definition of a version. None: the newest.
+        """Return a workflow with the definition of one version. ``None`` stands for the newest version.
 
         Raises:
             UnknownWorkflow: There is no such workflow or version.
@@ -70,7 +70,7 @@ class WorkflowsClient:
         return self._api.get(where, list[WorkflowVersion], before=before, limit=limit)
 
     def validate(self, definition: Given) -> builtins.list[DefinitionProblem]:
-        """Return all problems of a definition. Empty: it can be applied."""
+        """Return all problems of a definition. An empty list means that the definition is valid."""
         try:
             found = self._api.post("/workflows:validate", _request(definition), Validation)
         except DefinitionInvalid as error:  # no JSON can have its values
@@ -78,15 +78,16 @@ class WorkflowsClient:
         return [DefinitionProblem(each.path, each.message) for each in found.errors]
 
     def apply(self, definition: Given, *, online: bool | None = None, base: int | None = None) -> AppliedVersion:
-        """Apply a definition. It becomes a new version if it differs from the newest one.
-
+        """Store a definition of a workflow. It becomes a new version if it differs from the newest version.
 
         Args:
             definition: A ``Workflow``, YAML or JSON text, or plain values.
-            online: Whether it can be started. None: a new workflow can be, and an existing one stays as it is.
-            base: Refuse the change unless this is the newest version. None: apply it to any version.
+            online: Whether the workflow can be started. None: a new workflow can be started, and an existing one stays
+                as it is.
+            base: The version on which the definition is based. The change is refused if there is a newer version. None:
+                no check.
         Raises:
-            DefinitionInvalid: It has problems; ``problems`` has them all.
+            DefinitionInvalid: The definition has problems, which are listed in ``problems``.
             WrongState: The newest version is not ``base``.
         """
         return self._api.post("/workflows", _request(definition, online=online, base=base), AppliedVersion)
@@ -94,17 +95,18 @@ class WorkflowsClient:
     def deploy(
         self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
     ) -> builtins.list[tuple[BuiltWorkflow, AppliedVersion]]:
-        """Apply all workflows of a module with its code, or none if one of them is invalid.
-
+        """Store all workflows of a module with the code of the module. Stores none of them if one is invalid.
 
         Args:
-            module: A module with functions of ``@workflow``.
-            bundle: Pack its code, which is its file or package, for the workers. False: they have it installed.
-            online: Whether they can be started. None: new workflows can be, and existing ones stay as they are.
+            module: A module with functions decorated by ``@workflow``.
+            bundle: Whether to pack the file or the package of the module for the workers. False: the workers have the
+                code installed.
+            online: Whether the workflows can be started. None: new workflows can be started, and existing ones stay as
+                they are.
         Raises:
             UnknownWorkflow: The module has no workflows.
-            DefinitionInvalid: With the problems of the first workflow that has any.
-            BadBundle: Its code cannot be packed.
+            DefinitionInvalid: A workflow is invalid. Contains the problems of the first one.
+            BadBundle: The code cannot be packed.
         """
         found = workflows_of(module)
         if not found:
@@ -137,7 +139,7 @@ class SchedulesClient:
         return self._api.get("/schedules", list[Schedule], count=count)
 
     def find(self, name: str, *, count: int = 1) -> Schedule | None:
-        """Return the schedule of a workflow. None: it has none.
+        """Return the schedule of a workflow, or None if it has no schedule.
 
         Raises:
             UnknownWorkflow: There is no such workflow.
@@ -147,7 +149,10 @@ class SchedulesClient:
         return found[0] if found else None
 
     def set_enabled(self, name: str, *, enabled: bool) -> None:
-        """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for."""
+        """Enable or disable the schedule of a workflow.
+
+        Fire times that pass while the schedule is disabled are not caught up.
+        """
         where = resource_path("workflows", *project_and_name(name), "schedule")
         self._api.put(where, ScheduleChange(enabled=enabled), type(None))
 

@@ -97,7 +97,10 @@ class DatabaseAccounts:
             return _new_session(connection, name)
 
     def _check_password(self, name: str, password: str) -> bool:
-        """Return whether an enabled account has this password. All comparisons happen here, so every guess counts."""
+        """Return whether an enabled account has this password.
+
+        All comparisons are made here, so that every guess is counted.
+        """
         self.tries.begin(name)
         with self._database.read() as connection:
             row = connection.execute(
@@ -109,15 +112,15 @@ class DatabaseAccounts:
         return True
 
     def confirm(self, name: str, password: str) -> bool:
-        """Return whether this is the password of the account, or True if the account has no password.
+        """Return whether the password of a signed-in account is correct. True if the account has no password.
 
         Raises:
-            TooManyAttempts: There were too many attempts for this name.
+            TooManyAttempts: There were too many attempts for this account.
         """
         return not self.has_own_password(name) or self._check_password(name, password)
 
     def has_own_password(self, name: str) -> bool:
-        """Return whether the account has a password. True for unknown accounts."""
+        """Return whether an account has a password. True for unknown accounts."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(account.c.password).where(account.c.name == name)).first()
         return row is None or row.password is not None
@@ -220,7 +223,7 @@ class DatabaseAccounts:
             record_event(connection, "account role", by=by, project=project, details=details)
 
     def accounts(self) -> list[Account]:
-        """Return the accounts, sorted by name, at most 1,000."""
+        """Return all accounts with their roles, sorted by name, at most 1,000."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
             roles = connection.execute(sa.select(account_role)).all()
@@ -240,7 +243,7 @@ class DatabaseAccounts:
     def new_token(
         self, name: str, title: str, *, by: str, role: Role | None = None, lasts_s: float | None = None
     ) -> tuple[int, str]:
-        """Create an API token. Return its ID and its text, which cannot be read again.
+        """Create an API token. Return its ID and its text, which is not stored and cannot be read again.
 
         Raises:
             UnknownAccount: There is no account of this name.
@@ -255,7 +258,7 @@ class DatabaseAccounts:
         return token_id, token
 
     def tokens(self, name: str | None = None) -> list[ApiToken]:
-        """Return the tokens of an account, or of all, newest first, at most 1,000."""
+        """Return the API tokens of one account or of all accounts, newest first, at most 1,000."""
         columns = [api_token.c[each] for each in ApiToken.model_fields]
         chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
         with self._database.read() as connection:
@@ -263,7 +266,7 @@ class DatabaseAccounts:
         return [ApiToken.model_validate(row) for row in rows]
 
     def revoke(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
-        """Delete a token.
+        """Delete an API token, so that it can no longer be used.
 
         Args:
             token_id: The ID of the token.
@@ -300,7 +303,7 @@ def _new_session(connection: sa.Connection, name: str) -> SignedIn:
 
 
 def end_all_sessions(connection: sa.Connection, name: str) -> None:
-    """Delete all sessions, links and tokens of an account. Its password stays."""
+    """Delete all sessions, sign-in links and API tokens of an account. The account keeps its password."""
     connection.execute(sa.delete(web_session).where(web_session.c.account == name))
     connection.execute(sa.delete(api_token).where(api_token.c.account == name))
 

@@ -47,7 +47,12 @@ def create_alert(
     code: int | None = None,
     task_name: str = "",
 ) -> int | None:
-    """Write an alert with its deliveries, which are due at ``now``. Return its ID, or None if the alert exists."""
+    """Create an alert and one delivery for each channel.
+
+    Return the ID of the alert, or None if the alert already exists.
+
+    The deliveries are due at ``now``.
+    """
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     row = {"run_id": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
     written = insert(alert).values(**row, details=dict(details)).on_conflict_do_nothing().returning(alert.c.id)
@@ -71,7 +76,7 @@ def create_run_alert(
     now: float,
     why: str = "",
 ) -> None:
-    """Write an alert about a run or one of its tasks.
+    """Create an alert about a run or one of its tasks.
 
     Args:
         connection: The transaction in which the fact is written.
@@ -119,13 +124,13 @@ def create_takeover_alert(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Write one alert about a takeover: these runs of one workflow have a new master.
+    """Create one alert about runs of a workflow that are now run by another master.
 
     Args:
-        connection: The transaction in which the shard gets its owner.
+        connection: The transaction in which the shard gets its new owner.
         runs: The active runs, with their definitions.
         shard: The ID of the shard.
-        token: The token of the new owner.
+        token: The fencing token of the new owner.
         owners: The former owner and the new owner.
         now: Seconds since the epoch.
     """
@@ -158,10 +163,10 @@ def create_takeover_alert(
 def create_rows_alert(
     connection: sa.Connection, definition: Definition, run: StoredRun, name: str, mail: Mapping[str, Any], *, now: float
 ) -> None:
-    """Write an alert that mails the rows of a query. The rows are already in the log store.
+    """Create an alert that mails the rows of a query. The rows are already in the log store.
 
     Args:
-        connection: The transaction in which its task succeeds.
+        connection: The transaction in which the task succeeds.
         definition: The definition of the run.
         run: The run, with the IDs of its tasks.
         name: The name of the task.
@@ -199,7 +204,7 @@ def create_rows_alert(
 
 
 def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
-    """Return the worker, the host and the error of the newest claim of an attempt."""
+    """Return the worker, the host and the error of the newest claim of an attempt, for the text of an alert."""
     chosen = sa.select(attempt.c.worker, attempt.c.host, attempt.c.error, attempt.c.started_at)
     mine = chosen.where(attempt.c.task == row, attempt.c.n == n).order_by(attempt.c.claim.desc()).limit(1)
     found = connection.execute(mine).first()
@@ -209,7 +214,7 @@ def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
 
 
 def _failed(connection: sa.Connection, run: StoredRun, after: WorkflowRun) -> list[dict[str, Any]]:
-    """Return the first tasks that failed or were killed, with the errors of their last attempts."""
+    """Return the first tasks of a run that failed or were killed, with their errors, for the text of an alert."""
     names = [name for name, each in after.tasks.items() if each.state in FAILED and name in run.ids]
     rows = {run.ids[name]: name for name in names[:MAX_NAMED]}
     if not rows:
@@ -265,7 +270,7 @@ class ClaimedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class SenderLease:
-    """The right to send alerts, under one hold.
+    """The exclusive right of one process to send alerts.
 
     Attributes:
         token: The token of the hold, from the store.
@@ -274,7 +279,7 @@ class SenderLease:
     token: int
 
     def acquire(self, connection: sa.Connection) -> None:
-        """Become the sender.
+        """Become the process that sends alerts.
 
         Raises:
             NotOwner: There is a newer sender.
@@ -287,20 +292,24 @@ class SenderLease:
             raise NotOwner(f"alerts have a newer sender than token {self.token}")
 
     def check_owner(self, connection: sa.Connection) -> None:
-        """Check that this is still the sender. The first statement of each of its transactions.
+        """Check that this process is still the sender.
+
+        Must be the first statement of each transaction of the sender.
 
         Raises:
-            NotOwner: There is another sender. Roll back.
+            NotOwner: Another process is the sender. The transaction must be rolled back.
         """
         mine = sa.update(about).where(about.c.name == SENDER, about.c.value == str(self.token))
         if not connection.execute(mine.values(value=str(self.token))).rowcount:
             raise NotOwner(f"alerts are no longer sent by token {self.token}")
 
     def claim(self, connection: sa.Connection, delivery_id: int, now: float) -> ClaimedDelivery | None:
-        """Mark a delivery as SENDING before it is sent. Return None if it is not due or does not exist.
+        """Mark a delivery as SENDING before its message is sent.
+
+        Return None if the delivery is not due or does not exist.
 
         Raises:
-            NotOwner: There is another sender.
+            NotOwner: Another process is the sender.
         """
         self.check_owner(connection)
         mine = sa.update(delivery).where(delivery.c.id == delivery_id, delivery.c.state == DeliveryState.PENDING.value)
@@ -316,9 +325,11 @@ class SenderLease:
     def record_result(
         self, connection: sa.Connection, delivery_id: int, answer: SendResult, error: str, now: float
     ) -> DeliveryState | None:
-        """Write the result of a delivery. Return its new state, or None if it is no longer ours.
+        """Store the result of a delivery.
 
-        Needs no guard: the result that a former sender received is true, unless another sender has already decided.
+        Return the new state of the delivery, or None if another sender has decided it.
+
+        A former sender may also store its result, because the result is true.
         """
         chosen = sa.select(delivery).where(delivery.c.id == delivery_id, *self._owner_conditions())
         row = connection.execute(chosen.with_for_update()).first()
@@ -336,15 +347,17 @@ class SenderLease:
         return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
 
     def mark_in_doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
-        """Mark the deliveries that other senders left SENDING as in doubt. Return how many.
+        """Mark the deliveries that former senders left in state SENDING as in doubt.
+
+        Return the number of deliveries.
 
         Args:
             connection: A transaction.
-            is_mine: Returns whether this sender is sending a delivery. Called after the rows are read. No delivery can
-                be taken meanwhile, since that needs the guard, and deliveries answered meanwhile are no longer SENDING.
+            is_mine: Returns whether this process is sending a delivery. Called after the rows are read. Deliveries
+                cannot be claimed in between, because a claim needs the lock of this transaction.
             now: Seconds since the epoch.
         Raises:
-            NotOwner: There is another sender.
+            NotOwner: Another process is the sender.
         """
         self.check_owner(connection)
         chosen = sa.select(delivery).where(delivery.c.state == DeliveryState.SENDING.value)
@@ -360,7 +373,7 @@ class SenderLease:
 def due_deliveries(
     connection: sa.Connection, now: float, *, exclude: Iterable[str] = (), limit: int = 200
 ) -> list[DueDelivery]:
-    """Return the deliveries that are due, oldest first, except those of the channels in ``exclude``."""
+    """Return the deliveries that are due, oldest first. Channels in ``exclude`` are left out."""
     chosen = sa.select(delivery.c.id, delivery.c.channel).where(delivery.c.next_at <= now)
     chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(exclude)))
     return [
@@ -369,7 +382,7 @@ def due_deliveries(
 
 
 def has_other_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
-    """Return whether a delivery is SENDING that is not in ``mine``."""
+    """Return whether a delivery other than those in ``mine`` is in state SENDING."""
     chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
     return any(each not in mine for each in connection.execute(chosen).scalars())
 
@@ -406,14 +419,14 @@ def newest_alerts(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return the newest alerts with the names of their workflows.
+    """Return alerts with the names of their workflows, the newest first.
 
     Args:
         connection: A transaction.
         codes: Only alerts of these workflows. None: all alerts, including channel tests.
         state: Only alerts with a delivery in this state.
         run: Only alerts of this run.
-        before: Only alerts with lower IDs.
+        before: Return only alerts with lower IDs, for the next page.
         limit: The maximum number of alerts.
     """
     chosen = _ALERT.order_by(alert.c.id.desc()).limit(limit)
@@ -428,7 +441,7 @@ def newest_alerts(
 
 
 def find_alert(connection: sa.Connection, alert_id: int) -> Row | None:
-    """Return an alert with the name of its workflow, or None."""
+    """Return an alert with the name of its workflow, or None if there is none."""
     return connection.execute(_ALERT.where(alert.c.id == alert_id)).first()
 
 
@@ -443,7 +456,7 @@ def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[in
 
 
 def find_delivery(connection: sa.Connection, delivery_id: int) -> Row | None:
-    """Return a delivery with the project, the workflow and the run of its alert, or None."""
+    """Return a delivery with the project, the workflow and the run of its alert, or None if there is none."""
     columns = (alert.c.run_id, alert.c.kind, definition.c.project, definition.c.name)
     joined = sa.select(*delivery.c, *columns).join(alert, alert.c.id == delivery.c.alert)
     joined = joined.outerjoin(definition, definition.c.code == alert.c.code)
@@ -459,17 +472,17 @@ def schedule_resend(connection: sa.Connection, delivery_id: int, now: float) -> 
 
 
 def channels(connection: sa.Connection) -> list[Row]:
-    """Return all channels, sorted by name."""
+    """Return all alert channels, sorted by name."""
     return list(connection.execute(sa.select(channel).order_by(channel.c.name)).all())
 
 
 def find_channel(connection: sa.Connection, name: str) -> Row | None:
-    """Return a channel, or None."""
+    """Return the alert channel of this name, or None."""
     return connection.execute(sa.select(channel).where(channel.c.name == name)).first()
 
 
 def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
-    """Create or replace a channel whose options were checked. Return whether it is new."""
+    """Create or replace an alert channel with valid options. Return whether the channel is new."""
     changed = sa.update(channel).where(channel.c.name == name).values(**values)
     if connection.execute(changed).rowcount:
         return False
@@ -478,12 +491,12 @@ def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any])
 
 
 def remove_channel(connection: sa.Connection, name: str) -> bool:
-    """Delete a channel. Return False if it does not exist."""
+    """Delete an alert channel. Return False if the channel does not exist."""
     return bool(connection.execute(sa.delete(channel).where(channel.c.name == name)).rowcount)
 
 
 def channels_in_use(connection: sa.Connection) -> dict[str, list[str]]:
-    """Return the channels that the newest versions of workflows name, each with these workflows."""
+    """Return the channels to which the newest versions of workflows refer, each with these workflows."""
     newest_ = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -506,14 +519,16 @@ def _mails(params: Mapping[str, Any]) -> bool:
 
 
 def overdue_deliveries(connection: sa.Connection, before: float, limit: int = 1000) -> list[Row]:
-    """Return the open deliveries that were due before a time: ``id``, ``channel``, ``state``, ``next_at``."""
+    """Return the unfinished deliveries that were due before a time, with ``id``, ``channel``, ``state`` and
+    ``next_at``.
+    """
     columns = (delivery.c.id, delivery.c.channel, delivery.c.state, delivery.c.next_at)
     chosen = sa.select(*columns).where(delivery.c.next_at < before).order_by(delivery.c.next_at, delivery.c.id)
     return list(connection.execute(chosen.limit(limit)).all())
 
 
 def delete_channel_tests(connection: sa.Connection, before: float, limit: int = 500) -> int:
-    """Delete channel tests that are older than a time. They belong to no run, so no retention of runs deletes them."""
+    """Delete the alerts of channel tests that are older than a time. The retention of runs does not cover them."""
     chosen = sa.select(alert.c.id).where(alert.c.run_id.is_(None), alert.c.at < before).order_by(alert.c.id)
     ids = list(connection.execute(chosen.limit(limit)).scalars())
     if ids:

@@ -79,7 +79,7 @@ class LastOutcome(NamedTuple):
 
 
 def tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return the run and the workflow of each of these task rows of a shard, by task ID. Others are left out."""
+    """Return the run and the workflow of each of these tasks, by task ID. Tasks of other shards are left out."""
     found: dict[int, tuple[int, int]] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
@@ -89,7 +89,7 @@ def tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) 
 
 
 def missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
-    """Return the task rows that no longer exist."""
+    """Return those of the given task IDs that no longer exist."""
     ids = sorted(set(tasks))
     there: set[int] = set()
     for start in range(0, len(ids), _TOGETHER):
@@ -99,7 +99,7 @@ def missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
 
 
 def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
-    """Write these rows. Updates existing rows of the same claims and ends open rows of earlier claims as lost."""
+    """Insert or update these rows of attempts. Rows of earlier claims that have no end are marked as lost."""
     if not rows:
         return
     before = _claims(connection, {row.task for row in rows})
@@ -114,7 +114,10 @@ def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> N
 
 @cache
 def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
-    """Return the statement that inserts a row. With ``ended``, it updates the end of an existing row."""
+    """Return the statement that inserts a row of an attempt.
+
+    With ``ended``, it updates the end of an existing row.
+    """
     insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(attempt)
     row = ["task", "n", "claim"]
     if not ended:
@@ -123,7 +126,7 @@ def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
 
 
 def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, before_claim: int | None = None) -> None:
-    """Mark the open rows of this attempt as lost: all, or those with claims before ``before_claim``."""
+    """Mark the rows of an attempt that have no end as lost. With ``before_claim``, only rows of earlier claims."""
     open_ = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.ended_at.is_(None))
     if before_claim is not None:
         open_ = sa.and_(open_, attempt.c.claim < before_claim)
@@ -131,7 +134,10 @@ def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, bef
 
 
 def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, LastOutcome]:
-    """Return the outcome of the newest ended attempt of each of these tasks. Tasks without one are left out."""
+    """Return the outcome of the newest ended attempt of each task, by task ID.
+
+    Tasks without an ended attempt are left out.
+    """
     found: dict[int, LastOutcome] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
@@ -145,7 +151,10 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
 
 @cache
 def _claims_of(dialect: str) -> sa.Select[tuple[int, int, int]]:
-    """Return the query for claims. PostgreSQL gets an array, so the statement is parsed and planned only once."""
+    """Return the query for the claims of tasks.
+
+    On PostgreSQL it takes an array, so that the statement is planned only once.
+    """
     if dialect == "sqlite":
         return _CLAIMS.where(attempt.c.task.in_(_IDS))
     return _CLAIMS.where(attempt.c.task == sa.any_(sa.bindparam("ids", type_=postgresql.ARRAY(sa.BigInteger()))))

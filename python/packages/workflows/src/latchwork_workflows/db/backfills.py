@@ -49,13 +49,13 @@ def create(
     schedule_times: Sequence[float],
     shared_columns: Mapping[str, Any],
 ) -> int:
-    """Create a backfill and its runs without starting any. Return its ID.
+    """Create a backfill and all its runs. No run is started yet. Return the ID of the backfill.
 
     Args:
-        connection: A transaction that the guard of the shard has begun.
+        connection: A transaction in which the ownership of the shard was checked.
         fields: The columns of the backfill.
         schedule_times: The schedule times of the runs, without duplicates.
-        shared_columns: The columns that all runs share.
+        shared_columns: The columns that are equal for all runs.
     """
     values = {"state": BackfillState.RUNNING.value, "dates": len(schedule_times), **fields}
     number = int(connection.execute(sa.insert(backfill).values(**values).returning(backfill.c.id)).scalar_one())
@@ -65,13 +65,13 @@ def create(
 
 
 def created_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
-    """Return the backfill that a command of this shard created, or None."""
+    """Return the ID of the backfill that a command of this shard created, or None."""
     chosen = sa.select(command.c.backfill).where(command.c.id == command_id, command.c.shard == shard)
     return connection.execute(chosen).scalar_one_or_none()
 
 
 def load(connection: sa.Connection, backfill_id: int, *, shard: int) -> BackfillRow | None:
-    """Return a backfill of a shard, or None."""
+    """Return a backfill of a shard, or None if the shard has no such backfill."""
     columns = (backfill.c[name] for name in BackfillRow._fields)
     chosen = sa.select(*columns).where(backfill.c.id == backfill_id, backfill.c.shard == shard)
     row = connection.execute(chosen).first()
@@ -79,7 +79,7 @@ def load(connection: sa.Connection, backfill_id: int, *, shard: int) -> Backfill
 
 
 def count_dates(connection: sa.Connection, backfill_id: int) -> DateCounts:
-    """Return how many of its dates are pending, active, succeeded and failed."""
+    """Return how many runs of a backfill are pending, active, succeeded and failed."""
     counted = sa.select(workflow_run.c.state, sa.func.count()).where(workflow_run.c.backfill == backfill_id)
     found = {RunState(state): count for state, count in connection.execute(counted.group_by(workflow_run.c.state))}
     pending = found.pop(RunState.SUBMITTED, 0)
@@ -89,7 +89,7 @@ def count_dates(connection: sa.Connection, backfill_id: int) -> DateCounts:
 
 
 def pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> list[int]:
-    """Return the next runs to start, in the order of the backfill."""
+    """Return the next runs of a backfill to start, in the order of the backfill."""
     chosen = sa.select(workflow_run.c.id).where(
         workflow_run.c.backfill == row.id, workflow_run.c.state == RunState.SUBMITTED.value
     )
@@ -100,7 +100,7 @@ def pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> lis
 
 
 def runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> list[int]:
-    """Return the runs to stop when the backfill is stopped."""
+    """Return the runs of a stopping backfill that must be stopped."""
     states = [state.value for state in _STOPS]
     chosen = sa.select(workflow_run.c.id).where(
         workflow_run.c.backfill == backfill_id, workflow_run.c.state.in_(states)
@@ -109,7 +109,7 @@ def runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> lis
 
 
 def set_state(connection: sa.Connection, backfill_id: int, state: BackfillState, now: float) -> None:
-    """Set the state of a backfill. Sets its end time if the state is held or final, and clears it otherwise."""
+    """Set the state of a backfill, and the time of its end if it is held or has ended."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
     connection.execute(sa.update(backfill).where(backfill.c.id == backfill_id).values(**values))
 
@@ -123,14 +123,14 @@ _BACKFILL = sa.select(*backfill.c, definition.c.project, definition.c.name).join
 
 
 def find(connection: sa.Connection, backfill_id: int) -> Row | None:
-    """Return a backfill with the name of its workflow, or None."""
+    """Return a backfill with the name of its workflow, or None if there is none."""
     return connection.execute(_BACKFILL.where(backfill.c.id == backfill_id)).first()
 
 
 def newest_backfills(
     connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, limit: int = 50
 ) -> list[Row]:
-    """Return the newest backfills, of these workflows or of all, with IDs below ``before``."""
+    """Return backfills with IDs below ``before``, the newest first, of these workflows or of all."""
     chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(limit)
     if codes is not None:
         chosen = chosen.where(backfill.c.code.in_(codes))
@@ -138,7 +138,7 @@ def newest_backfills(
 
 
 def state_counts(connection: sa.Connection, backfill_ids: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the number of runs in each state, by backfill."""
+    """Return the number of runs in each state for each of these backfills, by backfill ID."""
     if not backfill_ids:
         return {}
     by = (workflow_run.c.backfill, workflow_run.c.state)
@@ -159,9 +159,9 @@ def runs_of(
     after: float | None = None,
     limit: int | None = None,
 ) -> list[Row]:
-    """Return up to ``limit`` runs of a backfill, oldest schedule time first.
+    """Return up to ``limit`` runs of a backfill, the oldest schedule time first.
 
-    ``state`` selects runs in this state, ``after`` those with a later schedule time.
+    ``state`` selects runs in one state. ``after`` selects runs with a later schedule time, for the next page.
     """
     columns = (
         workflow_run.c.id,

@@ -67,7 +67,9 @@ def send_command(
     unique_key: str | None = None,
     by: str = "",
 ) -> SentCommand:
-    """Write a command. A command with a unique key that was already used for the same command is not written again.
+    """Store a command for the master of a shard.
+
+    A command that repeats an earlier one with the same unique key is not stored again.
 
     Args:
         connection: A transaction.
@@ -101,7 +103,10 @@ def send_command(
 
 
 def is_repeated(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
-    """Return whether a command with this unique key exists. Repeated requests skip the checks of the current state."""
+    """Return whether a command with this unique key exists.
+
+    A repeated request then skips the checks of the current state.
+    """
     if unique_key is None:
         return False
     return connection.execute(sa.select(command.c.id).where(_has_key(project, unique_key))).first() is not None
@@ -124,7 +129,7 @@ def random_shard(connection: sa.Connection) -> int:
 
 
 def _comparable_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without the version, which may differ when a request is repeated."""
+    """Return the arguments of a command without the version, which may differ when a request is repeated."""
     return {name: value for name, value in args.items() if name != "version"}
 
 
@@ -175,17 +180,19 @@ _ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
 def open_commands(connection: sa.Connection, shard: int, limit: int) -> list[CommandRow]:
-    """Return the open commands of a shard, oldest first. They cannot be withdrawn before the transaction ends."""
+    """Return the commands that a shard has not carried out yet, oldest first, and lock them against withdrawal."""
     return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": limit})]
 
 
 def has_open_commands(connection: sa.Connection, shard: int) -> bool:
-    """Return whether a shard has open commands."""
+    """Return whether a shard has commands that were not carried out yet."""
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 
 def other_open_wakes(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
-    """Return the other open wake commands of a shard for a workflow: their IDs, and the run after which each begins."""
+    """Return the other pending wake-up commands of a shard for a workflow: their IDs, and the run after which each
+    continues.
+    """
     chosen = sa.select(command.c.id, command.c.args).where(
         command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value
     )
@@ -202,7 +209,7 @@ def complete(
     error: str | None,
     backfill: int | None = None,
 ) -> None:
-    """Close a command as executed, or as failed with an error."""
+    """Mark a command as carried out, or as failed with an error."""
     values: dict[str, Any] = {"done_at": now, "error": error}
     if run_id is not None:
         values["run_id"] = run_id
@@ -212,20 +219,23 @@ def complete(
 
 
 def withdraw(connection: sa.Connection, command_id: int, now: float, *, by: str) -> bool:
-    """Close an open command that starts a run. Return False if it is not open. No master executes it later."""
+    """Withdraw a start command that was not carried out yet.
+
+    Return False if it was carried out or withdrawn already.
+    """
     mine = sa.and_(command.c.id == command_id, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
     ended = {"done_at": now, "error": f"it was stopped before it began, by {by}"}
     return bool(connection.execute(sa.update(command).where(mine).values(**ended)).rowcount)
 
 
 def has_restart_command(connection: sa.Connection, run_id: int) -> bool:
-    """Return whether an open command resumes, recovers or reruns this run."""
+    """Return whether a pending command resumes, recovers or reruns this run."""
     mine = sa.and_(command.c.run_id == run_id, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
     return connection.execute(sa.select(command.c.id).where(mine).limit(1)).first() is not None
 
 
 def find(connection: sa.Connection, command_id: int) -> CommandRow:
-    """Return a command.
+    """Return the command with this ID.
 
     Raises:
         UnknownWorkflow: There is no such command.

@@ -19,12 +19,12 @@ _GOES = [state.value for state in GOING]
 
 
 def lock_workflow(connection: sa.Connection, code: int) -> None:
-    """Lock the workflow's row until the end of the transaction."""
+    """Lock a workflow until the end of the transaction, so that only one transaction decides about its concurrency."""
     connection.execute(sa.select(definition.c.code).where(definition.c.code == code).with_for_update(key_share=True))
 
 
 def active_and_waiting(connection: sa.Connection, code: int, *, exclude: int = 0) -> list[ActiveRun]:
-    """Return the runs that are active or waiting, oldest first, including runs that are part of other runs."""
+    """Return the runs of a workflow that are active or waiting, oldest first. Includes child runs of other runs."""
     chosen = sa.select(workflow_run.c.id, workflow_run.c.shard, workflow_run.c.state).where(
         workflow_run.c.code == code,
         workflow_run.c.state.in_([*_GOES, _WAITS]),
@@ -36,9 +36,9 @@ def active_and_waiting(connection: sa.Connection, code: int, *, exclude: int = 0
 
 
 def runs_to_start(connection: sa.Connection, code: int, max_active: int | None) -> list[int]:
-    """Return the waiting runs that may start now. Empty if the limit is reached.
+    """Return the waiting runs of a workflow that may start now. Empty if the concurrency limit is reached.
 
-    A run that is part of another run is only included while its parent is running. Until then it does not block others.
+    A child run is only included while its parent is running. Until then it does not block other runs.
 
     Args:
         connection: A transaction.
@@ -63,7 +63,7 @@ def runs_to_start(connection: sa.Connection, code: int, max_active: int | None) 
 
 
 def shards_with_waiting_runs(connection: sa.Connection, codes: Collection[int]) -> set[int]:
-    """Return the shards that have waiting runs of these workflows."""
+    """Return the shards in which runs of these workflows wait for a concurrency limit."""
     if not codes:
         return set()
     chosen = sa.select(workflow_run.c.shard).where(workflow_run.c.code.in_(codes), workflow_run.c.state == _WAITS)

@@ -105,18 +105,20 @@ class Database:
         self.engine.dispose()
 
     def break_connections(self, older_than_s: float = 0.0) -> int:
-        """Break the connections that have been in use for at least this long. Return how many.
+        """Break database connections that have been in use for at least this long.
 
-        Their threads get ``DatabaseUnavailable``. PostgreSQL limits the time of each statement, but its answer may
-        never arrive through a proxy or firewall that hangs. Thread-safe.
+        Return the number of broken connections. Thread-safe.
+
+        Their threads get ``DatabaseUnavailable``. PostgreSQL limits the time of each statement, but through a hanging
+        proxy or firewall its answer may never arrive.
         """
         now = time.monotonic()
         return sum(_shut_down_socket(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
 
     def ping(self) -> None:
-        """Check that the database answers.
+        """Check that the database answers a query.
 
-        On PostgreSQL, this uses a separate connection, since all pooled ones may be in use.
+        On PostgreSQL, this opens a separate connection, because all pooled connections may be in use.
 
         Raises:
             DatabaseUnavailable: The database does not answer.
@@ -195,7 +197,10 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
 
 
 def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
-    """Return the engine. It keeps in ``in_use`` the connections that are checked out, with the time since when."""
+    """Create the engine for PostgreSQL.
+
+    Records connections that are checked out in ``in_use``, each with the time since when.
+    """
     pool = pool or {"pool_size": _KEPT, "max_overflow": _MORE}
     engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}, **pool)
 
@@ -279,9 +284,9 @@ class FairLock:
         return not self._stop_waiting(turn, keep=True)
 
     def _stop_waiting(self, turn: threading.Event, *, keep: bool = False) -> bool:
-        """Stop waiting. Return False if the lock was already passed to us.
+        """Stop waiting for the lock. Return False if the lock was passed to this thread at the same moment.
 
-        It is then released, unless ``keep`` is set.
+        The lock is then released, unless ``keep`` is set.
         """
         with self._mutex:
             if turn in self._line:
@@ -292,7 +297,7 @@ class FairLock:
         return False
 
     def release(self) -> None:
-        """Pass the lock to the longest waiter."""
+        """Release the lock, and pass it to the thread that has waited longest."""
         with self._mutex:
             if self._line:
                 self._line.popleft().set()

@@ -35,12 +35,11 @@ class AppliedDefinition:
 def save(
     connection: sa.Connection, checked: ValidDefinition, *, shards: int, author: str = "", online: bool | None = None
 ) -> AppliedDefinition:
-    """Write a definition, if it differs from the newest one of its name.
+    """Store a definition as a new version, if it differs from the newest version of its workflow.
 
     A new or changed schedule begins with its next fire time. An unchanged schedule keeps its missed fire times, and a
-    disabled one stays disabled.
-
-    Named pools that do not exist are created with a size of 1.
+    disabled schedule stays disabled. Pools that the definition names and that do not exist are created with a size of
+    1.
 
     Args:
         connection: A transaction.
@@ -88,7 +87,10 @@ def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
 
 
 def _lock_definition(connection: sa.Connection, wanted: Definition) -> Any:
-    """Return the row of a definition and lock it. Not with ``FOR UPDATE``, which conflicts with foreign key checks."""
+    """Lock the row of a workflow and return it.
+
+    Does not use ``FOR UPDATE``, which conflicts with foreign key checks.
+    """
     found = sa.select(definition.c.code, definition.c.version, definition.c.online).where(
         definition.c.project == wanted.project, definition.c.name == wanted.name
     )
@@ -116,7 +118,7 @@ def _save_schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | No
 
 
 def possible_targets(key: str) -> list[tuple[str, str]]:
-    """Return the projects and names that a reference may mean. The first that exists is meant."""
+    """Return the projects and names to which a reference may refer. The first one that exists is used."""
     project, dot, name = key.partition(".")
     return [(project, name), ("default", key)] if dot else [("default", key)]
 
@@ -138,7 +140,7 @@ class FoundWorkflow(NamedTuple):
 
 
 def find(connection: sa.Connection, key: str) -> FoundWorkflow:
-    """Find the workflow ``project.name``, or the workflow of this name in the project ``default``.
+    """Find a workflow by ``project.name``, or by its name in the project ``default``.
 
     Raises:
         UnknownWorkflow: There is no such workflow.
@@ -155,7 +157,7 @@ def find(connection: sa.Connection, key: str) -> FoundWorkflow:
 
 
 def check_online(connection: sa.Connection, code: int) -> None:
-    """Check that a workflow may be started.
+    """Check that a workflow is online, so that it may be started.
 
     Raises:
         WrongState: The workflow is offline.

@@ -33,13 +33,13 @@ def all_grants(connection: sa.Connection) -> list[Grant]:
 
 
 def save(connection: sa.Connection, grant: Grant) -> None:
-    """Store a grant. It replaces the role that the project had."""
+    """Store a grant. It replaces an earlier grant between the same projects."""
     remove(connection, grant.project, grant.grantee)
     connection.execute(sa.insert(project_grant).values(**grant.model_dump()))
 
 
 def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
-    """Remove a grant. Return whether there was one."""
+    """Remove a grant. Return whether the grant existed."""
     there = sa.and_(project_grant.c.project == project, project_grant.c.grantee == grantee)
     return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
 
@@ -48,7 +48,7 @@ def check_grant(connection: sa.Connection, grantee: str, project: str, role: Rol
     """Check that a project has this role in another project.
 
     Raises:
-        NotAllowed: It has not. The message says how to grant it.
+        NotAllowed: The project does not have the role. The message says how to grant it.
     """
     if grantee == project:
         return
@@ -62,7 +62,7 @@ def check_grant(connection: sa.Connection, grantee: str, project: str, role: Rol
 
 
 def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) -> FoundWorkflow:
-    """Find the workflow that a task names, and check that the task's project may use it.
+    """Find the workflow to which a task refers, and check that the project of the task may use it.
 
     Args:
         connection: A transaction.
@@ -70,7 +70,7 @@ def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) 
         name: The name as given in the task.
         kind: The type of the task: ``sub_process`` or ``dependent``.
     Raises:
-        NotAllowed: The project has no such role there. Raised whether or not the workflow exists.
+        NotAllowed: The project of the task lacks the required role, whether or not the workflow exists.
         UnknownWorkflow: There is no such workflow.
     """
     role = _NEEDED[kind]
@@ -84,7 +84,7 @@ def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) 
 
 
 def grant_problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
-    """Yield a problem for each workflow of another project that a definition names and may not use."""
+    """Yield a problem for each workflow of another project to which a definition refers without a grant."""
     for index, task in enumerate(definition.tasks):
         for each in dict.fromkeys(_used_project(task_named) for task_named in references_of_task(task)):
             try:

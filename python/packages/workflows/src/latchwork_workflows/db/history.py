@@ -47,7 +47,7 @@ def record_event(
     task: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an event in the transaction of the change."""
+    """Record an event of a run or an action of a user, in the transaction that makes the change."""
     row = {"kind": kind, "by": by[:200], "project": project, "run_id": run_id, "task": task[:100]}
     connection.execute(sa.insert(event).values(**row, at=time.time(), details=dict(details) if details else None))
 
@@ -72,9 +72,9 @@ def user_actions(
 
     Args:
         connection: A transaction.
-        projects: Only in these projects. None: in all, including events without a project.
-        before: Only events with lower IDs.
-        by: Only of this account.
+        projects: Return only actions in these projects. None: all, including actions without a project.
+        before: Return only events with lower IDs, for the next page.
+        by: Return only actions of this account.
         limit: The maximum number of events.
     """
     chosen = _rows().where(event.c.by != "").order_by(event.c.id.desc()).limit(limit)

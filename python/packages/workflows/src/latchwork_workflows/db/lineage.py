@@ -21,14 +21,14 @@ TRIES = "_connection."
 
 
 class ReferenceCache:
-    """A cache of the names in the newest version of each workflow. Thread-safe. Versions never change."""
+    """A cache of the workflows to which the newest version of each workflow refers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[int, tuple[int, tuple[WorkflowReference, ...]]] = {}
 
     def references_of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[WorkflowReference, ...]]:
-        """Return the names for these rows of workflows, by code."""
+        """Return the references to other workflows for each of these workflow rows, by workflow code."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
@@ -49,7 +49,10 @@ def _references(body: str | None) -> tuple[WorkflowReference, ...]:
 
 
 def _load_bodies(connection: sa.Connection, versions: Mapping[int, int]) -> dict[tuple[int, int], str]:
-    """Return the bodies of these versions, by code and version. Only those with a task type that names workflows."""
+    """Return the definitions of these versions, by code and version.
+
+    Only definitions that may refer to other workflows.
+    """
     found: dict[tuple[int, int], str] = {}
     codes = sorted(versions)
     names = sa.or_(*(definition_version.c.body.contains(f'"{each}"', autoescape=True) for each in NAMING))
@@ -78,7 +81,7 @@ class MissingReference(NamedTuple):
 
 
 def missing_references(connection: sa.Connection, project: str | None = None) -> list[MissingReference]:
-    """Return the missing references in the newest versions of online workflows, sorted by project and name."""
+    """Return the references of online workflows to things that do not exist, sorted by project and name."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )

@@ -59,7 +59,10 @@ def active_runs(connection: sa.Connection, codes: Collection[int] | None = None,
 
 
 def queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> dict[int, set[str]]:
-    """Return the partitions in which tasks of these runs are queued, by run. Others are left out."""
+    """Return the partitions in which tasks of these runs are queued, by run ID.
+
+    Runs without queued tasks are left out.
+    """
     mine = sa.and_(task.c.run_id == workflow_run.c.id, task.c.round == workflow_run.c.round)
     chosen = sa.select(task.c.run_id, task.c.queue_key).select_from(workflow_run).join(task, mine)
     chosen = chosen.where(workflow_run.c.id.in_(sorted(run_ids)), task.c.state == TaskState.SUBMITTED.value)
@@ -72,7 +75,7 @@ def queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> di
 def failed_runs(
     connection: sa.Connection, since: float, codes: Collection[int] | None = None, limit: int = 20
 ) -> list[Row]:
-    """Return the runs that failed after a time, newest first. Searches only the newest failures."""
+    """Return runs that failed after a time, newest first. Only the newest failures are searched."""
     rows = run_queries.newest_runs(connection, codes=codes, state="failure", limit=limit * 5)
     return [row for row in rows if (row.ended_at or 0.0) >= since][:limit]
 
@@ -91,7 +94,7 @@ def shards(connection: sa.Connection) -> list[Row]:
 
 
 def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
-    """Return a value that differs after any write of a master or any new command."""
+    """Return a value that changes with every write of a master and every new command, so that pages notice changes."""
     newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
     written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
     return (newest, *(tuple(row) for row in written))

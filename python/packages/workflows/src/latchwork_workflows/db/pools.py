@@ -30,13 +30,16 @@ def all_pools(connection: sa.Connection) -> list[PoolSettings]:
 
 
 def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSettings | None:
-    """Return a pool, or None. With ``lock``, no other transaction locks it until this one has ended."""
+    """Return a pool, or None if there is none.
+
+    With ``lock``, the pool is locked until the end of the transaction.
+    """
     row = connection.execute(_FIND_LOCKED if lock else _FIND, {"name": name}).first()
     return None if row is None else PoolSettings.model_validate(row)
 
 
 def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
-    """Create the pools that do not exist, with a size of 1."""
+    """Create those of the named pools that do not exist, with a size of 1."""
     rows = [{"name": name, "size": DEFAULT_SIZE, "admission": "suspend"} for name in sorted(set(names))]
     if rows:
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(pool)
@@ -44,7 +47,7 @@ def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
 
 
 def save(connection: sa.Connection, settings: PoolSettings) -> bool:
-    """Create or change a pool. Return whether it is new."""
+    """Create or change a pool. Return whether the pool is new."""
     values = settings.model_dump()
     changed = connection.execute(sa.update(pool).where(pool.c.name == settings.name).values(**values)).rowcount
     if not changed:
@@ -53,12 +56,12 @@ def save(connection: sa.Connection, settings: PoolSettings) -> bool:
 
 
 def remove(connection: sa.Connection, name: str) -> bool:
-    """Remove a pool. Return whether it was there."""
+    """Delete a pool. Return whether the pool existed."""
     return bool(connection.execute(sa.delete(pool).where(pool.c.name == name)).rowcount)
 
 
 def workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
-    """Return the workflows whose newest version names each pool, as ``project.name``."""
+    """Return for each pool the workflows whose newest version refers to it, as ``project.name``."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -76,7 +79,7 @@ def workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
 
 
 def active_count(connection: sa.Connection, project: str) -> int:
-    """Return how many tasks of a project are queued for workers or running, in all shards."""
+    """Return the number of tasks of a project, in all shards, that are queued for workers or running."""
     of_project = sa.select(definition.c.code).where(definition.c.project == project)
     active = _active_runs(workflow_run.c.code.in_(of_project))
     chosen = sa.select(sa.func.count()).select_from(active).join(task, _is_of(active))
@@ -85,7 +88,10 @@ def active_count(connection: sa.Connection, project: str) -> int:
 
 
 def waiting_counts(connection: sa.Connection) -> dict[str, int]:
-    """Return how many queued tasks need a slot of each pool, keyed by its name in the store. Zeros are left out."""
+    """Return the number of queued tasks that need a slot of each pool, by the pool's name in the store.
+
+    Zeros are left out.
+    """
     found: dict[str, int] = {}
     for _, lane, _ in _queued(connection):
         for name in pools_of(lane):
@@ -94,7 +100,7 @@ def waiting_counts(connection: sa.Connection) -> dict[str, int]:
 
 
 def waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tuple[int, list[int]]:
-    """Return how many tasks wait for a slot, and the IDs of the first ``limit``, in their order.
+    """Return how many tasks wait for a slot of a pool, and the IDs of the first ``limit`` tasks in queue order.
 
     Args:
         connection: A transaction.
@@ -106,7 +112,7 @@ def waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tuple[int
 
 
 def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
-    """Yield the queued tasks that need a slot: their IDs, partitions and sort keys."""
+    """Yield the queued tasks that need a slot of a pool, each with its ID, partition and sort key."""
     active = _active_runs()
     chosen = sa.select(task.c.id, task.c.queue_key).select_from(active).join(task, _is_of(active))
     chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
@@ -116,9 +122,9 @@ def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
 
 
 def _active_runs(*more: sa.ColumnElement[bool]) -> sa.CTE:
-    """Return a CTE of the runs whose tasks workers may have. There are few, and they are read first.
+    """Return a common table expression of the active runs, which restricts a query to their tasks.
 
-    Without the CTE, a database that expects few queued tasks would read all tasks of a long history.
+    There are few active runs. Without this restriction, a database may read all tasks of a long history.
     """
     return (
         sa.select(workflow_run.c.id, workflow_run.c.round)

@@ -34,10 +34,7 @@ _WHO_WAITS = (
 
 
 def _above() -> sa.Select[Any]:
-    """Return the query for all ancestors.
-
-    It is a single statement, because a transaction may run it for each of 50 levels.
-    """
+    """Return the query for all ancestors of a run. It is built once, because a transaction may execute it often."""
     nearest = (
         sa.select(workflow_run.c.id, workflow_run.c.parent_task, sa.literal(0).label("level"))
         .join(task, task.c.run_id == workflow_run.c.id)
@@ -87,7 +84,7 @@ class FoundRun(NamedTuple):
 
 
 def child_of(connection: sa.Connection, task_id: int) -> int | None:
-    """Return the run that this task row started, or None."""
+    """Return the run that a task started, or None."""
     found: int | None = connection.execute(
         sa.select(workflow_run.c.id).where(workflow_run.c.parent_task == task_id)
     ).scalar_one_or_none()
@@ -95,7 +92,7 @@ def child_of(connection: sa.Connection, task_id: int) -> int | None:
 
 
 def parent_of(connection: sa.Connection, task_id: int) -> TaskPlace | None:
-    """Return the task that started a run. None: it no longer exists or belongs to an earlier run."""
+    """Return the task that started a run. None: the task no longer exists or belongs to an earlier round."""
     found = connection.execute(
         sa.select(task.c.run_id, task.c.name, task.c.map_index, task.c.state)
         .join(workflow_run, sa.and_(workflow_run.c.id == task.c.run_id, workflow_run.c.round == task.c.round))
@@ -107,15 +104,18 @@ def parent_of(connection: sa.Connection, task_id: int) -> TaskPlace | None:
 
 
 def check_command_to_child(connection: sa.Connection, run_id: int, parent_task: int | None, command: str) -> None:
-    """Refuse a command that would restart a child by itself while its parent does not wait for it.
+    """Check that a command may be sent to a child run.
+
+    A child must not be restarted while its parent does not wait for it.
 
     Args:
         connection: A transaction.
         run_id: The run that gets the command.
-        parent_task: The task row of its parent. None: it has no parent.
+        parent_task: The ID of the task that started the run. None: the run has no parent.
         command: The type of the command.
     Raises:
-        WrongState: The message names the run to use instead.
+        WrongState: The parent does not wait for the child. The message names the run to which to send the command
+            instead.
     """
     place = parent_of(connection, parent_task) if parent_task is not None else None
     if place is not None and not may_command_child(command, place.state):
@@ -123,7 +123,7 @@ def check_command_to_child(connection: sa.Connection, run_id: int, parent_task: 
 
 
 def ancestor_runs(connection: sa.Connection, parent_task: int | None) -> list[int]:
-    """Return the ancestors of a run, nearest first. ``parent_task`` is the task row of its parent."""
+    """Return the ancestors of a run, nearest first. ``parent_task`` is the ID of the task that started the run."""
     return [] if parent_task is None else list(connection.execute(_ABOVE, {"row": parent_task}).scalars())
 
 
@@ -145,10 +145,10 @@ def find_cycles(
     *,
     may_see: Callable[[str], bool] = lambda _project: True,
 ) -> list[list[Problem]]:
-    """Return for each definition the sub-process tasks by which it would start itself once it is written.
+    """Return for each definition the sub-process tasks through which the workflow would start itself.
 
-    Writers of such tasks are serialized until their transactions end. If two definitions form a cycle together, the
-    second writer sees the first definition.
+    Concurrent writers of such tasks wait for each other. If two definitions form a cycle together, the second writer
+    sees the first definition.
 
     Args:
         connection: A transaction.
@@ -185,7 +185,7 @@ def _started_workflow(spec: TaskSpec) -> str:
 def _find_path(
     connection: sa.Connection, cache: dict[tuple[str, str], Definition | None], start: str, goal: str
 ) -> list[Definition] | None:
-    """Return the workflows on a path from one workflow to another through sub-processes, or None."""
+    """Return the workflows on a path of sub-processes from one workflow to another, or None if there is no path."""
     open_: list[tuple[str, list[Definition]]] = [(start, [])]
     seen: set[str] = set()
     while open_:
@@ -204,7 +204,7 @@ def _find_path(
 def _load_definition(
     connection: sa.Connection, cache: dict[tuple[str, str], Definition | None], name: str
 ) -> Definition | None:
-    """Return the definition that a name refers to, or None."""
+    """Return the definition to which a name refers, or None."""
     for key in definitions.possible_targets(name):
         if key not in cache:
             cache[key] = _newest_definition(connection, *key)
@@ -231,7 +231,10 @@ def _newest_definition(connection: sa.Connection, project: str, name: str) -> De
 def register_wait(
     connection: sa.Connection, task_id: int, run_id: int, shard: int, targets: Iterable[tuple[int, str]]
 ) -> None:
-    """Store that a task of the run ``run_id`` waits for workflows, given as codes and task names. Idempotent."""
+    """Record that a task of the run ``run_id`` waits for other workflows, given as codes and task names.
+
+    Idempotent.
+    """
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(waiting)
     values = [
         {"task": task_id, "code": code, "target": target, "run_id": run_id, "shard": shard}
@@ -242,24 +245,25 @@ def register_wait(
 
 
 def remove_waits(connection: sa.Connection, task_id: int) -> None:
-    """Remove all dependencies that this task waits for."""
+    """Remove the records of the workflows for which a task waits."""
     connection.execute(sa.delete(waiting).where(waiting.c.task == task_id))
 
 
 def remove_waits_of_run(connection: sa.Connection, run_id: int) -> None:
-    """Remove all dependencies that tasks of this run wait for."""
+    """Remove the records of the workflows for which tasks of a run wait."""
     connection.execute(sa.delete(waiting).where(waiting.c.run_id == run_id))
 
 
 def waiting_workflows(
     connection: sa.Connection, ended_codes: Collection[int], ended_tasks: Mapping[int, Collection[str]]
 ) -> list[tuple[int, int]]:
-    """Return the shards with tasks that wait for these events, each with the workflow's code.
+    """Return the shards that have tasks waiting for these workflows or tasks to end, each with the code of the awaited
+    workflow.
 
     Args:
         connection: A transaction.
-        ended_codes: The codes of workflows with a run that has ended.
-        ended_tasks: The tasks that have ended, by code.
+        ended_codes: The codes of workflows of which a run has ended.
+        ended_tasks: The names of the tasks that have ended, by workflow code.
     """
     codes = sorted({*ended_codes, *ended_tasks})
     if not codes:
@@ -275,14 +279,16 @@ def waiting_workflows(
 
 
 def waiting_runs(connection: sa.Connection, shard: int, code: int, *, after: int, limit: int) -> list[int]:
-    """Return up to ``limit`` runs of a shard that wait for a workflow, sorted by ID, with IDs above ``after``."""
+    """Return up to ``limit`` runs of a shard with tasks that wait for a workflow, with IDs above ``after``, sorted by
+    ID.
+    """
     mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.run_id > after)
     chosen = sa.select(waiting.c.run_id).where(mine).distinct().order_by(waiting.c.run_id).limit(limit)
     return list(connection.execute(chosen).scalars())
 
 
 def newest_run(connection: sa.Connection, code: int, span: Span, exclude: Collection[int]) -> FoundRun | None:
-    """Return the run of a workflow with the latest schedule time in a span, with its tasks.
+    """Return the run of a workflow with the latest schedule time within a time span, with its tasks.
 
     Ignores the runs in ``exclude``, and dry runs, which have no results to wait for.
     """
@@ -319,16 +325,16 @@ _CHILD = sa.select(
 
 
 def runs_started_by(connection: sa.Connection, tasks: Collection[int]) -> dict[int, Row]:
-    """Return the runs that these tasks started, by task ID. Tasks without a run are left out."""
+    """Return the child run of each of these tasks, by task ID. Tasks without a child run are left out."""
     ids = _ids_of_children(connection, tasks)
     return {row.parent_task: row for row in _by_id(connection, _CHILD, list(ids))}
 
 
 def _ids_of_children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, int]:
-    """Return the starting tasks, by the ID of the child. Selects only the columns of the index.
+    """Return the IDs of tasks, by the ID of the child run that each started.
 
-    Few runs have a parent, and the statistics of SQLite count all NULLs as one common value. With one more column, it
-    would scan all runs.
+    Selects only the columns of the index. With one more column, SQLite would scan all runs, because few runs have a
+    parent.
     """
     ids, found = sorted(tasks), {}
     for start in range(0, len(ids), 400):
@@ -346,7 +352,7 @@ def _by_id(connection: sa.Connection, chosen: sa.Select[Any], ids: Sequence[int]
 def children_of_run(
     connection: sa.Connection, run_id: int, *, before: int | None = None, limit: int = 100
 ) -> list[Row]:
-    """Return the runs that tasks of a run started, in any of its runs. Newest first, with the tasks' names."""
+    """Return the runs that tasks of a run started in any round, newest first, with the names of the tasks."""
     tasks = connection.execute(sa.select(task.c.id).where(task.c.run_id == run_id)).scalars().all()
     ids = sorted(
         (each for each in _ids_of_children(connection, tasks) if before is None or each < before), reverse=True
@@ -362,13 +368,13 @@ def children_of_run(
 
 
 def tasks_without_elements(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
-    """Return the tasks of a run without the elements of its maps, in the order of creation, at most 5,000."""
+    """Return the tasks of a run in the order of creation, at most 5,000. Elements of maps are left out."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.map_index == -1)
     return list(connection.execute(sa.select(*TASK).where(mine).order_by(task.c.id).limit(5000)).all())
 
 
 def element_counts(connection: sa.Connection, run_id: int, round_number: int) -> dict[str, dict[str, int]]:
-    """Return the number of elements in each state, by the name of the map."""
+    """Return the number of elements in each state for each map of a run, by the name of the map."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.map_index >= 0)
     counted = sa.select(task.c.name, task.c.state, sa.func.count().label("count")).where(mine)
     found: dict[str, dict[str, int]] = {}
@@ -378,7 +384,7 @@ def element_counts(connection: sa.Connection, run_id: int, round_number: int) ->
 
 
 def element_states(connection: sa.Connection, run_id: int, round_number: int, name: str) -> dict[str, TaskState]:
-    """Return the states of the elements of a map, by their names."""
+    """Return the state of each element of a map, by the name of the element."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.name == name, task.c.map_index >= 0)
     rows = connection.execute(sa.select(task.c.map_index, task.c.state).where(mine).order_by(task.c.map_index))
     return {element(name, row.map_index): TaskState(row.state) for row in rows}
@@ -391,9 +397,9 @@ def elements(
 
     Args:
         connection: A transaction.
-        map_row: The row of the map: its ``run``, ``run`` and ``name``.
-        state: Only in this state. Empty: in any.
-        after: Only elements with a higher index.
+        map_row: The row of the map task, with its run, round and name.
+        state: Return only elements in this state. Empty: any state.
+        after: Return only elements with a higher index, for the next page.
         limit: The maximum number of elements.
     """
     mine = sa.and_(task.c.run_id == map_row.run_id, task.c.round == map_row.round, task.c.name == map_row.name)
@@ -418,12 +424,13 @@ class DependentWorkflow(NamedTuple):
 
 
 def dependent_workflows(connection: sa.Connection, key: str, *, include_indirect: bool) -> list[DependentWorkflow]:
-    """Return the online workflows that wait for runs of a workflow, nearest first, without duplicates and itself.
+    """Return the online workflows that wait for runs of a workflow, nearest first, without duplicates and without the
+    workflow itself.
 
     Args:
         connection: A transaction.
-        key: ``project.name`` of the workflow that they wait for.
-        include_indirect: Whether to include indirect dependents.
+        key: ``project.name`` of the awaited workflow.
+        include_indirect: Whether to include workflows that wait for one of the dependents.
     """
     waiting = [(each, frozenset(_awaited_workflows(each.definition))) for each in _online_workflows(connection)]
     found: dict[str, DependentWorkflow] = {}

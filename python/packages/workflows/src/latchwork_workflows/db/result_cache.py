@@ -43,7 +43,7 @@ def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, CacheEntry
 
 
 def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
-    """Write or replace entries. Writes in the order of the keys, so concurrent writers do not deadlock."""
+    """Insert or replace cache entries, in the order of their keys, so that concurrent writers do not deadlock."""
     if not entries:
         return
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(result_cache)
@@ -59,7 +59,7 @@ def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
 
 
 def delete_expired(connection: sa.Connection, now: float, limit: int = 500) -> int:
-    """Delete up to ``limit`` expired entries. Return how many."""
+    """Delete up to ``limit`` expired cache entries. Return the number of deleted entries."""
     old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(limit)
     keys = list(connection.execute(old).scalars())
     for start in range(0, len(keys), _TOGETHER):

@@ -52,7 +52,7 @@ class RunPage:
 
 
 def codes(connection: sa.Connection, *, with_fires_before: float | None = None) -> list[int]:
-    """Return the codes of all workflows, or of those with fire times before ``with_fires_before``."""
+    """Return the codes of all workflows, or of those that have fire times before ``with_fires_before``."""
     chosen = sa.select(definition.c.code).order_by(definition.c.code)
     if with_fires_before is not None:
         mine = sa.and_(fire.c.code == definition.c.code, fire.c.fire_time < with_fires_before)
@@ -62,8 +62,6 @@ def codes(connection: sa.Connection, *, with_fires_before: float | None = None) 
 
 def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> RunPage:
     """Return runs of a workflow that ended before a time, except the newest ones.
-
-    Reads few rows that are not old: only runs that took longer than later runs.
 
     Args:
         connection: A transaction.
@@ -101,7 +99,7 @@ def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, 
 
 
 def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
-    """Split runs into batches whose tasks fit into one transaction. A larger run gets its own batch."""
+    """Split runs into batches whose tasks fit into one transaction. A larger run gets a batch of its own."""
     counted = sa.select(task.c.run_id, sa.func.count()).where(task.c.run_id.in_(ids)).group_by(task.c.run_id)
     tasks = {row[0]: int(row[1]) for row in connection.execute(counted)}
     made: list[list[int]] = []
@@ -117,7 +115,9 @@ def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
 
 
 def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> int:
-    """Delete part of the timeline and the earlier rounds of old runs. Return the number of deleted rows.
+    """Delete the oldest part of the timeline and the earlier rounds of old runs.
+
+    Return the number of deleted rows.
 
     Actions of users are kept as audit log.
     """
@@ -132,7 +132,9 @@ def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], b
 
 
 def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Delete runs with their tasks and attempts, and record that their logs are to be deleted. Return the deleted IDs.
+    """Delete runs with their tasks and attempts, and record that their logs must be deleted.
+
+    Return the IDs of the deleted runs.
 
     Args:
         connection: A transaction.
@@ -151,7 +153,7 @@ def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], be
 
 
 def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Lock the row of the shard and return the runs that have ended. The master locks that row first, so it waits."""
+    """Lock a shard against its master, and return those of the given runs that have ended."""
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.id.in_(ids), workflow_run.c.shard == shard_id)
     chosen = chosen.where(workflow_run.c.active.is_(False), workflow_run.c.ended_at < before)
@@ -160,19 +162,23 @@ def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int],
 
 
 def pending_log_deletions(connection: sa.Connection, limit: int = ROWS) -> list[tuple[int, int]]:
-    """Return the workflow and the run of logs that remain to be deleted."""
+    """Return the workflow and the run of each log that must still be deleted."""
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.like(f"{_LOGS}%"))
     rows = connection.execute(chosen.order_by(about.c.name).limit(limit))
     return [(int(row.value), int(row.name.removeprefix(_LOGS))) for row in rows]
 
 
 def record_logs_deleted(connection: sa.Connection, runs: Iterable[int]) -> None:
-    """Record that the logs of these runs are deleted."""
+    """Record that the logs of these runs were deleted."""
     connection.execute(sa.delete(about).where(about.c.name.in_([f"{_LOGS}{each}" for each in runs])))
 
 
 def delete_commands(connection: sa.Connection, before: float, after: int = 0) -> tuple[int, int | None]:
-    """Delete commands that were done before a time. Return how many, and the ID to continue after (None: no more)."""
+    """Delete commands that were carried out before a time.
+
+    Returns:
+        The number of deleted commands, and the ID after which to continue. None: no more.
+    """
     columns = (command.c.id, command.c.created_at, command.c.done_at)
     rows = connection.execute(
         sa.select(*columns).where(command.c.id > after).order_by(command.c.id).limit(ROWS + 1)
@@ -185,7 +191,7 @@ def delete_commands(connection: sa.Connection, before: float, after: int = 0) ->
 
 
 def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
-    """Delete fire times that can no longer be started. Return how many, at most ``ROWS``.
+    """Delete fire times that can no longer start a run, at most ``ROWS``. Return the number of deleted rows.
 
     Args:
         connection: A transaction.
@@ -204,7 +210,7 @@ def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
 
 
 def delete_events(connection: sa.Connection, before: float) -> int:
-    """Delete events before a time. Return how many, at most ``ROWS``."""
+    """Delete events that are older than a time, at most ``ROWS``. Return the number of deleted rows."""
     newest = sa.select(sa.func.max(event.c.id)).scalar_subquery()
     old = sa.select(event.c.id).where(event.c.at < before, event.c.id != newest).order_by(event.c.at).limit(ROWS)
     return _delete(connection, event.c.id, old)
@@ -216,7 +222,9 @@ def delete_sessions(connection: sa.Connection, before: float) -> int:
 
 
 def shrink_database(connection: sa.Connection, *, keep_pages: int = 1000) -> int:
-    """Return free pages of a SQLite file to the file system, at most ``ROWS``. Return how many.
+    """Return free pages of a SQLite file to the file system, at most ``ROWS``.
+
+    Return the number of released pages.
 
     Args:
         connection: A transaction.

@@ -36,7 +36,7 @@ _ATTEMPT = sa.select(*attempt.c, _NAME, task.c.round).join(task, task.c.id == at
 
 
 def find_run(connection: sa.Connection, run_id: int) -> Row | None:
-    """Return a run with the name of its workflow, or None."""
+    """Return a run with the name of its workflow, or None if there is none."""
     return connection.execute(_RUN.where(workflow_run.c.id == run_id)).first()
 
 
@@ -48,13 +48,13 @@ def newest_runs(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return the newest runs.
+    """Return runs, the newest first.
 
     Args:
         connection: A transaction.
-        codes: Only of these workflows. None: of all.
-        state: Only in this state. Empty: in any.
-        before: Only with lower IDs.
+        codes: Return only runs of these workflows. None: all workflows.
+        state: Return only runs in this state. Empty: any state.
+        before: Return only runs with lower IDs, for the next page.
         limit: The maximum number of runs.
     """
     if codes is None:
@@ -69,9 +69,10 @@ def newest_runs(
 def _newest_ids(
     connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, limit: int
 ) -> list[int]:
-    """Return the newest IDs of each workflow from its index, merged, so that no scan skips most of its rows.
+    """Return the newest run IDs of several workflows, merged from the index of each workflow.
 
-    For very many workflows it is a single scan, because then most rows belong to one of them.
+    This avoids a scan that skips most of its rows. For very many workflows a single scan is used, because most rows
+    then belong to one of them.
     """
     chosen = _ids_query(before, state).limit(limit)
     found: list[int] = []
@@ -86,11 +87,10 @@ def _newest_ids(
 
 
 def _newest_of_workflow(connection: sa.Connection, query: sa.Select[Any], state: str = "") -> sa.Select[Any]:
-    """Return the query for one workflow, ``of_code``, newest first.
+    """Return the query for the newest runs of one workflow, ``of_code``.
 
-    For a workflow that has about one row in ten, PostgreSQL would scan backwards by ID through all newer rows of other
-    workflows, such as a long backfill. It uses the index of the workflow if the order is that of the index and the code
-    is not a constant.
+    PostgreSQL uses the index of the workflow only if the order is that of the index and the code is not a constant.
+    Otherwise it may scan all newer runs of other workflows.
     """
     code = sa.bindparam("of_code", type_=sa.BigInteger())
     if connection.dialect.name == "sqlite":
@@ -113,14 +113,14 @@ def _ids_query(before: int | None, state: str) -> sa.Select[Any]:
 
 
 def runs_by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
-    """Return these runs, newest first. Unknown IDs are left out."""
+    """Return the runs with these IDs, newest first. Unknown IDs are left out."""
     if not ids:
         return []
     return list(connection.execute(_RUN.where(workflow_run.c.id.in_(ids)).order_by(workflow_run.c.id.desc())).all())
 
 
 def recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> dict[int, list[Row]]:
-    """Return the newest runs of each of these workflows, by code."""
+    """Return the newest runs of each of these workflows, by workflow code."""
     columns = (
         workflow_run.c.id,
         workflow_run.c.code,
@@ -133,13 +133,13 @@ def recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> 
 
 
 def tasks_of_run(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
-    """Return the tasks of a run, in the order of creation, at most 5,000."""
+    """Return the tasks of one round of a run, in the order of creation, at most 5,000."""
     chosen = sa.select(*TASK).where(task.c.run_id == run_id, task.c.round == round_number)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
 def task_states(connection: sa.Connection, ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], Row]:
-    """Return the tasks with these names in the current runs of these runs, by run and name."""
+    """Return the states of the tasks with these names in the current round of these runs, by run and name."""
     if not ids or not names:
         return {}
     now = sa.and_(workflow_run.c.id == task.c.run_id, workflow_run.c.round == task.c.round)
@@ -149,7 +149,7 @@ def task_states(connection: sa.Connection, ids: Collection[int], names: Collecti
 
 
 def find_task(connection: sa.Connection, task_id: int) -> Row | None:
-    """Return a task with the workflow of its run, or None."""
+    """Return a task with the workflow of its run, or None if there is none."""
     columns = (
         workflow_run.c.code,
         workflow_run.c.version,
@@ -167,7 +167,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
 def attempts_of_run(
     connection: sa.Connection, run_id: int, *, round_number: int | None = None, limit: int = 2000
 ) -> list[Row]:
-    """Return the attempts of a run with the names of their tasks, latest start first."""
+    """Return the attempts of a run with the names of their tasks, the latest start first."""
     chosen = _ATTEMPT.where(task.c.run_id == run_id)
     if round_number is not None:
         chosen = chosen.where(task.c.round == round_number)
@@ -181,25 +181,25 @@ def attempts_of_task(connection: sa.Connection, task_id: int, limit: int = 200) 
 
 
 def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
-    """Return an attempt, or None."""
+    """Return one claim of an attempt, or None if there is none."""
     key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
     return connection.execute(_ATTEMPT.where(key)).first()
 
 
 def find_command(connection: sa.Connection, command_id: int) -> Row | None:
-    """Return a command, or None."""
+    """Return the command with this ID, or None."""
     return connection.execute(sa.select(*command.c).where(command.c.id == command_id)).first()
 
 
 def open_commands(connection: sa.Connection, run_id: int) -> list[Row]:
-    """Return the commands of a run that are open or have failed, newest first, at most 20."""
+    """Return the commands of a run that are pending or have failed, newest first, at most 20."""
     asked = sa.select(*command.c).where(command.c.run_id == run_id)
     asked = asked.where(sa.or_(command.c.done_at.is_(None), command.c.error.is_not(None)))
     return list(connection.execute(asked.order_by(command.c.id.desc()).limit(20)).all())
 
 
 def fingerprint(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
-    """Return a value that differs whenever a run has changed."""
+    """Return a value that changes whenever the run changes, so that pages notice changes."""
     row = connection.execute(
         sa.select(workflow_run.c.state, workflow_run.c.round, workflow_run.c.ended_at, workflow_run.c.wake_at).where(
             workflow_run.c.id == run_id

@@ -88,7 +88,7 @@ class StoredRun:
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
-    """Create a run and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
+    """Insert a run and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
     row = {"state": RunState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
     fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
     made = sa.insert(workflow_run).values(**row, **fields).returning(workflow_run.c.id)
@@ -96,10 +96,7 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
 
 
 def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, StoredRun]:
-    """Return runs with the tasks of their current runs, by ID.
-
-    Unknown runs and those of other shards are left out.
-    """
+    """Return runs of a shard with the tasks of their current round, by run ID. Other runs are left out."""
     found: dict[int, StoredRun] = {}
     for start in range(0, len(ids), _TOGETHER):
         part = ids[start : start + _TOGETHER]
@@ -123,7 +120,7 @@ def active_runs(connection: sa.Connection, shard: int) -> list[int]:
 
 
 def due_runs(connection: sa.Connection, shard: int, now: float) -> list[int]:
-    """Return the runs of a shard that are due for a decision."""
+    """Return the runs of a shard whose timers are due."""
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.shard == shard, workflow_run.c.wake_at <= now)
     return list(connection.execute(chosen.order_by(workflow_run.c.wake_at)).scalars())
 
@@ -173,15 +170,15 @@ def save(
     queue_keys: Mapping[str, str] | None = None,
     outputs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, int]:
-    """Write the changes of a run. Return the IDs of its task rows.
+    """Store the changes of a run. Return the IDs of its tasks, by name.
 
     Args:
-        connection: A transaction that the guard of the shard has begun.
+        connection: A transaction in which the ownership of the shard was checked.
         before: The stored run, read in this transaction or known to be current.
         after: The new state.
         now: Seconds since the epoch.
-        queue_keys: The partition and sort key of tasks that are now submitted.
-        outputs: The outputs of tasks that have now ended.
+        queue_keys: The partition and sort key of the tasks that are now submitted.
+        outputs: The outputs of the tasks that have now ended.
     """
     _save_run(connection, before, after, now)
     changed = after.changed_since(before.known)
@@ -217,7 +214,7 @@ def _insert_tasks(  # noqa: PLR0917 - one caller
     now: float,
     keys: Mapping[str, str],
 ) -> dict[str, int]:
-    """Insert rows for tasks that have none in this run. Return their IDs, by name."""
+    """Insert the tasks that have no row in this round yet. Return their IDs, by name."""
     rows = [
         {
             "run_id": run_id,
@@ -233,7 +230,7 @@ def _insert_tasks(  # noqa: PLR0917 - one caller
 
 
 def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, now: float) -> None:
-    """Update the row of the run if it has changed."""
+    """Update the row of a run if its columns have changed."""
     is_over = after.state in OVER
     values = _run_columns(after)
     more: dict[str, Any] = {}
@@ -246,7 +243,7 @@ def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, 
 
 
 def end_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
-    """End a run as a failure and kill its open tasks, even if its other columns are invalid."""
+    """End a run as failed and its open tasks as killed, even if the other columns of the run are invalid."""
     mine = sa.update(workflow_run).where(workflow_run.c.id == run_id)
     ended = {"state": RunState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
     connection.execute(mine.values(**ended, ended_at=now))
@@ -258,7 +255,7 @@ def end_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
 
 
 def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) -> StoredRun | None:
-    """Return the readable part of a run that ``load`` cannot read: no parameters, outputs or unknown states."""
+    """Return the readable part of a run that ``load`` cannot read, without parameters, outputs and unknown states."""
     plain = [each for each in workflow_run.c if not isinstance(each.type, sa.JSON)]
     chosen = sa.select(*plain).where(workflow_run.c.id == run_id, workflow_run.c.shard == shard)
     row = connection.execute(chosen).first()

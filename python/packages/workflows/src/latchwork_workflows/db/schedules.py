@@ -20,7 +20,9 @@ BY_SCHEDULE = "schedule"
 
 
 def ahead_text(ahead_s: float) -> str:
-    """Return the sentence about a schedule whose cursor lies in the future."""
+    """Return a sentence for users about a schedule that does not fire because a clock was ahead by ``ahead_s``
+    seconds.
+    """
     return (
         f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead, and it starts "
         "nothing until then; check the clocks of the masters, then disable and enable it"
@@ -64,11 +66,14 @@ class ScheduleRow:
     cursor: float
 
     def ahead_s(self, now: float) -> float:
-        """Return the seconds by which the cursor lies in the future, so that nothing fires; 0 if it does not."""
+        """Return by how many seconds the last handled fire time lies in the future.
+
+        Nothing fires until then. 0 if it does not.
+        """
         return FireProgress(self.cursor).ahead_s(now)
 
     def next_fire(self, now: float) -> float | None:
-        """Return the next fire time, which is in the past if it was missed. None if there is none."""
+        """Return the next fire time, or None if there is none. A time in the past was missed and is due."""
         misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
         cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)
         before = self.cursor if self.starts_at is None else max(self.cursor, self.starts_at - 0.001)
@@ -105,16 +110,16 @@ _OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
 
 
 def load_schedules(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
-    """Return the schedules of a shard, or all, sorted by code."""
+    """Return the schedules of a shard or of all shards, sorted by workflow code."""
     found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
     return [ScheduleRow(**row) for row in found.mappings()]
 
 
 def start_fire(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
-    """Start a fire time: write its row, its command and the cursor. Return the ID of the command.
+    """Start the run of a fire time: store the fire time, a start command, and the progress of the schedule.
 
     Returns:
-        None if it was already started. Then only the cursor is moved.
+        The ID of the command. None: the fire time was started before, so only the progress was stored.
     """
     move = sa.update(schedule).where(schedule.c.code == row.code, schedule.c.cursor < at).values(cursor=at)
     connection.execute(move)

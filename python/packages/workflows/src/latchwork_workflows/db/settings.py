@@ -28,7 +28,10 @@ _PARAMETERS = (
 
 
 def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
-    """Return the settings of these projects and of all, or of every project for None. Sorted by project and name."""
+    """Return the settings of these projects and those shared by all projects, sorted by project and name.
+
+    None: every project.
+    """
     table = TABLES[kind]
     chosen = sa.select(table).order_by(table.c.project, table.c.name)
     if projects is not None:
@@ -37,7 +40,10 @@ def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collec
 
 
 def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
-    """Return a setting, or None. With ``lock``, its row is locked until the end of the transaction."""
+    """Return a setting, or None if there is none.
+
+    With ``lock``, the setting is locked until the end of the transaction.
+    """
     chosen = sa.select(TABLES[kind]).where(_is_setting(kind, project, name))
     return connection.execute(chosen.with_for_update() if lock else chosen).first()
 
@@ -61,7 +67,7 @@ def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str
 
 
 def settings_of_project(connection: sa.Connection, project: str) -> StoredSettings:
-    """Return the names of all settings that workflows of a project may name."""
+    """Return the names of all settings to which workflows of a project may refer."""
 
     def names(kind: SettingKind) -> frozenset[str]:
         table = TABLES[kind]
@@ -75,14 +81,14 @@ def settings_of_project(connection: sa.Connection, project: str) -> StoredSettin
 
 
 def parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
-    """Return the parameters by name, as visible to a project."""
+    """Return the parameters that apply to a project, by name."""
     return {row.name: row.value for row in connection.execute(_PARAMETERS, {"project": project})}
 
 
 def variables(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return environments by name, as visible to a project: those with these names, or all."""
+    """Return the environments that apply to a project, by name: all, or those with these names."""
     chosen = sa.select(environment.c.name, environment.c.variables).where(_visible_to(environment, project))
     if names is not None:
         chosen = chosen.where(environment.c.name.in_(sorted(names)))
@@ -92,7 +98,9 @@ def variables(
 def visible_connections(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return connections by name, as visible to a project, each with ``url`` and ``secret``: of these names, or all."""
+    """Return the connections that apply to a project, by name, with ``url`` and ``secret``: all, or those with these
+    names.
+    """
     chosen = sa.select(connections).where(_visible_to(connections, project))
     if names is not None:
         chosen = chosen.where(connections.c.name.in_(sorted(names)))

@@ -24,7 +24,7 @@ _GUARD = _OURS.values(seq=shard.c.seq + 1).returning(shard.c.seq)
 
 @dataclass(frozen=True, slots=True)
 class ShardGuard:
-    """A shard as seen by one owner.
+    """Makes sure that only the current owner of a shard writes to its rows.
 
     Attributes:
         id: The ID of the shard.
@@ -35,7 +35,7 @@ class ShardGuard:
     token: int
 
     def acquire(self, connection: sa.Connection, owner: str) -> int:
-        """Become the owner. Return the number of transactions that its owners have made.
+        """Become the owner of the shard. Return the number of transactions that its owners have made so far.
 
         Raises:
             NotOwner: There is a newer owner.
@@ -47,12 +47,15 @@ class ShardGuard:
         return int(found.seq)
 
     def marked_transaction(self, connection: sa.Connection) -> int:
-        """Return the newest transaction known to have its mark ``high/<shard>`` in the store, or 0."""
+        """Return the number of the newest transaction whose mark ``high/<shard>`` is known to be in the store, or 0."""
         value = connection.execute(sa.select(about.c.value).where(about.c.name == self._mark_name)).scalar()
         return int(value or 0)
 
     def record_mark(self, connection: sa.Connection, transaction: int) -> None:
-        """Record that the store has the mark of this transaction. A store without it is an older state."""
+        """Record that the store has the mark of this transaction.
+
+        A store without the mark was restored from an older backup.
+        """
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
         new = {"name": self._mark_name, "value": str(transaction)}
         again = insert.on_conflict_do_update(index_elements=["name"], set_={"value": new["value"]})
@@ -63,18 +66,20 @@ class ShardGuard:
         return f"{NOTES}{self.id}"
 
     def former_owner(self, connection: sa.Connection) -> str:
-        """Return the owner that did not release the shard, or an empty string."""
+        """Return the previous owner if it did not release the shard, or an empty string."""
         return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
 
     def release(self, connection: sa.Connection) -> None:
-        """Release the shard if it is still ours. The next owner then knows that no master has crashed."""
+        """Release the shard if this process still owns it, so that the next owner knows that no master has crashed."""
         connection.execute(_OURS.values(owner=""), self._parameters)
 
     def check_owner(self, connection: sa.Connection) -> int:
-        """Check that the shard is still ours. Return the number of the transaction, whose first statement this is.
+        """Check that this process still owns the shard, as the first statement of a transaction.
+
+        Return the number of the transaction.
 
         Raises:
-            NotOwner: There is another owner. Roll back.
+            NotOwner: Another process owns the shard. The transaction must be rolled back.
         """
         found = connection.execute(_GUARD, self._parameters).first()
         if found is None:

@@ -17,7 +17,7 @@ _TOGETHER = 400
 
 
 def tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
-    """Return tasks by ID, with the projects and names of their workflows. Unknown IDs are left out."""
+    """Return these tasks with the projects and names of their workflows, by task ID. Unknown IDs are left out."""
     found: dict[int, Row] = {}
     wanted = list(ids)
     for start in range(0, len(wanted), _TOGETHER):
@@ -29,7 +29,9 @@ def tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dic
 
 
 def newest_claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
-    """Return the newest claim of each attempt of these tasks, by task and number: ``worker`` and ``started_at``."""
+    """Return the worker and the start time of the newest claim of each attempt of these tasks, by task ID and attempt
+    number.
+    """
     found: dict[tuple[int, int], Row] = {}
     wanted = list(ids)
     for start in range(0, len(wanted), _TOGETHER):

@@ -28,7 +28,7 @@ def projects(connection: sa.Connection) -> list[str]:
 
 
 def workflow_codes(connection: sa.Connection, projects: Collection[str] | None, project: str = "") -> dict[int, str]:
-    """Return ``project.name`` by code for the workflows of these projects. None: of all."""
+    """Return ``project.name`` of the workflows of these projects, by workflow code. None: all projects."""
     chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MAX)
     if projects is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(projects)))
@@ -49,7 +49,7 @@ def list_workflows(
 
     Args:
         connection: A transaction.
-        projects: Only of these projects. None: of all.
+        projects: Return only workflows of these projects. None: all projects.
         contains: Only workflows whose project or name contains this text.
         after: Only workflows after this project and name.
         limit: The maximum number of workflows.
@@ -66,13 +66,13 @@ def list_workflows(
 
 
 def find(connection: sa.Connection, project: str, name: str) -> Row | None:
-    """Return a workflow with its schedule, or None."""
+    """Return a workflow with its schedule, or None if there is none."""
     there = sa.and_(definition.c.project == project, definition.c.name == name)
     return connection.execute(_WORKFLOW.where(there)).first()
 
 
 def by_code(connection: sa.Connection, code: int) -> Row | None:
-    """Return a workflow, or None."""
+    """Return the workflow with this code, or None."""
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 
 
@@ -110,10 +110,10 @@ def list_schedules(connection: sa.Connection, projects: Collection[str] | None =
 
 
 def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
-    """Return the newest fire time of each of these schedules, by code.
+    """Return the newest fire time of each of these schedules, by workflow code.
 
-    Columns: ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``run`` and
-    its ``state``.
+    The columns are ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``run``
+    and ``state``.
     """
     each = fire.alias()
     newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()
@@ -128,5 +128,5 @@ def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, 
 
 
 def find_schedule(connection: sa.Connection, code: int) -> Row | None:
-    """Return the schedule of a workflow, or None."""
+    """Return the schedule of a workflow, or None if it has none."""
     return connection.execute(sa.select(*schedule.c).where(schedule.c.code == code)).first()

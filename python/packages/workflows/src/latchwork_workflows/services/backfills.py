@@ -214,8 +214,8 @@ def list_runs(
         context: The service context of this process.
         user: The requesting account.
         backfill_id: ID of the backfill.
-        state: Only those in this state. Empty: any.
-        after: Only those with a later schedule time.
+        state: Return only runs in this state. Empty: any state.
+        after: Return only runs with a later schedule time, for the next page.
         limit: The maximum number of results. None: all.
     Raises:
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.

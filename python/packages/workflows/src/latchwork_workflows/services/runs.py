@@ -97,10 +97,10 @@ def list_runs(
     Args:
         context: The service context of this process.
         user: The requesting account.
-        project: Only those of this project. Empty: all.
-        workflow: With a project, only those of this workflow.
-        state: Only those in this state. Empty: any.
-        before: Only those with lower IDs.
+        project: Return only runs of this project. Empty: all projects.
+        workflow: If a project is given, return only items of this workflow in it.
+        state: Return only runs in this state. Empty: any state.
+        before: Return only runs with lower IDs, for the next page.
         limit: The maximum number of results.
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow.

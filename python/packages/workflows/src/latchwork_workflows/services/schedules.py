@@ -28,8 +28,8 @@ def list_schedules(
     Args:
         context: The service context of this process.
         user: The requesting account.
-        project: Only those of this project. Empty: all.
-        workflow: With a project, only that of this workflow.
+        project: Return only schedules of this project. Empty: all projects.
+        workflow: If a project is given, return only items of this workflow in it.
         count: How many of the next fire times to return.
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow.
