@@ -36,15 +36,15 @@ def make_web_app(
     hosts: Iterable[str] = LOCAL,
     cookie: str = "latchwork",
 ) -> FastAPI:
-    """Return the app.
+    """Return the web app with the API and the pages.
 
     Args:
         database: A database with the schema of this version.
         logs: The log store. None: logs cannot be read.
-        cluster: The store. None: masters are not poked and workers not shown.
+        cluster: The store. None: masters are not notified and workers are not shown.
         types: The available task types. None: all installed types.
         hosts: The host names that requests may use, without port. ``*``: any.
-        cookie: The name of the session cookie. Two servers on a host need two names.
+        cookie: The name of the session cookie. Two servers on one host need different names.
     """
     context = ServiceContext(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
     live = LiveHub(lambda topics: _fingerprints(database, topics))
@@ -65,9 +65,9 @@ def make_web_app(
 
 
 def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
-    """Return a one-time link that signs a browser in as administrator. It expires after an hour.
+    """Return a one-time link that signs a browser in as administrator, valid for an hour.
 
-    Creates the account if it does not exist.
+    Creates the account if needed.
     """
     accounts: DatabaseAccounts = app.state.context.accounts
     accounts.ensure(name, Role.ADMIN)
@@ -75,7 +75,9 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
 
 
 def check_exposure(app: FastAPI, host: str) -> None:
-    """Refuse to serve other machines while no account has a password: sign-in links are for local users.
+    """Check that the server may be reached from other machines.
+
+    Without passwords only local users may sign in, by link.
 
     Raises:
         LatchworkError: No account has a password, and the host is not local.
@@ -98,7 +100,7 @@ def is_local(host: str) -> bool:
 
 
 def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any]:
-    """Return the fingerprints of all topics from one short transaction, so that no stream keeps one open."""
+    """Return the fingerprints of all topics, read in one short transaction for all streams."""
     found: dict[str, Any] = {}
     with database.read() as connection:
         for topic in topics:

@@ -46,12 +46,12 @@ class Bundle:
 
     @property
     def file_name(self) -> str:
-        """The name of its file in the log store."""
+        """The name of the bundle's file in the log store."""
         return bundle_file(self.sha256)
 
 
 def bundle_file(sha256: str) -> str:
-    """Return the name of a bundle's file in the log store."""
+    """Return the name of the file in the log store for a bundle with this SHA-256."""
     return f"bundles/{sha256}"
 
 
@@ -114,11 +114,11 @@ class BundleCache:
         self._mutex = threading.Lock()
 
     def path(self, sha256: str, logs: LogStore) -> Path:
-        """Return the folder of a bundle. Fetches it unless an intact copy exists.
+        """Return the local folder with the files of a bundle. Fetches the bundle unless an intact copy exists.
 
         Raises:
             BadBundle: The bundle is missing or does not match its name.
-            OSError: It cannot be fetched now.
+            OSError: The bundle cannot be fetched now.
         """
         found = self._folder / sha256
         with self._mutex:
@@ -133,7 +133,9 @@ class BundleCache:
         return found
 
     def _is_intact(self, sha256: str) -> bool:
-        """Return whether the zip matches its name, and the folder contains exactly the files of the zip."""
+        """Return whether the local copy of a bundle matches its name and its folder has exactly the files of the zip
+        file.
+        """
         found = self._folder / sha256
         try:
             data = self._zip(sha256).read_bytes()

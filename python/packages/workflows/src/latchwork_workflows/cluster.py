@@ -28,11 +28,11 @@ class StoreCluster:
         self._keys = keys
 
     def poke(self, shard: int) -> None:
-        """Signal the owner of a shard to check for work. The signal may be lost."""
+        """Notify the master of a shard that commands are waiting. The notification may be lost."""
         self._store.put(self._keys.poke(shard), b"")
 
     def slots(self) -> dict[str, list[str]]:
-        """Return the attempts that hold slots, keyed by the pools' names in the store."""
+        """Return the attempts that hold slots, by the pools' names in the store."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
@@ -41,9 +41,11 @@ class StoreCluster:
         return found
 
     def queue_head(self, partition: str, limit: int) -> QueueHead | None:
-        """Return the first ``limit`` unclaimed items of a partition. None: too many are claimed to tell.
+        """Return the first ``limit`` queue items of a partition that no worker has claimed.
 
-        Holders of claims are read last. So items claimed meanwhile count as unclaimed, but never the reverse.
+        None: unknown, because too many items are claimed.
+
+        Claims are read last. So an item that was just claimed may count as unclaimed, but never the reverse.
         """
         prefix, wanted = f"{self._keys.backlog}/partitions/{partition}", limit + 1
         while True:
@@ -59,7 +61,7 @@ class StoreCluster:
             wanted *= 2
 
     def _first_items(self, prefix: str, sort_keys: Sequence[str], wanted: int) -> list[Entry]:
-        """Return the first items of these sort keys: ``wanted`` or a few more, or all if fewer.
+        """Return the first queue items with these sort keys, about ``wanted`` of them.
 
         Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.
         """
@@ -73,11 +75,14 @@ class StoreCluster:
         return found
 
     def _names(self, prefix: str, limit: int) -> list[str]:
-        """Return the first keys below a prefix, without the prefix."""
+        """Return the names of the first keys below a prefix."""
         return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=limit)]
 
     def cancelled(self, attempts: Sequence[str]) -> dict[str, float]:
-        """Return the attempts with a cancel request, with its time. 0: the time is unknown."""
+        """Return the times at which these attempts were requested to cancel.
+
+        0 if the time is unknown. Other attempts are left out.
+        """
         entries = self._store.get_many([self._keys.cancel(each) for each in attempts])
         pairs = zip(attempts, entries, strict=True)
         return {x: cancel_sent_at(entry.value) for x, entry in pairs if entry is not None}
@@ -96,7 +101,7 @@ class StoreCluster:
 
 
 def _holder(entry: Entry) -> str:
-    """Return the holder of an item's claim; empty without one, and for a damaged item."""
+    """Return the worker that has claimed a queue item. Empty if the item is unclaimed or damaged."""
     try:
         return QueueItem.from_entry(entry).holder
     except BadRecord:

@@ -12,13 +12,13 @@ from latchwork_workflows.model.model import Definition
 
 
 def workflows_of(module: ModuleType) -> list[Workflow]:
-    """Return the workflows among the names of a module, in their order, without duplicates."""
+    """Return the workflows that a module defines, in their order, without duplicates."""
     found = {id(each): each for each in vars(module).values() if isinstance(each, Workflow)}
     return list(found.values())
 
 
 def code_path(module: ModuleType) -> Path:
-    """Return the path to pack: the file of a module, or its package.
+    """Return the path of the code to pack: the file of a module, or the folder of its package.
 
     Raises:
         BadBundle: The module has no file.
@@ -45,7 +45,7 @@ def store_bundle(module: ModuleType, logs: LogStore) -> str:
 
 
 def with_bundle(definition: Definition, module: ModuleType, sha256: str) -> Definition:
-    """Return the definition with the bundle set in all Python tasks whose functions it contains."""
+    """Return the definition with the code bundle set in all Python tasks whose functions the module contains."""
     root = module.__name__.partition(".")[0]
     tasks = []
     for each in definition.tasks:

@@ -53,12 +53,14 @@ class Home:
         secrets: Path | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Home:
-        """Return the given locations, those of the environment, or default places in the folder, in this order.
+        """Return the locations of an installation.
 
-        Without a location of its own, the store is in the database if that is on PostgreSQL.
+        Each is the given value, the environment variable, or a default in the folder.
+
+        Without a location of its own, the store is in the database if the database is PostgreSQL.
 
         Args:
-            folder: Default ``$XDG_DATA_HOME/latchwork/workflows``, that is ``~/.local/share/latchwork/workflows``.
+            folder: Default ``$XDG_DATA_HOME/latchwork/workflows``, usually ``~/.local/share/latchwork/workflows``.
             database: The URL of the database.
             store: The URL of the store.
             logs: The URL or folder of the logs.
@@ -86,19 +88,16 @@ class Home:
 
     @property
     def may_have_store(self) -> bool:
-        """Whether there can be a store. False for a fleet whose store was not given."""
+        """Whether a store may exist. False if the database is on a server and no store was given."""
         return self.has_explicit_store or self.is_local or (self.folder / "store.db").exists()
 
     @property
     def has_logs(self) -> bool:
-        """Whether these are the logs of the workers: given explicitly, or everything is local.
-
-        Otherwise the folder on this machine may be unrelated.
-        """
+        """Whether the logs are those of the workers: their location was given, or everything is local."""
         return self.has_explicit_logs or self.is_local
 
     def explain_missing_database(self) -> str:
-        """Return what to do about a database file that does not exist. Empty: it exists, or is on a server."""
+        """Return what to do about a missing database file. Empty if the file exists or the database is on a server."""
         path = self.database.removeprefix("sqlite:///")
         if path == self.database or Path(path).exists():
             return ""
@@ -113,7 +112,10 @@ class Home:
 
 
 def store_in(database: str) -> str:
-    """Return the URL of the store in a PostgreSQL database. Empty for other databases, and for one without a host."""
+    """Return the URL of the store within a PostgreSQL database.
+
+    Empty for other databases and for URLs without a host.
+    """
     scheme, _, rest = database.partition("://")
     place, _, query = rest.partition("?")
     if scheme.partition("+")[0] != "postgresql" or place.startswith("/"):

@@ -54,7 +54,7 @@ class Installation:
 
 
 def initialize(database: Database, *, shards: int | None = None) -> Installation:
-    """Create the tables, or upgrade them to this version. Existing data is kept.
+    """Create the tables of a database, or upgrade them to this version. Existing data is kept.
 
     Args:
         database: A database that is empty, or of this or an earlier version.
@@ -80,11 +80,11 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
 
 
 def installation_of(database: Database) -> Installation:
-    """Return the installation of a database.
+    """Return the identity of a database.
 
     Raises:
         NotInitialized: The database is empty, or older than this version.
-        SchemaTooNew: The database is newer.
+        SchemaTooNew: The database is newer than this version.
     """
     if needs_upgrade(database):
         raise NotInitialized(
@@ -96,7 +96,7 @@ def installation_of(database: Database) -> Installation:
 
 
 def join_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Check that a database and a store belong together. A new store is joined to its database.
+    """Check that a database and a store belong together. A new store is joined to the database.
 
     Raises:
         StoreMismatch: They do not belong together.
@@ -122,10 +122,7 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
 
 
 def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Join a database to a store regardless of their history.
-
-    Deletes queued, running and ended attempts from the store. Tasks that are submitted or running in the database run
-    again.
+    """Join a database to a store that has a different history, for example after a restore from a backup.
 
     Raises:
         LatchworkError: Masters are running in that store.
@@ -150,7 +147,7 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
 
 
 def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> None:
-    """Check that a store is the store of its database.
+    """Check that a store is the one to which a database belongs.
 
     Args:
         connection: A transaction.
@@ -168,7 +165,10 @@ def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> Non
 
 
 def _join(database: Database, store: Store, keys: Keys) -> None:
-    """Write the name of the store to both. The first store that writes it to the database is accepted."""
+    """Write the identity of the store to the database and to the store.
+
+    The first store that is joined is accepted.
+    """
     there = store.get(keys.pair)
     if there is None:
         with suppress(KeyExists):

@@ -114,7 +114,7 @@ class LocalRunResult:
         """Return this result if the run succeeded.
 
         Raises:
-            LatchworkError: The run failed. Names the first failed task with the end of its log.
+            LatchworkError: The run failed. The message names the first failed task and has the end of its log.
         """
         if self.state != "success":
             name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", LocalTaskResult()))
@@ -131,7 +131,9 @@ class _NoVariables(dict[str, Mapping[str, str]]):
 
 
 def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
-    """Return stored connections from environment variables: ``LATCHWORK_CONNECTION_SHOP`` is the URL of ``shop``."""
+    """Return stored connections that are given as environment variables, such as ``LATCHWORK_CONNECTION_SHOP`` for
+    ``shop``.
+    """
     named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in connections_of(definition) or ()}
     return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
 
@@ -173,7 +175,7 @@ class LocalRun:
         return self._tried.setdefault(name, LocalTaskResult())
 
     def _do_calls(self, known: WorkflowRun) -> WorkflowRun:
-        """Handle the tasks that a master runs itself."""
+        """Carry out the actions of tasks that a master would run itself."""
         while known.calls:
             calls, known = known.calls, replace(known, calls=(), facts=())
             for call in calls:
@@ -220,7 +222,7 @@ class LocalRun:
         return gather_outputs(self._outputs.get(element(name, index), {}) for index in range(count))
 
     def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
-        """Run a workflow that this process has defined, and return its outputs."""
+        """Run a workflow that this process has defined as a sub-process, and return its outputs."""
         given = SubProcessParams.model_validate(spec.params)
         flow = DEFINED.get(full_name(given.workflow))
         if flow is None:
@@ -276,7 +278,7 @@ class LocalRun:
         return spec.head.type == "python" and "bundle" not in spec.params
 
     def _call_function(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
-        """Call a Python task in this process, with its printed output as log."""
+        """Call the function of a Python task in this process, and capture its printed output as log."""
         args = fill(spec.params.get("args", {}), spec.values, self._run.schedule_datetime)
         module, _, path = spec.params["function"].partition(":")
         function: Any = import_module(module)

@@ -64,7 +64,7 @@ class Secrets:
         self._providers = None if providers is None else list(providers)
 
     def get(self, name: str, scope: str) -> str:
-        """Return the value of a secret.
+        """Return the value of a secret on this machine.
 
         Args:
             name: The name of the secret.
@@ -107,7 +107,10 @@ class Secrets:
 
 
 def variable_of(name: str, scope: str) -> str:
-    """Return the environment variable of a secret, or an empty text if the variable could belong to another scope."""
+    """Return the name of the environment variable that holds a secret.
+
+    Empty if the variable could also belong to another scope.
+    """
     shown = re.sub(r"[.-]", "_", name).upper()
     if scope in _VARIABLES:
         return _VARIABLES[scope] + shown
@@ -117,14 +120,14 @@ def variable_of(name: str, scope: str) -> str:
 
 
 def check_scope(scope: str) -> str:
-    """Return the scope, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
+    """Return the scope if it is well-formed. Raises ``SecretMissing`` otherwise."""
     if scope not in _VARIABLES and _NAME.fullmatch(scope) is None:
         raise SecretMissing(f"{printable(scope[:100])!r} is not a valid project: use letters, digits, '_', '-' and '.'")
     return scope
 
 
 def check_secret(name: str) -> str:
-    """Return the name, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
+    """Return the name of a secret if it is well-formed. Raises ``SecretMissing`` otherwise."""
     if _NAME.fullmatch(name) is None:
         raise SecretMissing(
             f"{printable(name[:100])!r} is not a valid name of a secret; use letters, digits, '_', '-' and '.'"

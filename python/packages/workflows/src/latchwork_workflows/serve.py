@@ -115,13 +115,13 @@ class Serve:
         self.close()
 
     def start(self) -> Self:
-        """Open all parts. If one fails, all are closed again.
+        """Start all parts. If one fails, the others are closed again.
 
         Raises:
             StoreMismatch: The store and the database do not belong together.
             LogStoreMismatch: The logs belong to another installation, or to none and ``makes_database`` is not set.
             SchemaTooNew: A later version has changed the database.
-            LatchworkError: A part cannot be opened. The message names it.
+            LatchworkError: A part cannot be started. The message names it.
         """
         with ExitStack() as stack:
             self._open(stack)
@@ -179,7 +179,7 @@ class Serve:
         return None if certificate is None or key is None else tls_context(certificate, key)
 
     def _url_of(self, server: HttpServer) -> str:
-        """Return the URL for browsers: with the first allowed host name, unless that of the socket is allowed."""
+        """Return the URL of the server for browsers, with a host name that the server allows."""
         parts, names = urlsplit(server.url), self.options.names
         own = parts.netloc.rpartition(":")[0]
         if "*" in names or own in names:
@@ -201,6 +201,6 @@ class Serve:
         self._stack.close()
 
     def skip_waiting(self) -> None:
-        """Let ``close`` wait neither for tasks nor for the master. Thread-safe."""
+        """Make ``close`` wait neither for tasks nor for the master. Thread-safe."""
         for hurry in reversed(self._hurries):
             hurry()

@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 
 
 def run_workflows(say: Callable[[str], None]) -> bool:
-    """Run a workflow on two workers, kill one of them, and compare the result with that of this process."""
+    """Run a workflow on two workers, kill one worker meanwhile, and check that the result is still correct."""
     with _fleet() as (client, workers):
         client.workflows.apply(demo)
         run = client.runs.start(demo.name).id(_TIMEOUT_S)
@@ -47,7 +47,7 @@ def run_workflows(say: Callable[[str], None]) -> bool:
 
 
 def work(folder: Path, name: str) -> None:
-    """Be a worker, until SIGTERM."""
+    """Run a worker process until it gets SIGTERM."""
     home = _home(folder)
     with connect(home.store) as store:
         options = WorkerOptions(slots=_SLOTS, work_dir=folder / "work")
@@ -62,7 +62,7 @@ def _home(folder: Path) -> Home:
 
 @contextmanager
 def _fleet() -> Iterator[tuple[WorkflowClient, dict[str, subprocess.Popen[bytes]]]]:
-    """Run a master in this process and two workers, in a temporary folder. They are ended at the end."""
+    """Run a master in this process and two worker processes, in a temporary folder, and stop them at the end."""
     with tempfile.TemporaryDirectory(prefix="latchwork-demo-") as name:
         home = _home(Path(name))
         with Serve(home, ServeOptions(has_pages=False)), WorkflowClient.local(home) as client:

@@ -30,7 +30,10 @@ class HeldTaskFacts:
 
 
 def explain_held_task(state: TaskState, facts: HeldTaskFacts, now: float) -> str:
-    """Return the explanation. Empty if the one for other tasks applies."""
+    """Return a sentence that explains the state of a task that the master runs itself.
+
+    Empty: use ``explain_task`` instead.
+    """
     if facts.kind == "sub_process" and facts.child is not None:
         return _explain_child(state, *facts.child)
     if facts.kind == "dependent" and state is TaskState.RUNNING:

@@ -48,7 +48,9 @@ def explain_run(
     reasons: Mapping[str, str],
     facts: RunFacts,
 ) -> list[RunCause]:
-    """Return why a run does not continue, or why it failed. Empty while a task is running, and after a success.
+    """Return the reasons why a run does not continue or has failed.
+
+    Empty while a task is running and after a success.
 
     Args:
         state: State of the run.

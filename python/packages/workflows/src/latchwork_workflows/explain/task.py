@@ -120,7 +120,7 @@ class TaskFacts:
 
 
 def explain_task(name: str, facts: TaskFacts, definition: Definition, now: float) -> str:
-    """Return the explanation.
+    """Return a sentence that explains why a task is in its state and what would change that.
 
     Args:
         name: Name of the task.

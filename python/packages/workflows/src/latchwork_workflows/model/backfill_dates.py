@@ -39,13 +39,14 @@ class DateRange:
 
 
 def schedule_times_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
-    """Return the schedule times for these dates, oldest first, without duplicates.
+    """Return the schedule times of a backfill for these dates, oldest first, without duplicates.
 
-    Without a schedule, each date is midnight UTC. With a schedule, each date has all its fire times in the time zone of
-    the schedule, regardless of ``start``, ``end`` and ``misfire``. Dates of a range without fire times are left out.
+    Without a schedule, there is one time for each date, midnight UTC. With a schedule, there are all fire times of each
+    date in the time zone of the schedule, regardless of ``start``, ``end`` and ``misfire``. Dates of a range without
+    fire times are left out.
 
     Raises:
-        ValueError: There are no times or too many, one is in the future, or a single date has no fire time.
+        ValueError: There are no times or too many, a time is in the future, or a single date has no fire time.
     """
     _check(dates, now)
     found = _midnights(dates) if schedule is None else _fires(dates, schedule)
@@ -58,7 +59,7 @@ def schedule_times_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec 
 
 
 def _check(dates: DateRange | Sequence[date], now: float) -> None:
-    """Refuse dates outside the range of databases and calendars, before they are enumerated."""
+    """Check that the dates are in the range that databases and calendars support, before they are enumerated."""
     ends = (dates.first, dates.last) if isinstance(dates, DateRange) else tuple(dates)
     latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow in another time zone
     for each in ends:

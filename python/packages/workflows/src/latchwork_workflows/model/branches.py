@@ -65,7 +65,7 @@ def sub_process(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs another workflow. Its outputs are those of this task.
+    """Return a task that runs another workflow. The outputs of that run are the outputs of the task.
 
     Args:
         workflow: The workflow. Its newest version at the start of the task is used.
@@ -87,13 +87,15 @@ def dependent(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that waits until other workflows have succeeded. Their outputs are those of this task.
+    """Return a task that waits until other workflows have succeeded.
 
-    It waits for missing and active runs, at most ``timeout_s`` if given.
+    Their outputs become the outputs of the task.
+
+    The task waits for missing and active runs, at most ``timeout_s`` if given.
 
     Args:
         condition: The runs to wait for.
-        wait_s: Seconds to wait for a failed run to be repaired. 0: the task fails immediately.
+        wait_s: Seconds to wait until a failed run is repaired. 0: the task fails at once.
         name: The name of the task. Default ``dependent``, numbered.
         after: Tasks to wait for first.
         options: ``timeout_s``, ``delay_s``, ``enabled``, ``description``.
@@ -113,13 +115,16 @@ def conditions(
     name: str | None = None,
     **options: Any,
 ) -> Node:
-    """Return a task that chooses a branch by how other tasks have ended. Their failures do not fail the run.
+    """Return a task that chooses a branch by whether other tasks have succeeded.
+
+    Their failures do not fail the run.
 
     Args:
         before: The tasks to evaluate.
-        success: The tasks that run if ``when`` is true.
-        failure: The tasks that run if it is false.
-        when: As in YAML, such as ``{"any": ["a", {"task": "b", "failed": True}]}``. None: all have succeeded.
+        success: The tasks that run if the condition is true.
+        failure: The tasks that run if the condition is false.
+        when: The condition as in YAML, such as ``{"any": ["a", {"task": "b", "failed": True}]}``. None: all tasks have
+            succeeded.
         name: The name of the task. Default ``conditions``, numbered.
         options: ``delay_s``, ``description``.
     """

@@ -83,7 +83,7 @@ class Node:
         return self.spec.name
 
     def after(self, *nodes: Node) -> Node:
-        """Add tasks to wait for. Return this node."""
+        """Add tasks that must end before this one starts. Return this node."""
         self.building.update(self.spec, [*self.spec.after, *(self.building.name_of(each) for each in nodes)], self)
         return self
 
@@ -127,7 +127,7 @@ class _WorkflowBuilder:
         self.specs: dict[str, TaskSpec] = {}
 
     def add(self, fields: dict[str, Any], name: str, *, named: bool, nodes: Iterable[str]) -> Node:
-        """Add a task. A default name is numbered, a given name is not."""
+        """Add a task to the workflow. A default name gets a number, a given name does not."""
         if name in self.specs:
             if named:
                 raise DefinitionInvalid([Problem("tasks", f"two tasks are called {name!r}; give one another name=")])
@@ -141,11 +141,11 @@ class _WorkflowBuilder:
         return node
 
     def update(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
-        """Store the current spec of a task."""
+        """Replace the spec of a task, for example after its dependencies have changed."""
         node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
 
     def name_of(self, node: object) -> str:
-        """Return the name of a node of this workflow."""
+        """Return the task name of a node, which must belong to this workflow."""
         if not isinstance(node, Node):
             raise TypeError(f"after takes tasks of this workflow, not {node!r}")
         if node.building is not self:
@@ -163,7 +163,7 @@ def _current_builder(what: str) -> _WorkflowBuilder:
 
 
 def _as_json(value: object, nodes: set[str], place: str) -> Any:
-    """Return an argument as JSON, and collect the tasks whose outputs it uses."""
+    """Convert an argument to JSON, and collect the tasks whose outputs it uses."""
     if isinstance(value, Placeholder):
         nodes.update(value.nodes)
         return str(value)

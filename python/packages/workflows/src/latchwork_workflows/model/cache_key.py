@@ -29,14 +29,14 @@ def cache_key_of(
     quoted: frozenset[str],
     index: int = -1,
 ) -> str | None:
-    """Return the cache key, or None if the task has none.
+    """Return the key under which the outputs of a task are cached, or None if the task is not cached.
 
     Args:
         run: The run.
         task: The task in the definition.
         n: The number of the attempt.
-        outputs: The outputs of ended tasks, by name.
-        quoted: Names of parameters whose text is not filled in.
+        outputs: The outputs of tasks that have ended, by name.
+        quoted: Names of parameters that contain text in another language, whose references are not filled in.
         index: The index of an element of a map. -1 for other tasks.
     Raises:
         KeyError, ValueError: As for ``values_of``.
@@ -66,14 +66,14 @@ def cache_key_of(
 
 
 def names_secret(value: object) -> bool:
-    """Return whether the value names a secret anywhere."""
+    """Return whether a value contains a reference to a secret."""
     return f"${{{SECRET}" in json.dumps(value, default=str)
 
 
 def _visible_values(
     run: RunContext, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the values that text in another language can read."""
+    """Return the values that a script or other quoted text of the task can read."""
     texts = [str(value) for name, value in task.params.items() if name in quoted]
     if not texts:
         return {}

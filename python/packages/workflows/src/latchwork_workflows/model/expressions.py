@@ -70,13 +70,13 @@ class ExpressionError(ValueError):
 
 
 class Budget:
-    """The remaining steps for the expressions of one task."""
+    """A limit on the number of steps that the expressions of one task may take."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self._steps = self._left = steps
 
     def take(self, steps: int = 1) -> None:
-        """Use up steps.
+        """Subtract steps from the budget.
 
         Raises:
             ExpressionError: Not enough steps remain.
@@ -86,7 +86,7 @@ class Budget:
             raise ExpressionError(f"it takes more than {self._steps:,} steps; compare smaller values")
 
     def take_text(self, *texts: str) -> None:
-        """Use up the steps of an operation that reads all of these texts. Raises as for ``take``."""
+        """Subtract the steps of an operation that reads all of these texts. Raises like ``take``."""
         self.take(sum(map(len, texts)) // _CHARACTERS_A_STEP)
 
 
@@ -106,7 +106,7 @@ class Expression:
 
     @property
     def names(self) -> Iterator[str]:
-        """The names that it reads, each with its first field: ``rows``, ``list.files``."""
+        """The names to which the expression refers, each with its first field, such as ``rows`` or ``list.files``."""
         fields: set[ast.Name] = set()
         for node in ast.walk(self._root):
             field = _field_of(node)
@@ -119,18 +119,21 @@ class Expression:
                 yield node.id
 
     def value(self, names: Mapping[str, Any], budget: Budget | None = None) -> Any:
-        """Evaluate the expression.
+        """Evaluate the expression and return its value.
 
         Args:
-            names: Values of plain JSON by name.
-            budget: The steps that it may use. They are deducted. Default ``MAX_STEPS``.
+            names: JSON values by name.
+            budget: The budget from which the steps are subtracted. Default: a new one with ``MAX_STEPS``.
         Raises:
-            ExpressionError: It has no value: a name is unknown, types do not match, or a limit is exceeded.
+            ExpressionError: A name is unknown, types do not match, or a limit is exceeded.
         """
         return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
 
     def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
-        """Return whether the value is true: not ``None``, ``False``, 0 or empty. As for ``value``."""
+        """Evaluate the expression and return whether its value is true: not ``None``, ``False``, 0 or empty.
+
+        See ``value``.
+        """
         return bool(self.value(names, budget))
 
 
@@ -167,7 +170,7 @@ class _SyntaxCheck:
         self._source = source
 
     def expression(self, node: ast.expr, depth: int) -> None:
-        """Check a node and all nodes below it."""
+        """Check that a syntax node and all nodes below it are supported."""
         if depth > MAX_DEPTH:
             raise ExpressionError(_too_deep())
         for part in self._operands(node):
@@ -214,12 +217,12 @@ class _SyntaxCheck:
 
 
 def _text_of(source: str, node: ast.expr) -> str:
-    """Return the source of a node, for a message."""
+    """Return the source text of a syntax node, for an error message."""
     return (ast.get_source_segment(source, node) or source)[:60]
 
 
 def _field_of(node: ast.AST) -> str | None:
-    """Return the field that ``list.files`` and ``list["files"]`` read."""
+    """Return the field that an expression such as ``list.files`` or ``list["files"]`` reads."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
@@ -240,7 +243,7 @@ def _kind(value: Any) -> str:
 
 
 def _check_limits(value: Any) -> Any:
-    """Return the value if it is within the limits of numbers and text."""
+    """Return a number or text if it is within the limits. Raises otherwise."""
     if isinstance(value, int) and not _MIN_WHOLE <= value <= _MAX_WHOLE:
         raise ExpressionError("a whole number has more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
@@ -251,7 +254,7 @@ def _check_limits(value: Any) -> Any:
 
 
 def _parse_number(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
-    """Return a number, or the number in a text. None for other values."""
+    """Return a number, or the number that a text contains. None for other values."""
     if isinstance(value, str):
         found = form.fullmatch(value) if len(value) <= _MAX_DIGITS else None
         return None if found is None else read(found.group(1))
@@ -259,7 +262,7 @@ def _parse_number(value: Any, form: re.Pattern[str], read: Callable[[str], float
 
 
 def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
-    """Return whether two values are the same JSON. Values of different types are not equal."""
+    """Return whether two values are the same JSON. Values of different types are never equal."""
     budget.take()
     if depth > MAX_DEPTH:
         raise ExpressionError(f"values that are compared are nested more than {MAX_DEPTH} deep")
@@ -286,12 +289,12 @@ class _Evaluation:
         self._budget = budget
 
     def value(self, node: ast.expr) -> Any:
-        """Return the value of a node."""
+        """Return the value of a syntax node."""
         self._budget.take()
         return self._kinds[type(node)](self, node)
 
     def _describe(self, node: ast.expr, value: Any) -> str:
-        """Return an operand with its value, for a message."""
+        """Return an operand and its value as text for an error message."""
         source = _text_of(self._source, node)
         if isinstance(node, ast.Constant) or value is None:
             return f"{source} is {_kind(value)}"

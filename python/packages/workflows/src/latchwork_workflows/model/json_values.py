@@ -14,7 +14,7 @@ MAX_PARAMS_BYTES = 900_000
 
 
 def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield the problems of a value, each with its path."""
+    """Yield a problem with its path for each part of a value that JSON or a database cannot store."""
     if depth > MAX_DEPTH:
         yield path, f"it is nested more than {MAX_DEPTH} deep"
     elif isinstance(value, Mapping):

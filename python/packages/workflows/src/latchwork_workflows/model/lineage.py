@@ -34,12 +34,12 @@ class WorkflowReference(NamedTuple):
 
 
 def references_of(definition: Definition) -> tuple[WorkflowReference, ...]:
-    """Return the references of a definition, in task order, without duplicates."""
+    """Return the references of a definition to other workflows, in task order, without duplicates."""
     return tuple(dict.fromkeys(each for task in definition.tasks for each in references_of_task(task)))
 
 
 def references_of_task(task: TaskSpec) -> list[WorkflowReference]:
-    """Return the references of one task."""
+    """Return the references of one task to other workflows."""
     try:
         if task.type == "sub_process":
             return [

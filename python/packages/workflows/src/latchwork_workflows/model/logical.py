@@ -39,7 +39,7 @@ def logical_problems(definition: Definition) -> Iterator[Problem]:
 
 
 def _parse_params(model: type[M], task: TaskSpec) -> M | None:
-    """Return the parameters of a task. None if they are invalid, which is reported elsewhere."""
+    """Return the parameters of a logical task, or None if they are invalid, which is reported elsewhere."""
     try:
         return model.model_validate(task.params)
     except ValidationError:
@@ -115,7 +115,10 @@ def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> It
 
 
 def names_in_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names in the expressions of a switch, each with its path. Outputs of tasks appear as ``list.files``."""
+    """Yield each name that the expressions of a switch read, with its path.
+
+    Outputs of tasks have the form ``list.files``.
+    """
     given = _parse_params(SwitchParams, task) if task.type == "switch" else None
     for index, case in enumerate(given.cases if given is not None else ()):
         with suppress(ExpressionError):
@@ -133,17 +136,17 @@ def _heads(task: TaskSpec, path: str, names: Sequence[str], after: Mapping[str, 
 
 
 def full_name(name: str) -> str:
-    """Return ``project.name`` for a name, which may be in the project ``default``."""
+    """Return a workflow name as ``project.name``. A name without project belongs to the project ``default``."""
     return name if "." in name else f"default.{name}"
 
 
 def choose_branch(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the tasks that a switch chooses.
+    """Evaluate the expressions of a switch, and return the first tasks of the chosen branch.
 
     Args:
         task: The switch.
         values: Parameters and outputs by name.
-        outputs: The outputs of all ended tasks, by name: ``extract.rows`` in an expression.
+        outputs: The outputs of all tasks that have ended, by task name, for expressions such as ``extract.rows``.
     Raises:
         ValueError: An expression has no value. The message names the task, the field and the expression.
     """

@@ -162,21 +162,21 @@ class Definition(DefinitionModel):
     tasks: tuple[TaskSpec, ...]
 
     def task(self, name: str) -> TaskSpec:
-        """Return the task of this name. Raises KeyError if there is none."""
+        """Return the task of this name. Raises KeyError if the definition has no such task."""
         return next(each for each in self.tasks if each.name == name)
 
     def to_json(self) -> str:
-        """Return the canonical JSON: identical for equal definitions, without defaults."""
+        """Return the definition as canonical JSON without defaults. Equal definitions have identical JSON."""
         return self.model_dump_json(exclude_defaults=True)
 
     @property
     def key(self) -> str:
-        """``project.name``, which commands and other workflows use to name it."""
+        """The full name ``project.name``, by which commands and other workflows refer to the workflow."""
         return f"{self.project}.{self.name}"
 
 
 def plan_of(definition: Definition, order: tuple[str, ...]) -> WorkflowPlan:
-    """Return the plan that ``advance`` needs. ``order`` contains the tasks in topological order."""
+    """Return the plan of a definition for the state machine. ``order`` has the tasks in topological order."""
     by_name = {each.name: each for each in definition.tasks}
     return WorkflowPlan(
         {name: _rule(by_name[name]) for name in order},

@@ -25,7 +25,7 @@ def build_message(
     index: int = -1,
     cache_key: str | None = None,
 ) -> TaskMessage:
-    """Return the spec of an attempt.
+    """Build the message that tells a worker how to run an attempt.
 
     Args:
         run: The run.
@@ -63,9 +63,9 @@ def build_message(
 
 
 def environment_of_task(run: RunContext, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of a task, except names that a value with higher precedence has.
+    """Return the environment variables of a task.
 
-    Scripts get values as variables, which the environment would otherwise replace.
+    Variables that would replace a value passed to the script are left out.
     """
     environment = run.environment_of(task).items()
     return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
@@ -74,7 +74,10 @@ def environment_of_task(run: RunContext, task: TaskSpec, values: Mapping[str, An
 def connections_of(
     run: RunContext, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Mapping[str, str]]:
-    """Return the stored connections that a task names. Missing ones are left out, and the worker reports them."""
+    """Return the stored connections to which a task refers, by name.
+
+    Missing connections are left out, and the worker reports them.
+    """
     names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
     given = task.params.get("connection")
     try:
@@ -97,7 +100,7 @@ def queue_key(
     forced: bool,
     is_limited: bool = False,
 ) -> str:
-    """Return the partition and sort key of an attempt submitted now. With the row and the number, it forms the item."""
+    """Return the partition and the sort key of an attempt in the work queue."""
     pools = [] if forced or task.pool is None else [task.pool]
     if is_limited and not forced:
         pools.append(project_pool(definition.project))

@@ -23,7 +23,7 @@ def sql(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs SQL statements in one transaction. ``:day`` in them is bound to the parameter ``day``.
+    """Return a task that runs SQL statements in one transaction. Parameters of the run are bound as ``:name``.
 
     Args:
         connection: A SQLAlchemy URL without password, or the name of a stored connection.
@@ -51,7 +51,10 @@ def procedure(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that calls a stored procedure with bound arguments. Arguments as for ``sql``."""
+    """Return a task that calls a stored procedure with bound arguments.
+
+    The other arguments are those of ``sql``.
+    """
     given = {"connection": connection, "procedure": procedure, "arguments": arguments, "password": password or None}
     return _add("procedure", given, name=name, after=after, **options)
 
@@ -70,10 +73,21 @@ def http(
     silent_s: float | None = None,
     **options: Any,
 ) -> Node:
-    """Return a task that sends one request. Arguments are the parameters of the type ``http``, options as for ``task``.
+    """Return a task that sends one HTTP request. The arguments are the parameters of the task type ``http``.
 
-    ``silent_s`` sets its parameter ``timeout_s``: the seconds that the server may be silent. The option ``timeout_s``
-    limits the whole attempt.
+    Args:
+        url: The URL.
+        method: The HTTP method.
+        name: The name of the task. Default ``http``, numbered.
+        after: Tasks to wait for.
+        headers: Headers of the request.
+        body: Text to send.
+        json_body: JSON value to send.
+        success: Status codes that count as success.
+        contains: Text that the response must contain.
+        silent_s: Seconds to wait while the server sends nothing. The option ``timeout_s`` limits the whole attempt
+            instead.
+        options: As for ``task``.
     """
     given = {
         "url": url,
@@ -96,7 +110,10 @@ def spark(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs an application with ``spark-submit``. ``params`` are parameters of the type ``spark``."""
+    """Return a task that submits an application with ``spark-submit``.
+
+    ``params`` are the parameters of the task type ``spark``.
+    """
     return _add("spark", {**(params or {}), "application": application}, name=name, after=after, **options)
 
 
@@ -108,7 +125,10 @@ def mapreduce(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs a job with ``hadoop jar``. ``params`` are parameters of the type ``mapreduce``."""
+    """Return a task that submits a job with ``hadoop jar``.
+
+    ``params`` are the parameters of the task type ``mapreduce``.
+    """
     return _add("mapreduce", {**(params or {}), "jar": jar}, name=name, after=after, **options)
 
 
@@ -133,7 +153,7 @@ def of_type(
 
 
 def noop(*, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:
-    """Return a task that does nothing, to join branches."""
+    """Return a task that does nothing, for example to join branches."""
     return _add("noop", {}, name=name, after=after, **options)
 
 

@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
 
 def references(text: str) -> Iterator[Reference]:
-    """Yield the references of a text, in order.
+    """Yield the references ``${...}`` in a text, in their order.
 
     Raises:
         ValueError: A reference is not closed, or is neither a name nor a time.
@@ -91,7 +91,7 @@ def _time_reference(inner: str) -> Reference:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yield all texts of plain JSON, except the keys of mappings."""
+    """Yield all texts in a JSON value. Keys of mappings are left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -103,7 +103,10 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def names_in(value: object) -> Iterator[str]:
-    """Yield all names that texts of plain JSON refer to. Text in another language that does not parse has none."""
+    """Yield all names to which the texts in a JSON value refer.
+
+    Text that does not parse, such as a script, has none.
+    """
     for text in texts_in(value):
         if "${" in text:
             with suppress(ValueError):
@@ -111,12 +114,12 @@ def names_in(value: object) -> Iterator[str]:
 
 
 def variable_of(name: str) -> str:
-    """Return the name of a value in scripts: ``extract.rows`` is ``$extract_rows``."""
+    """Return the environment variable of a value in scripts. ``extract.rows`` becomes ``extract_rows``."""
     return re.sub(r"[.-]", "_", name)
 
 
 def variable_text(value: Any) -> str:
-    """Return a value as the text of an environment variable."""
+    """Convert a JSON value to the text of an environment variable."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
@@ -131,7 +134,7 @@ def variable_problem(text: str) -> str:
 
 
 def fill(value: Any, values: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
-    """Return the value with all references filled in, including those inside lists and mappings.
+    """Replace all references ``${...}`` in a JSON value by their values, including those inside lists and mappings.
 
     Args:
         value: Plain JSON.
@@ -163,7 +166,7 @@ def _too_large(value: Any) -> ValueError:
 
 
 def _size(value: Any, limit: int) -> int:
-    """Return the number of characters and values. Stops counting above ``limit``."""
+    """Return the number of characters and values in a JSON value. Stops counting above ``limit``."""
     if isinstance(value, str):
         return 1 + len(value)
     size = 1
@@ -208,6 +211,9 @@ def _value(reference: Reference, known: Mapping[str, Any], schedule_time: dateti
 
 
 def _shift_time(time: datetime, reference: Reference) -> datetime:
-    """Return a shifted time. A local time skipped by daylight saving is moved forward by the gap."""
+    """Add the offset of a time reference to a time.
+
+    A local time skipped by daylight saving is moved forward by the gap.
+    """
     start = time.astimezone(UTC) if reference.is_elapsed else time
     return (start + reference.shift).astimezone(UTC).astimezone(time.tzinfo)

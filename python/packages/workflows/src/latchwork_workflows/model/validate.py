@@ -41,10 +41,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def topological_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the tasks in topological order. Otherwise, the given order is kept.
+    """Sort tasks so that each comes after its predecessors. Otherwise keeps the given order.
 
     Raises:
-        ValueError: There is a cycle. The argument is the cycle, with the first task repeated at the end.
+        ValueError: The tasks form a cycle. The argument is the cycle, with the first task repeated at the end.
     """
     place = {name: index for index, name in enumerate(after)}
     sorter = TopologicalSorter(after)
@@ -61,7 +61,7 @@ def topological_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Return all direct and indirect predecessors of each task."""
+    """Return all direct and indirect predecessors of each task, by task name."""
     found: dict[str, frozenset[str]] = {}
     for name in order:
         found[name] = frozenset(after[name]).union(*(found[before] for before in after[name]))
@@ -81,7 +81,7 @@ class ValidDefinition(NamedTuple):
 
 
 def validated(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> ValidDefinition:
-    """Validate plain values and return their definition.
+    """Validate a workflow definition and return it.
 
     Args:
         definition: Values from JSON or YAML, or a ``Definition``.
@@ -122,7 +122,7 @@ def validated(definition: object, types: TaskTypes, settings: StoredSettings | N
 
 
 def find_problems(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> list[Problem]:
-    """Return every problem of a definition, in order. Empty if it is valid. Arguments as for ``validated``."""
+    """Return every problem of a workflow definition, in order. The arguments are those of ``validated``."""
     try:
         validated(definition, types, settings)
     except DefinitionInvalid as error:
@@ -139,9 +139,9 @@ def problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
 
 
 def required_settings_of(text: str, types: TaskTypes) -> list[Problem]:
-    """Return the settings that the project of a valid definition must have, or its tasks fail.
+    """Return the settings that a project must have so that the tasks of a definition succeed.
 
-    Each is given as a problem with its path: connections, environments, and names that are not parameters.
+    Each one is returned as a problem with its path: a connection, an environment, or a name that is not a parameter.
 
     Raises:
         DefinitionInvalid: Contains every problem of an invalid definition.
@@ -178,7 +178,7 @@ def _join(path: str, more: str) -> str:
 
 
 def _storage_problems(definition: Definition) -> Iterator[Problem]:
-    """Yield values that are not valid JSON, or that databases or processes cannot store."""
+    """Yield a problem for each value that is not valid JSON or that databases or processes cannot store."""
     yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
     for index, task in enumerate(definition.tasks):
         for part in ("params", "env", "map"):
@@ -227,7 +227,10 @@ def _no_variable(name: str) -> str:
 
 
 def _param_problems(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
-    """Yield the problems found by the task type. References have no type yet, so they are checked when filled in."""
+    """Yield the problems that the task type finds in the parameters of a task.
+
+    References are checked when they are filled in.
+    """
     try:
         kind = types.get(task.type)
     except UnknownType as error:
@@ -289,9 +292,9 @@ def _seconds(value: datetime) -> float:
 def _reference_problems(
     definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: StoredSettings | None
 ) -> Iterator[Problem]:
-    """Yield the problems of references. Tasks that are named must come before.
+    """Yield the problems of references to parameters and outputs. Tasks that are referred to must come before.
 
-    A plain name may be an output, which is only known at run time.
+    A name without a task may be an output that is only known at run time.
     """
     before = ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}
@@ -319,7 +322,7 @@ def _reference_problems(
 
 
 def _unknown_name_problem(name: str, definition: Definition, settings: StoredSettings | None) -> str:
-    """Return the problem of a reference in a parameter of the workflow."""
+    """Return the problem of an unknown name in a parameter of the workflow."""
     if name.startswith((SECRET, CONNECTION)):
         return f"'${{{name}}}' is known to workers only; refer to it in the tasks"
     known = BUILT_IN | definition.params.keys()
@@ -358,7 +361,7 @@ def _misplaced_name_problem(  # noqa: PLR0917 - one caller
 
 
 def _references_in(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
-    """Yield each reference with its path, or its problem."""
+    """Yield each reference in a value with its path. Text that cannot be parsed yields a problem instead."""
     if isinstance(value, str):
         try:
             found: list[Reference | str] = list(references(value))

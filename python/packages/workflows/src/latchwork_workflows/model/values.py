@@ -51,7 +51,7 @@ class RunContext:
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def environment_of(self, task: TaskSpec | None) -> Mapping[str, str]:
-        """Return the variables of the environment of a task, or of the definition if the task is None or names none.
+        """Return the variables of the environment that a task uses, or the definition if the task is None or uses none.
 
         Raises:
             ValueError: There is no environment of this name.
@@ -76,7 +76,7 @@ class RunContext:
 
     @property
     def schedule_datetime(self) -> datetime:
-        """The schedule time."""
+        """The schedule time of the run, in the time zone of the schedule."""
         return datetime.fromtimestamp(self.schedule_time, ZoneInfo(self.tz))
 
 
@@ -87,7 +87,7 @@ OF_ELEMENTS = frozenset({"item", "map_index"})
 def values_of(
     run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
 ) -> dict[str, Any]:
-    """Return the values of ``${name}`` in a task.
+    """Return the values to which ``${name}`` can refer in a task, by name.
 
     Args:
         run: The run.
@@ -118,7 +118,7 @@ def values_of(
 
 
 def items_of(run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """Return the items of a map. Errors as for ``values_of``."""
+    """Return the list of items over which a map task runs. Raises like ``values_of``."""
     items = fill(task.map, values_of(run, task, n, outputs), run.schedule_datetime)
     if not isinstance(items, list):
         raise ValueError(f"the items of {task.name!r} must be a list, not {items!r:.100}")  # noqa: TRY004
@@ -126,7 +126,10 @@ def items_of(run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapp
 
 
 def gather_outputs(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the outputs of a map: lists of the outputs of its elements in order, with None where one is missing."""
+    """Combine the outputs of a map's elements into lists, in the order of the items.
+
+    A missing output becomes None.
+    """
     each = list(outputs)
     keys = dict.fromkeys(key for values in each for key in values)
     return {key: [values.get(key) for values in each] for key in keys}
@@ -135,9 +138,9 @@ def gather_outputs(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]
 def _element_values(
     run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
 ) -> dict[str, Any]:
-    """Return the values of an element: those of its task and the item.
+    """Return the values of a map's element: those of its task and its item.
 
-    The list of all items is left out, because it would be sent once for each element.
+    The list of all items is left out to save space.
     """
     known = values_of(run, task, n, outputs)
     items = items_of(run, task, n, outputs)
@@ -150,14 +153,17 @@ def _element_values(
 
 
 def effective_params(run: RunContext) -> dict[str, Any]:
-    """Return the effective parameters of a run, for display. Errors as for ``values_of``."""
+    """Return the parameters of a run with their references filled in, for display. Raises like ``values_of``."""
     params = {**run.definition.params, **run.params}
     known = {**run.shared, **run.environment_of(None), **built_in_values(run, "", 0)}
     return _resolve_params(params, run.definition.params.keys() - run.params.keys(), known, run.schedule_datetime)
 
 
 def _outputs_by_name(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the outputs of all preceding tasks by their own names. Nearer tasks take precedence."""
+    """Return the outputs of all preceding tasks by output name.
+
+    If names are equal, nearer tasks take precedence.
+    """
     found: dict[str, Any] = {}
     for each in before:
         for name, value in outputs.get(each, {}).items():
@@ -166,7 +172,7 @@ def _outputs_by_name(before: Iterable[str], outputs: Mapping[str, Mapping[str, A
 
 
 def _without_large(run: RunContext, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out outputs that cannot be variables, unless the task names them: outputs of maps may be large."""
+    """Leave out outputs that are too large for environment variables, unless the task refers to them."""
     large = [name for name, value in found.items() if variable_problem(variable_text(value))]
     if large:
         texts = texts_in([run.definition.params, task.params, task.env, task.map])
@@ -188,7 +194,7 @@ def _tasks_before(run: RunContext, task: TaskSpec) -> Iterator[str]:
 
 
 def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
-    """Return the built-in values, which cannot be replaced."""
+    """Return the built-in values of a task, such as the run ID, which parameters cannot replace."""
     return {
         "schedule_time": run.schedule_datetime.isoformat(),
         "logical_date": (run.schedule_datetime - timedelta(days=1)).date().isoformat(),
@@ -203,7 +209,7 @@ def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
 def _resolve_params(
     params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], moment: datetime
 ) -> dict[str, Any]:
-    """Return the parameters with their references filled in. Values given at the start are literal."""
+    """Return the parameters with their references filled in. Values given at the start of the run are literal."""
     found: dict[str, Any] = {}
 
     def resolve(name: str, above: tuple[str, ...]) -> None:
@@ -226,9 +232,10 @@ def _resolve_params(
 def _qualified_outputs(
     task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return ``task.output`` for the outputs that the task refers to, or that its script may use as ``$task_output``.
+    """Return outputs by ``task.output``: those to which the task refers, or that its script may read as
+    ``$task_output``.
 
-    Outputs of other preceding tasks are left out: a thousand tasks may have up to 64 kB each.
+    Outputs of other preceding tasks are left out, because they may be large.
     """
     found: dict[str, Any] = {}
     for name in set(names_in([task.params, task.env, task.map])):

@@ -22,7 +22,7 @@ class _Loader(yaml.SafeLoader):
     merged = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Limit merges (``<<``), which are expanded for each use before any value is created."""
+        """Limit the number of merges (``<<``), which are expanded for each use before any value is created."""
         self.merged += len(node.value)
         if self.merged > MAX_VALUES:
             told = f"it merges more than {MAX_VALUES:,} values; use fewer aliases"
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def fetch_flow_collection_start(self, token: type) -> None:
-        """Limit the nesting depth, because the scanner takes time for each level around a level."""
+        """Limit the nesting depth of brackets, because the time of the scanner grows with each level."""
         _check_depth(self.flow_level, self.get_mark())
         super().fetch_flow_collection_start(token)
 
@@ -103,7 +103,7 @@ def parse(text: str, *, most_text: int = MAX_TEXT) -> Any:
 
 
 def _check_values(value: object) -> None:
-    """Refuse too many values, including expanded aliases and recursive ones."""
+    """Check that a document does not have too many values, counting each use of an alias."""
     open_ = [value]
     for _ in range(MAX_VALUES):
         if not open_:
@@ -130,10 +130,10 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # unquoted te
 
 
 def to_yaml(definition: Definition) -> str:
-    """Return a definition as YAML, in field order, without defaults. ``read`` returns the same values."""
+    """Return a definition as YAML, in field order, without defaults."""
     return values_to_yaml(definition.model_dump(mode="json", exclude_defaults=True))
 
 
 def values_to_yaml(plain: Any) -> str:
-    """Return plain values as YAML that ``read`` accepts, in their order."""
+    """Return plain values as YAML, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

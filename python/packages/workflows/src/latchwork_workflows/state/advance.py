@@ -48,7 +48,7 @@ from latchwork_workflows.state.settle import settle
 
 
 def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: float) -> WorkflowRun:
-    """Return the run after these events.
+    """Apply events to a run and return its next state. This is the only way to change a run.
 
     Args:
         plan: The plan of the version that the run was started with.
@@ -140,7 +140,7 @@ def _attempt_ended(work: RunEditor, event: Ended) -> None:
 
 
 def _record_timeout(work: RunEditor, event: Ended, task: TaskRun) -> None:
-    """Record a timeout that has not been reported yet: the worker may have ended the attempt at its limit."""
+    """Record a timeout that was not reported yet, because the worker may have ended the attempt at its limit."""
     rule = work.plan.rule(event.task)
     is_said = task.state is TaskState.RUNNING and task.wake_at is None
     if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:

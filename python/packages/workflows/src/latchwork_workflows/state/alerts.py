@@ -23,7 +23,10 @@ _ENDS = {
 
 
 def facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
-    """Return the facts that cause an alert, in their order. A dry run causes none."""
+    """Return those of the facts about a run that must cause an alert, in their order.
+
+    A dry run causes no alerts.
+    """
     if rule is None or dry:
         return ()
     return tuple(each for each in facts if _is_reported(rule, each))
@@ -76,7 +79,7 @@ class DeliveryStatus:
 
 
 def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: float) -> DeliveryStatus:
-    """Return the next state of a delivery in state SENDING."""
+    """Return the status of a delivery after an attempt to send it. The delivery must be in state SENDING."""
     if result is SendResult.SENT:
         return replace(delivery, state=DeliveryState.SENT, next_at=None, error=error)
     if result is SendResult.DOUBT:
@@ -93,5 +96,8 @@ def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: 
 
 
 def retry_delay_s(tries: int) -> float:
-    """Return the seconds to wait for the next try after this many refusals."""
+    """Return the seconds to wait before a refused delivery is sent again.
+
+    ``tries`` is the number of refusals so far.
+    """
     return min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** max(0, tries - 1))

@@ -53,7 +53,7 @@ class BackfillStep(NamedTuple):
 
 
 def next_step(state: BackfillState, counts: DateCounts, *, parallel: int, stop_on_failure: bool) -> BackfillStep:
-    """Return the next step. Idempotent: repeating it with its own result changes nothing.
+    """Return how many runs of a backfill to start, and the next state of the backfill. Idempotent.
 
     Args:
         state: Current state of the backfill.

@@ -28,7 +28,7 @@ def possible_commands(state: RunState) -> tuple[str, ...]:
 
 
 def start(work: RunEditor, event: Start) -> None:
-    """Set every task to waiting. Tasks out of scope are skipped."""
+    """Start a run: set all its tasks to waiting. Tasks outside the requested scope are skipped."""
     _require_state(work, "start")
     _require_tasks(work, event.start_from)
     chosen = _tasks_in_scope(work, event)
@@ -42,19 +42,19 @@ def _state(*, waits: bool) -> RunState:
 
 
 def begin(work: RunEditor) -> None:
-    """Start a run that waits for its concurrency limit. Any other run stays as it is."""
+    """Start a run that was waiting for its concurrency limit. Does nothing for other runs."""
     if work.state is RunState.SERIAL_WAIT:
         work.restart()
 
 
 def pause(work: RunEditor) -> None:
-    """Stop submitting tasks."""
+    """Pause the run: submit no more tasks."""
     _require_state(work, "pause")
     work.state = RunState.READY_PAUSE
 
 
 def resume(work: RunEditor) -> None:
-    """Resubmit the tasks that were withdrawn from the workers, as new attempts."""
+    """Continue a paused run: submit the withdrawn tasks again, as new attempts."""
     _require_state(work, "resume")
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
@@ -67,13 +67,13 @@ def resume(work: RunEditor) -> None:
 
 
 def stop(work: RunEditor) -> None:
-    """Withdraw all queued tasks and kill the running ones."""
+    """Stop the run: withdraw the queued tasks and kill the running ones."""
     _require_state(work, "stop")
     work.state = RunState.READY_STOP
 
 
 def recover(work: RunEditor, event: Recover) -> None:
-    """Run the failed and killed tasks again, and the chosen tasks with everything downstream of them."""
+    """Retry the failed and killed tasks of a run, and run the chosen tasks with everything downstream of them again."""
     _require_state(work, "recover", {_SUCCESS} if event.start_from else ())
     _require_tasks(work, event.start_from)
     again = work.plan.connected(event.start_from) if event.start_from else frozenset[str]()
@@ -87,9 +87,9 @@ def recover(work: RunEditor, event: Recover) -> None:
 
 
 def _runs_again(work: RunEditor, name: str) -> bool:
-    """Return whether a task failed and runs again.
+    """Return whether a recovered run retries this task because it has failed.
 
-    An element runs again only with its map. A failure that a condition evaluates does not count.
+    An element runs again only with its map. A failure that a ``conditions`` task evaluates does not count.
     """
     state = work.tasks[name].state
     if (base := base_of(name)) != name:
@@ -98,7 +98,7 @@ def _runs_again(work: RunEditor, name: str) -> bool:
 
 
 def rerun(work: RunEditor, event: Rerun) -> None:
-    """Start a new run. Later reports of earlier attempts are ignored."""
+    """Run all tasks again, as a new round. Later reports about attempts of earlier rounds are ignored."""
     _require_state(work, "rerun")
     work.round += 1
     work.fresh = event.fresh
@@ -126,7 +126,7 @@ def force_success(work: RunEditor, event: ForceSuccess) -> None:
 
 
 def force_start(work: RunEditor, event: ForceStart) -> None:
-    """Withdraw a queued task and queue it again, as a new attempt that needs no slot."""
+    """Withdraw a queued task and queue it again as a new attempt that needs no slot."""
     _require_tasks(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if work.state is not RunState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:

@@ -63,7 +63,7 @@ def decide_start(
     must_run: bool = False,
     ancestors: Collection[int] = (),
 ) -> StartVerdict:
-    """Decide whether a run starts.
+    """Decide whether a new run starts, waits, is discarded, or stops other runs, according to the concurrency policy.
 
     Args:
         policy: Concurrency policy of its workflow.
@@ -86,7 +86,7 @@ def decide_start(
 
 
 def _runs_to_stop(there: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
-    """Return the waiting runs, and as many of the oldest active runs as must stop for the new one."""
+    """Return the runs to stop for a new run: all waiting ones, and the oldest active ones above the limit."""
     ending = sum(each.state is RunState.READY_STOP for each in there)
     go = [each for each in there if each.state in GOING and each.state is not RunState.READY_STOP]
     too_many = max(0, len(go) - (limit - 1)) if ending + len(go) >= limit else 0

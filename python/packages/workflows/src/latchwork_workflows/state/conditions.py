@@ -55,7 +55,10 @@ Condition: TypeAlias = AllOf | AnyOf | TaskEnded | RunSucceeded
 
 
 def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | None]) -> bool | None:
-    """Return whether the condition is true. None: not known yet, because the missing leaves decide."""
+    """Return whether a nested condition is true.
+
+    None: not decided yet, because the values of some leaves are unknown.
+    """
     if not isinstance(condition, (AllOf, AnyOf)):
         return evaluate_leaf(condition)
     decides = isinstance(condition, AnyOf)
@@ -66,7 +69,7 @@ def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | N
 
 
 def leaves(condition: Condition) -> Iterator[TaskEnded | RunSucceeded]:
-    """Yield all leaves, from left to right."""
+    """Yield all leaves of a nested condition, from left to right."""
     if isinstance(condition, (AllOf, AnyOf)):
         for each in condition.conditions:
             yield from leaves(each)

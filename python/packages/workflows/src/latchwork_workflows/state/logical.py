@@ -25,7 +25,10 @@ _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map":
 
 
 def start_task(work: RunEditor, name: str, kind: str) -> bool:
-    """Start a ready logical task. Return True if it is done already, so that other tasks may be ready."""
+    """Start a logical task whose predecessors have ended.
+
+    Return True if the task has ended at once, so that others may be ready.
+    """
     task = work.tasks[name]
     rule = work.plan.rule(name)
     held = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, held=True)
@@ -56,7 +59,7 @@ def _next_check_at(work: RunEditor, until: float | None, after_s: float) -> floa
 
 
 def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
-    """Apply an event of a held task. An event of another attempt changes nothing."""
+    """Apply an event to a task that the master runs itself. An event of an older attempt changes nothing."""
     kind = type(event).__name__
     if kind == "ChildForced":
         task = work.tasks.get(event.task)
@@ -87,7 +90,7 @@ def _held_task(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | 
 
 
 def _dependency_failed(work: RunEditor, name: str, task: TaskRun) -> None:
-    """Fail the task ``wait_s`` seconds after the first failure that was seen, or at once if ``wait_s`` is 0."""
+    """Fail a dependent task ``wait_s`` seconds after a failure was first seen, or at once if ``wait_s`` is 0."""
     until = work.now + work.plan.rule(name).wait_s
     if task.fails_at is not None:
         until = min(until, task.fails_at)
@@ -107,7 +110,7 @@ def fail_task(work: RunEditor, name: str) -> None:
 
 
 def _create_elements(work: RunEditor, name: str, count: int) -> None:
-    """Create one task for each item. When a run is recovered, successful elements are kept."""
+    """Create one element of a map for each item. Successful elements of a recovered run are kept."""
     there = {each for each in work.tasks if each != name and base_of(each) == name}
     for index in range(count):
         each = element(name, index)
@@ -123,14 +126,14 @@ def _create_elements(work: RunEditor, name: str, count: int) -> None:
 
 
 def check_dependents(work: RunEditor) -> None:
-    """Check all dependents, because something may have changed."""
+    """Request a check of all tasks that wait for other workflows, because these may have changed."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "dependent":
             work.record_call("look", name)
 
 
 def check_dependent(work: RunEditor, name: str) -> None:
-    """Check a dependent again, or fail it if its time is up."""
+    """Request another check of a task that waits for other workflows, or fail the task if its time is up."""
     task = work.tasks[name]
     if task.fails_at is not None and task.fails_at <= work.now:
         fail_task(work, name)
@@ -140,16 +143,16 @@ def check_dependent(work: RunEditor, name: str) -> None:
 
 
 def resume_children(work: RunEditor) -> None:
-    """Resume the children that are paused or pausing."""
+    """Resume the child runs that are paused or about to pause."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "sub_process":
             work.record_call("resume", name)
 
 
 def is_open_map(work: RunEditor, name: str) -> bool:
-    """Return whether the task is a map with an unsuccessful element.
+    """Return whether the task is a map with an element that has not succeeded.
 
-    A recovered map may be asked for the outputs of its earlier elements before its list has been read again.
+    A recovered map may be asked for the outputs of its earlier elements before its list was read again.
     """
     return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
 
@@ -159,7 +162,7 @@ def _states_of_elements(work: RunEditor, name: str) -> set[TaskState]:
 
 
 def clean_up(work: RunEditor, name: str) -> None:
-    """Delete the records that were written for a held task."""
+    """Request to delete the stored records of a task that the master runs itself."""
     if work.plan.kind(name) == "dependent":
         work.record_call("forget", name)
 
@@ -168,14 +171,14 @@ def clean_up(work: RunEditor, name: str) -> None:
 
 
 def is_run_failure(work: RunEditor, name: str) -> bool:
-    """Return whether a failure of this task makes the run fail."""
+    """Return whether the failure of a task makes its run fail."""
     if name in work.plan.rules:
         return name not in work.plan.handled_failures
     return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled_failures
 
 
 def free_map_slots(work: RunEditor) -> dict[str, int]:
-    """Return, for each map with a limit, how many more elements may be queued or running."""
+    """Return how many more elements of each limited map may be queued or running, by the name of the map."""
     limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
         return {}
@@ -187,7 +190,10 @@ def free_map_slots(work: RunEditor) -> dict[str, int]:
 
 
 def update_held_tasks(work: RunEditor) -> bool:
-    """Update the held tasks when their run runs, pauses or ends. Return whether one of them has ended."""
+    """Pause, resume or end the tasks that the master runs itself when their run changes.
+
+    Return whether a task has ended.
+    """
     held = [name for name, task in work.tasks.items() if task.held]
     is_ending = bool(work.ending) or work.state is RunState.READY_STOP
     is_pausing = work.state is RunState.READY_PAUSE and not is_ending
@@ -206,7 +212,7 @@ def update_held_tasks(work: RunEditor) -> bool:
 
 
 def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
-    """End or pause a map according to the states of its elements."""
+    """End or pause a map task according to the states of its elements."""
     states = _states_of_elements(work, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return

@@ -122,18 +122,18 @@ class TaskRule:
 
 
 def base_of(name: str) -> str:
-    """Return the map that an element belongs to. Any other name is returned unchanged."""
+    """Return the name of the map to which an element belongs. Names of other tasks are returned unchanged."""
     return name.partition("[")[0]
 
 
 def index_of(name: str) -> int:
-    """Return the index of a map element, or -1 if the task is not an element."""
+    """Return the index of a map's element, or -1 for any other task."""
     _, bracket, rest = name.partition("[")
     return int(rest[:-1]) if bracket else -1
 
 
 def element(base: str, index: int) -> str:
-    """Return the task name of a map element. For index -1, return the map itself."""
+    """Return the task name of a map's element. The index -1 stands for the map itself."""
     return base if index < 0 else f"{base}[{index}]"
 
 
@@ -180,22 +180,25 @@ class WorkflowPlan:
         return {name: tuple(after) for name, after in found.items()}
 
     def rule(self, name: str) -> TaskRule:
-        """Return the rule of a task. An element has the rule of its map."""
+        """Return the rule of a task. Elements have the rule of their map."""
         return self.rules[base_of(name)]
 
     def kind(self, name: str) -> str:
-        """Return ``map`` for a map task, and the kind of the rule for any other task or map element."""
+        """Return the kind of a task: ``map`` for a map, otherwise the kind in its rule.
+
+        Elements have the kind of the mapped task.
+        """
         rule = self.rule(name)
         return "map" if rule.maps and name in self.rules else rule.kind
 
     @cached_property
     def handled_failures(self) -> frozenset[str]:
-        """Tasks whose failure does not fail the run, because a ``conditions`` task evaluates it."""
+        """The tasks whose failure does not fail the run, because a ``conditions`` task evaluates it."""
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
     @cached_property
     def forks(self) -> Mapping[str, tuple[str, ...]]:
-        """By task: the conditions and switches that have this task as the head of a branch."""
+        """For each task, the ``conditions`` and ``switch`` tasks that have it as the first task of a branch."""
         found: dict[str, list[str]] = {}
         for name, rule in self.rules.items():
             for head in rule.heads:
@@ -203,7 +206,9 @@ class WorkflowPlan:
         return {name: tuple(forks) for name, forks in found.items()}
 
     def connected(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
-        """Return these tasks and everything downstream or, with ``upstream``, everything that they depend on."""
+        """Return the given tasks with everything downstream of them, or with everything that they depend on if
+        ``upstream`` is set.
+        """
         seen = set(names)
         open_ = list(seen)
         while open_:
@@ -244,21 +249,21 @@ class TaskRun:
     chosen: tuple[str, ...] | None = None
 
     def with_state(self, state: TaskState, *, wake_at: float | None = None) -> TaskRun:
-        """Return the task in another state, not held."""
+        """Return a copy of the task in another state, no longer held by the master."""
         return replace(self, state=state, wake_at=wake_at, held=False, fails_at=None)
 
     def reset(self) -> TaskRun:
-        """Return the task reset to waiting, as if it had never started."""
+        """Return a copy of the task that waits as if it had never started."""
         return replace(self.with_state(TaskState.WAITING), failures=0, forced_after=None, is_cut=False, chosen=None)
 
     @property
     def is_at_worker(self) -> bool:
-        """A worker has claimed it, or may claim it at any time."""
+        """Whether a worker has claimed the task or may claim it at any time."""
         return self.state in AT_WORKERS and not self.held
 
     @property
     def is_overdue(self) -> bool:
-        """It is queued, no worker claimed it in time, and it must be withdrawn."""
+        """Whether the task must be withdrawn because no worker has claimed it in time."""
         return self.state is TaskState.SUBMITTED and self.fails_at is not None and self.wake_at is None
 
 
@@ -321,12 +326,12 @@ class WorkflowRun:
     calls: tuple[Call, ...] = ()
 
     def with_facts(self, *facts: Fact) -> WorkflowRun:
-        """Return the run with more facts."""
+        """Return a copy of the run with additional facts."""
         return replace(self, facts=(*self.facts, *facts))
 
     @property
     def wake_at(self) -> float | None:
-        """Time of the next decision without an event. None: there is none."""
+        """The time of the next decision that needs no event, such as a timeout. None: there is none."""
         if self.state in OVER:
             return None
         goes_on = self.state is RunState.RUNNING and not self.ending  # else only running tasks count
@@ -340,12 +345,12 @@ class WorkflowRun:
         return min(times, default=None)
 
     def changed_since(self, before: WorkflowRun) -> Mapping[str, TaskRun]:
-        """Return the tasks that differ from those of an earlier state."""
+        """Return the tasks that have changed since an earlier state of the run, by name."""
         return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
 
     @property
     def to_remove(self) -> tuple[str, ...]:
-        """Tasks whose item must be withdrawn from the queue."""
+        """The tasks whose items must be withdrawn from the work queue."""
         none_starts = self.state in {RunState.READY_PAUSE, RunState.READY_STOP} or bool(self.ending)
         return tuple(
             name
@@ -355,7 +360,7 @@ class WorkflowRun:
 
     @property
     def to_kill(self) -> tuple[str, ...]:
-        """Running tasks that must be killed."""
+        """The running tasks that must be killed."""
         if self.state is not RunState.READY_STOP and not self.ending:
             return ()
         return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)
@@ -383,33 +388,33 @@ class RunEditor:
         self.tasks[name] = self.tasks[name].with_state(state, wake_at=wake_at)
 
     def queue(self, name: str, n: int) -> None:
-        """Queue an attempt for the workers, with the time limit of its rule."""
+        """Queue an attempt of a task for the workers, with the time limit of the task's rule."""
         limit_s = self.plan.rule(name).max_queued_s
         until = None if limit_s is None else self.now + limit_s
         self.tasks[name] = replace(self.tasks[name].with_state(TaskState.SUBMITTED, wake_at=until), n=n, fails_at=until)
 
     def attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
-        """Return the task if this is its newest attempt in the newest run, else None."""
+        """Return the task if the given attempt is its newest one in the current round, otherwise None."""
         task = self.tasks.get(name)
         return task if task is not None and task.n == n and self.round == round_number else None
 
     def record_fact(self, kind: str, task: str = "", n: int = 0) -> None:
-        """Record a fact."""
+        """Record that something happened that may cause an alert."""
         self.facts.append(Fact(kind, task, n))
 
     def record_call(self, kind: str, task: str) -> None:
-        """Record a call for a held task. Duplicates are ignored."""
+        """Record an action that the master must carry out for a task that it runs itself. Duplicates are ignored."""
         self.calls[Call(kind, task)] = None
 
     def restart(self, state: RunState = RunState.RUNNING) -> None:
-        """Set the run to running and start its time limit. In any other state the limit does not start."""
+        """Set the state of the run. If the run is now running, its time limit starts."""
         self.state = state
         self.ending = ""
         counts = self.plan.timeout_s is not None and state is RunState.RUNNING
         self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
     def result(self) -> WorkflowRun:
-        """Return the new run."""
+        """Return the changed run as an immutable value."""
         return replace(
             self.was,
             state=self.state,

@@ -47,9 +47,11 @@ _ENDS = {
 
 
 def event_for_child(call: str, child: RunState) -> Event | None:
-    """Return the event to send to a child for a call of its parent's task. None: the child needs no event.
+    """Return the event to send to a child run because of an action of its parent's task.
 
-    An existing child is adopted: its failed tasks are recovered, and nothing else runs again.
+    None: the child needs no event.
+
+    An existing child is adopted: its failed tasks are retried, and its other tasks are kept.
     """
     if call == "open" and child in {RunState.FAILURE, RunState.STOPPED}:
         return Recover()
@@ -58,7 +60,7 @@ def event_for_child(call: str, child: RunState) -> Event | None:
 
 
 def event_for_parent(child: RunState, task: str, n: int, round_number: int) -> Event | None:
-    """Return the event that reports a child's state to its parent's task. None: nothing to report yet."""
+    """Return the event that reports the state of a child run to its parent's task. None: nothing to report yet."""
     if child is RunState.PAUSED:
         return ChildPaused(task, n, round_number)
     outcome = _ENDS.get(child)
@@ -66,7 +68,7 @@ def event_for_parent(child: RunState, task: str, n: int, round_number: int) -> E
 
 
 def may_command_child(command: str, parent: TaskState) -> bool:
-    """Return whether a user may send this command to a child.
+    """Return whether a user may send this command to a child run.
 
     A paused child may be resumed only while its parent waits for it.
     """
@@ -86,7 +88,7 @@ class Span(NamedTuple):
 
 
 def spans_of_window(window: str, local_time: datetime) -> list[Span]:
-    """Return the spans of a window at a schedule time, the newest last.
+    """Return the time spans that a window such as ``last_day`` covers at a schedule time, the newest last.
 
     Args:
         window: One of ``WINDOWS``.
@@ -111,7 +113,7 @@ def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
 
 
 def _start_of_day(local_time: datetime, shift: int) -> float:
-    """Return the start of the day ``shift`` days later. Days of 23 and 25 hours are handled."""
+    """Return the start of the day that is ``shift`` days later, in the time zone of ``local_time``."""
     plain = datetime(local_time.year, local_time.month, local_time.day) + timedelta(days=shift)  # noqa: DTZ001
     return plain.replace(tzinfo=local_time.tzinfo).timestamp()
 
@@ -167,12 +169,12 @@ WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
 
 
 def window_names(names: Iterable[str] = WINDOWS) -> str:
-    """Return the names of the windows as text."""
+    """Return the names of windows as text for a message."""
     return ", ".join(names)
 
 
 def is_fulfilled(state: RunState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:
-    """Return True if a run fulfills a dependency, False if it failed, None if it is active or may continue.
+    """Return whether a run fulfills a dependency: True if so, False if the run failed, None if it may still continue.
 
     Args:
         state: State of the run.
@@ -187,7 +189,7 @@ def is_fulfilled(state: RunState, task: str, tasks: Mapping[str, TaskState]) -> 
 
 
 def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
-    """Evaluate the states of tasks.
+    """Return whether all tasks have succeeded: True, False if one has failed, None if one is not finished.
 
     A disabled task counts as success. A task that waits for a retry has not failed yet.
     """
@@ -199,7 +201,10 @@ def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
 
 
 def combine_spans(found: Iterable[bool | None]) -> bool | None:
-    """Combine the results of the newest runs of several spans. A span without a run is None."""
+    """Return whether a dependency on several time spans is fulfilled, from the result of each span.
+
+    None stands for a span without a run.
+    """
     said = list(found)
     if False in said:
         return False

@@ -31,7 +31,9 @@ _APART_S = 5.0
 
 
 def settle(work: RunEditor) -> None:
-    """Apply timers, make tasks ready, submit them, and complete the run if it has ended, in this order."""
+    """Apply all changes that follow from the current state: timers, ready tasks, submissions, and the end of the
+    run.
+    """
     if work.state in OVER or work.state in {RunState.SUBMITTED, RunState.SERIAL_WAIT}:
         return
     _apply_timers(work)
@@ -68,7 +70,7 @@ def _apply_timers(work: RunEditor) -> None:
 
 
 def _correct_wait(work: RunEditor, name: str, task: TaskRun) -> None:
-    """Shorten a wait that is longer than its rule allows, because a clock was ahead or was set back."""
+    """Shorten the wait of a task that is longer than its rule allows, because a clock was ahead or was set back."""
     rule, most_s = work.plan.rule(name), None
     if task.held:
         most_s = logical.LOOK_RARELY_S
@@ -93,7 +95,7 @@ def _timer_due(work: RunEditor, name: str, task: TaskRun) -> None:
 
 
 def _end_on_failure(work: RunEditor) -> None:
-    """End the other tasks after a final failure, if the definition says so."""
+    """End the other tasks after a final failure, if the definition of the workflow requires this."""
     if work.ending or work.plan.on_failure is not OnFailure.END or work.state is RunState.READY_STOP:
         return
     if any(task.state in FAILED and logical.is_run_failure(work, name) for name, task in work.tasks.items()):
@@ -101,9 +103,9 @@ def _end_on_failure(work: RunEditor) -> None:
 
 
 def _make_ready(work: RunEditor) -> None:
-    """Make tasks ready whose predecessors are done.
+    """Make tasks ready whose predecessors have ended.
 
-    A skipped task is done at once, so the order of the plan matters.
+    Works in topological order, because skipped tasks end at once.
     """
     for name, rule in work.plan.rules.items():
         if _is_cut(work, name, rule):
@@ -118,7 +120,9 @@ def _must_wait(work: RunEditor, name: str) -> bool:
 
 
 def _is_cut(work: RunEditor, name: str, rule: TaskRule) -> bool:
-    """Return whether a waiting task never runs: no branch to it was chosen, or all its predecessors are cut."""
+    """Return whether a waiting task can never run: no branch to it was chosen, or all its predecessors can never
+    run.
+    """
     if not _must_wait(work, name):
         return False
     forks = work.plan.forks.get(name)
@@ -132,9 +136,10 @@ def _not_chosen(fork: TaskRun, head: str) -> bool:
 
 
 def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
-    """Return whether a task waits, its predecessors are done, and a branch leads to it. Conditions accept failures too.
+    """Return whether a waiting task can start: its predecessors have ended, and a chosen branch leads to it.
 
-    One branch is enough: the task does not wait for the other branches to be decided.
+    ``conditions`` tasks also accept failures. One chosen branch is enough, so the task does not wait for other branches
+    to be decided.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
     forks = work.plan.forks.get(name, ())
@@ -166,7 +171,7 @@ def _start_task(work: RunEditor, name: str, rule: TaskRule) -> None:
 def _submit(work: RunEditor) -> bool:
     """Submit ready tasks to the workers, in the order of the definition and up to the limit.
 
-    The master takes all ready logical tasks at once. Returns whether other tasks may be ready now.
+    The master starts all ready logical tasks at once. Returns whether other tasks may be ready now.
     """
     free = MAX_IN_HANDS - sum(task.is_at_worker for task in work.tasks.values())
     of_maps = logical.free_map_slots(work)
@@ -196,7 +201,7 @@ def _kill_idle(work: RunEditor) -> None:
 
 
 def _finish(work: RunEditor) -> None:
-    """End or pause the run if no task can continue. Map elements are represented by their maps."""
+    """End or pause the run if none of its tasks can continue. Maps stand for their elements."""
     tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
     states = {
         task.state for name, task in tasks.items() if task.state not in FAILED or logical.is_run_failure(work, name)
@@ -214,7 +219,7 @@ def _finish(work: RunEditor) -> None:
 
 
 def _can_continue(work: RunEditor) -> bool:
-    """Return whether a waiting task could start or be skipped. Possible only in a pause."""
+    """Return whether any waiting task could still start or be skipped, which happens only in paused runs."""
     return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
 
 

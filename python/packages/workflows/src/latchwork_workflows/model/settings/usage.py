@@ -25,19 +25,24 @@ class StoredSettings:
     parameters: frozenset[str] = frozenset()
 
     def names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
-        """Return the stored names that ``${name}`` may use in a task or in the parameters of the workflow."""
+        """Return the names of stored settings to which ``${name}`` may refer in a task or in the parameters of the
+        workflow.
+        """
         name = (task.environment if task is not None else None) or definition.environment
         return self.parameters | self.environments.get(name or "", frozenset())
 
 
 def environments_of(definition: Definition) -> frozenset[str]:
-    """Return the environments that a definition names."""
+    """Return the names of the environments to which a definition refers."""
     named = (definition.environment, *(each.environment for each in definition.tasks))
     return frozenset(each for each in named if each is not None)
 
 
 def connections_of(definition: Definition) -> frozenset[str] | None:
-    """Return the stored connections that a definition names. None: any, because a value provides the name."""
+    """Return the names of the stored connections to which a definition refers.
+
+    None: any name, because it is computed at run time.
+    """
     found = set()
     for task in definition.tasks:
         for name in _connections(task):
@@ -48,7 +53,9 @@ def connections_of(definition: Definition) -> frozenset[str] | None:
 
 
 def missing_settings(definition: Definition, settings: StoredSettings) -> Iterator[Problem]:
-    """Yield named connections and environments that do not exist, each with its path."""
+    """Yield a problem with its path for each connection or environment that a definition refers to and that does not
+    exist.
+    """
     for path, kind, name in _named_places(definition):
         there = settings.connections if kind == "connection" else settings.environments
         if name not in there:
@@ -56,7 +63,7 @@ def missing_settings(definition: Definition, settings: StoredSettings) -> Iterat
 
 
 def required_settings(definition: Definition) -> Iterator[Problem]:
-    """Yield the connections and environments that a definition names, each with its path.
+    """Yield a problem with its path for each connection or environment to which a definition refers.
 
     For callers that do not know which settings are stored.
     """
@@ -65,7 +72,7 @@ def required_settings(definition: Definition) -> Iterator[Problem]:
 
 
 def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """Yield path, kind and name of each reference."""
+    """Yield each reference of a definition to a setting, with its path, kind and name."""
     if definition.environment is not None:
         yield "environment", "environment", definition.environment
     for index, task in enumerate(definition.tasks):
@@ -84,7 +91,7 @@ def _owner_text(definition: Definition, there: Mapping[str, object] | frozenset[
 
 
 def _connections(task: TaskSpec) -> Iterator[str]:
-    """Yield the names from the parameter ``connection`` and from references. A reference is returned as written."""
+    """Yield the connection names of a task. A name that is itself a reference is returned as written."""
     name = _connection_name(task)
     if name is not None:
         yield name

@@ -35,7 +35,7 @@ _HELP = "store the password as a secret of the workers, and give its name"
 
 
 def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
-    """Yield the problems of a connection."""
+    """Yield the problems of a connection's name, URL and secret, each with its path."""
     if CONNECTION_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 80 letters, digits, '_', '-' and '.'")
     wrong = url_problem(url)
@@ -46,7 +46,7 @@ def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
 
 
 def url_problem(url: str) -> str:
-    """Return the problem of a connection URL, or an empty text."""
+    """Return what is wrong with a connection URL, or an empty text if it is valid."""
     if not url.strip():
         return "this is required, such as postgresql+psycopg://etl@db/warehouse"
     if len(url) > MAX_URL:
@@ -70,7 +70,7 @@ def url_problem(url: str) -> str:
 
 
 def environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of an environment."""
+    """Yield the problems of an environment's name and variables, each with its path."""
     if ENVIRONMENT_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'")
     for key, value in variables.items():
@@ -104,7 +104,7 @@ def _text_problem(value: str) -> str:
 
 
 def parameter_problems(name: str, value: Any) -> Iterator[Problem]:
-    """Yield the problems of a parameter."""
+    """Yield the problems of a parameter's name and value, each with its path."""
     if VARIABLE.fullmatch(name) is None:
         yield Problem(
             "name", f"{name[:100]!r} is not a valid variable name; use up to 100 letters, digits and underscores"
