@@ -18,10 +18,12 @@ _MAX_TOLD = 500
 
 
 def send(message: Message, options: AppriseOptions, _at: float) -> str:
-    """Send a message. Returns an empty string.
+    """Send a message through Apprise.
+
+    Returns an empty string, because Apprise does not report refused recipients.
 
     Raises:
-        NotSent: It was not accepted, or the library is not installed.
+        NotSent: The service did not accept the message, or Apprise is not installed.
     """
     try:
         apprise: Any = importlib.import_module("apprise")
@@ -56,7 +58,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _captured_warnings() -> Iterator[list[str]]:
-    """Collect the warnings of Apprise in this thread: only its log says why it refuses a URL."""
+    """Collect the warnings that Apprise logs in this thread, because only they say why a URL is refused."""
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
     try:

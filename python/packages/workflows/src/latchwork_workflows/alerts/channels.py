@@ -171,7 +171,7 @@ KINDS: dict[str, type[SmtpOptions | WebhookOptions | AppriseOptions]] = {
 
 
 def validate_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options:
-    """Return the validated options of a channel.
+    """Validate the options of an alert channel, and return them as plain values.
 
     Raises:
         ChannelInvalid: With every problem.
@@ -201,10 +201,10 @@ def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def parse_sender(text: str) -> tuple[str, str]:
-    """Return the display name and the address of ``Workflows <flows@example.org>``.
+    """Split a sender such as ``Workflows <flows@example.org>`` into display name and address.
 
     Raises:
-        ValueError: It is neither that nor an address.
+        ValueError: The text is neither such a sender nor an address.
     """
     found = _SENDER.fullmatch(text.strip())
     if found is None:
@@ -213,7 +213,7 @@ def parse_sender(text: str) -> tuple[str, str]:
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that is not a plain HTTP address. Raises ValueError."""
+    """Check that a URL is a plain HTTP address. Raises ValueError."""
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -226,10 +226,12 @@ def check_url(url: str) -> None:
 
 
 def resolve_secrets(options: Options, secret: Callable[[str], str]) -> tuple[Options, list[str]]:
-    """Return the options with the values of their secrets, and these values, to be masked in errors.
+    """Replace the references to secrets in channel options by their values.
 
+    Returns:
+        The options, and the values of the secrets, which must be masked in error messages.
     Raises:
-        LatchworkError: There is no secret of a name.
+        LatchworkError: A secret does not exist on this machine.
     """
     used: list[str] = []
 
@@ -250,5 +252,5 @@ def resolve_secrets(options: Options, secret: Callable[[str], str]) -> tuple[Opt
 
 
 def secret_names(options: Mapping[str, Any]) -> list[str]:
-    """Return the names of the secrets that stored options refer to, sorted."""
+    """Return the names of the secrets to which the stored options of a channel refer, sorted."""
     return sorted(set(_REFERENCE.findall(str(dict(options)))))

@@ -39,7 +39,7 @@ class SocketDeadline:
 
     @contextmanager
     def running(self) -> Iterator[SocketDeadline]:
-        """Run the deadline within a ``with`` block."""
+        """Return a context manager that shuts the socket down if its block takes longer than the deadline."""
         self._timer.start()
         try:
             yield self
@@ -48,7 +48,7 @@ class SocketDeadline:
             self._timer.join()
 
     def watch(self, connection: socket.socket | None) -> None:
-        """Set the socket to cut at the deadline."""
+        """Set the socket that is shut down at the deadline."""
         self._socket = connection
         if self.is_over:
             self._cut()
@@ -64,7 +64,10 @@ class SocketDeadline:
 
 
 def client_tls_context(ca_file: str) -> ssl.SSLContext:
-    """Return a TLS context that verifies servers. Raises OSError, which names the file."""
+    """Return a TLS context that verifies servers.
+
+    Raises OSError with the name of the file if ``ca_file`` cannot be read.
+    """
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:  # the message of OpenSSL does not name it

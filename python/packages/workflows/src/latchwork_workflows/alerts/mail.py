@@ -20,10 +20,10 @@ _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
 def build_mail(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
-    """Return the mail for a message. All header values are single lines, and the library refuses any other.
+    """Build the mail for an alert message. All header values are single lines, so they cannot add headers.
 
     Raises:
-        ValueError: It has no recipients.
+        ValueError: The mail has no recipients.
     """
     to = message.to or options.to
     if not to:
@@ -44,11 +44,11 @@ def build_mail(message: Message, options: SmtpOptions, at: float) -> EmailMessag
 
 
 def send(message: Message, options: SmtpOptions, at: float) -> str:
-    """Send a message. Return the refused recipients as text, empty if all accepted it.
+    """Send a message by SMTP. Return the refused recipients as text, empty if the server accepted all of them.
 
     Raises:
-        NotSent: No recipient got it, or the result is unknown.
-        ValueError: The message cannot be sent.
+        NotSent: No recipient was accepted, or the result is unknown.
+        ValueError: The mail cannot be built.
     """
     mail = build_mail(message, options, at)
     data = mail.as_bytes()

@@ -70,7 +70,7 @@ class Message:
 
 
 def build_message(alert: AlertRecord, installation: str, link: str = "") -> Message:
-    """Return the message of an alert.
+    """Build the message that describes an alert.
 
     Args:
         alert: The alert.
@@ -97,7 +97,7 @@ def build_message(alert: AlertRecord, installation: str, link: str = "") -> Mess
 
 
 def one_line(value: object) -> str:
-    """Return a value as one printable line of at most ``MAX_LINE`` characters."""
+    """Convert a value to one printable line of at most ``MAX_LINE`` characters."""
     text = printable(" ".join(str(value).split()))
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
@@ -113,7 +113,7 @@ def _event_text(alert: AlertRecord) -> str:
 
 
 def _detail_lines(alert: AlertRecord) -> list[str]:
-    """Return the known details, one per line."""
+    """Return the known details of an alert, one per line."""
     details = alert.details
     times = {"Schedule time": "schedule_time", "Began": "started_at"}
     rows = [f"When: {utc_text(alert.at)}"]
@@ -155,11 +155,11 @@ class NoRows(LatchworkError):
 
 
 def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> Message:
-    """Return the message with the rows of its alert. Other alerts are returned unchanged.
+    """Attach the query results of an alert to its message. Messages of other alerts are returned unchanged.
 
     Raises:
         NoRows: This master has no log store.
-        LatchworkError, OSError: The log store does not have the rows, or cannot be read now.
+        LatchworkError, OSError: The log store does not have the rows, or they cannot be read now.
     """
     if alert.kind != "rows":
         return message
@@ -180,13 +180,13 @@ def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> 
 
 
 def _count_rows(data: bytes) -> int:
-    """Return the number of CSV rows without the header."""
+    """Return the number of rows in CSV data, without the header."""
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="")
     return max(0, sum(1 for _ in csv.reader(text)) - 1)
 
 
 def csv_table(text: str) -> list[str]:
-    """Return CSV as lines of a table."""
+    """Convert CSV data to the lines of a text table."""
     rows = [[_cell(each) for each in row] for row in csv.reader(io.StringIO(text, newline=""))]
     if not rows:
         return []

@@ -90,16 +90,16 @@ class AlertSender:
         self._installation = ""
 
     def stop(self) -> None:
-        """Send nothing more. ``run`` waits for messages that are being sent. Thread-safe."""
+        """Stop sending. ``run`` waits for the messages that are being sent. Thread-safe."""
         self._stopping.set()
         self._news.set()
 
     def run(self) -> None:
-        """Send until stopped.
+        """Send due deliveries until ``stop`` is called.
 
         Raises:
-            NotOwner: There is a newer sender.
-            DatabaseUnavailable: The database is out of reach.
+            NotOwner: Another process has become the sender.
+            DatabaseUnavailable: The database cannot be reached.
         """
         self._installation = installation_of(self._database).id
         with self._database.write() as connection:
@@ -116,7 +116,7 @@ class AlertSender:
                 each.join()
 
     def _start_due(self) -> None:
-        """Start threads for the due deliveries."""
+        """Start a thread for each channel with due deliveries."""
         now = self._now()
         with self._mutex:
             busy, mine = set(self._threads), set(self._mine)
@@ -169,7 +169,7 @@ class AlertSender:
             self._news.set()
 
     def _deliver(self, delivery_id: int) -> bool:
-        """Send one delivery. Return False if its channel must rest."""
+        """Send one delivery. Return False if its channel must pause after a failure."""
         with self._mutex:  # before it is SENDING: a poll that finds it in SENDING checks whether it is ours
             self._mine.add(delivery_id)
         try:
@@ -194,9 +194,9 @@ class AlertSender:
             self._rests[channel] = since + REST_S
 
     def _record_result(self, taken: ClaimedDelivery, answer: SendResult, error: str, answered_at: float) -> None:
-        """Write a result, and retry until it is written or another sender has the delivery.
+        """Store the result of a delivery. Retries until it is stored or another sender has the delivery.
 
-        A lost result would cause a resend.
+        A lost result would cause the message to be sent again.
         """
         while True:
             try:
@@ -212,7 +212,7 @@ class AlertSender:
             return
 
     def _send(self, taken: ClaimedDelivery) -> tuple[SendResult, str]:
-        """Send a message and return the result."""
+        """Send the message of a delivery, and return the result."""
         if taken.channel is None:
             return SendResult.REFUSED, f"there is no channel {taken.by!r}; an administrator can create it"
         if not taken.channel.enabled:

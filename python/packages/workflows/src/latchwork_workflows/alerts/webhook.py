@@ -25,11 +25,11 @@ _LATER = frozenset({408, 409, 425, 429})
 
 
 def send(message: Message, options: WebhookOptions, at: float) -> str:
-    """Send a message. Returns an empty string.
+    """Send a message as JSON by HTTP POST. Returns an empty string.
 
     Raises:
-        NotSent: It was not accepted, or the result is unknown.
-        ValueError: The URL is invalid once its secrets are filled in.
+        NotSent: The server did not accept the message, or the result is unknown.
+        ValueError: The URL is invalid after its secrets were filled in.
     """
     check_url(options.url)
     body = json.dumps({**message.body, "text": message.text, "subject": message.subject}, ensure_ascii=True).encode()
@@ -38,7 +38,7 @@ def send(message: Message, options: WebhookOptions, at: float) -> str:
         try:
             connection = _connect(options, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotSent(SendResult.REFUSED, f"it cannot be reached: {reason(error)}") from error
+            raise NotSent(SendResult.REFUSED, f"the server cannot be reached: {reason(error)}") from error
         try:
             return _post(connection, message, options, body, at)
         except (OSError, http.client.HTTPException) as error:

@@ -45,7 +45,7 @@ class LogStoreHealth:
         return not self.error
 
     def record(self, error: OSError | None) -> None:
-        """Record whether a write succeeded: its error, or None."""
+        """Record the error of a write to the log store, or None if the write succeeded."""
         text = "" if error is None else reason(error)
         with self._mutex:
             changed = bool(text) != bool(self.error)
@@ -99,16 +99,16 @@ class AttemptLog:
 
     @property
     def last_line(self) -> str:
-        """The last non-empty line, as far as it is buffered, with secrets masked."""
+        """The last non-empty line of output that is still buffered, with secrets masked."""
         lines = [line for line in self._last.decode("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
     def write(self, data: bytes) -> None:
-        """Append output of the task."""
+        """Append output of the task to the log."""
         self._buffer(self.mask.feed(data))
 
     def note(self, text: str) -> None:
-        """Append a line written by the worker, not by the task."""
+        """Append a line from the worker itself, for example why it stopped the task."""
         self._add(f"[latchwork] {self.mask.mask_text(text)}\n".encode("utf-8", "backslashreplace"))
 
     def _buffer(self, data: bytes) -> None:
@@ -134,13 +134,16 @@ class AttemptLog:
 
     @property
     def due_s(self) -> float | None:
-        """Return the seconds until ``flush`` is due, or None if there is nothing to write."""
+        """Return the seconds until ``flush`` should be called, or None if nothing is buffered."""
         if self._since is None:
             return None
         return max(0.0, max(self._since + self._logs.every_s, self._not_before) - self._clock.now())
 
     def flush(self) -> bool:
-        """Write the buffer, unless a write has failed recently. Return whether it is empty."""
+        """Write the buffered output to the log store, unless a write has failed recently.
+
+        Return whether the buffer is empty.
+        """
         if self._since is None:
             return True
         if self._clock.now() < self._not_before:
@@ -175,7 +178,7 @@ class AttemptLog:
             self._missing = 0
 
     def end(self, last_line: str = "") -> bool:
-        """Write the rest and mark the log as ended. Return whether everything was written.
+        """Write the remaining output and mark the log as ended. Return whether everything was written.
 
         Args:
             last_line: A last line of the worker.

@@ -45,7 +45,7 @@ class FileLogs(LogStore):
         return f"<FileLogs {self._folder}>"
 
     def create(self, ref: str) -> LogFile:
-        """Create a log."""
+        """Open a new log for writing."""
         path = self._folder / check_ref(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
         return _File(path)
@@ -82,7 +82,7 @@ class FileLogs(LogStore):
         raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
 
     def _open_folder(self, folder: str) -> int:
-        """Open a folder below ours. Raises OSError, also if a component is a link."""
+        """Open a folder below the folder of the log store. Raises OSError, also if a part of the path is a link."""
         found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in folder.split("/"):
             above = found
@@ -147,7 +147,7 @@ class _File(LogFile):
 
 
 def _open_regular_file(name: str, inside: int) -> int:
-    """Open a plain file. Raises OSError for other files, since reading a pipe could block forever."""
+    """Open a regular file. Raises OSError for other kinds of files, because reading a pipe could block forever."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
     except OSError as error:

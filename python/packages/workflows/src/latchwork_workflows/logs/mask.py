@@ -13,7 +13,9 @@ _MIN_LINE = 6
 
 
 class Mask:
-    """Hides values in a stream, and their forms in URLs, in JSON and by line. Not thread-safe.
+    """Replaces secrets in output by stars, also in the forms that they have in URLs, in JSON and line by line.
+
+    Not thread-safe.
 
     Does not find values that a task has encoded in another way or split.
 
@@ -30,7 +32,10 @@ class Mask:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the masked bytes so far. Bytes that may begin a secret are held back."""
+        """Mask the next chunk of a stream, and return the bytes that are final.
+
+        Bytes that may begin a secret are kept for the next call.
+        """
         if self._pattern is None:
             return data
         whole = self._held + data
@@ -47,16 +52,16 @@ class Mask:
         return b"".join([*parts, whole[at : max(at, hold)]])
 
     def flush(self) -> bytes:
-        """Return the held back bytes at the end of the stream."""
+        """Return the bytes that ``feed`` has kept, at the end of the stream."""
         rest, self._held = self._held, b""
         return self.mask_bytes(rest)
 
     def mask_bytes(self, data: bytes) -> bytes:
-        """Return masked bytes, independent of the stream."""
+        """Return a copy of these bytes with all secrets masked. Does not use or change the stream of ``feed``."""
         return data if self._pattern is None else self._pattern.sub(STARS, data)
 
     def mask_text(self, text: str) -> str:
-        """Return masked text, independent of the stream."""
+        """Return a copy of a text with all secrets masked. Does not use or change the stream of ``feed``."""
         return self.mask_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
     def _possible_start(self, whole: bytes, least: int) -> int:

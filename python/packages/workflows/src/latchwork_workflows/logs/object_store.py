@@ -26,7 +26,7 @@ _END = "end"
 
 @contextmanager
 def _convert_errors(url: str) -> Iterator[None]:
-    """Convert all errors of client libraries to OSError, a temporary failure of the log store."""
+    """Convert all errors of client libraries to OSError, which stands for a temporary failure of the log store."""
     try:
         yield
     except OSError:
@@ -55,7 +55,7 @@ class SegmentLogs(LogStore):
         return f"<SegmentLogs {self.url}>"
 
     def create(self, ref: str) -> LogFile:
-        """Create a log."""
+        """Open a new log for writing."""
         return _Segments(self, check_ref(ref))
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
@@ -93,11 +93,11 @@ class SegmentLogs(LogStore):
         return f"{self._root}/{ref}/{start:016d}"
 
     def put_segment(self, ref: str, start: int, data: bytes) -> None:
-        """Write an object of a log."""
+        """Write one object with a part of a log."""
         self._put(self._segment(ref, start), data)
 
     def put_end(self, ref: str) -> None:
-        """Write the end object of a log."""
+        """Write the object that marks a log as ended."""
         self._put(f"{self._root}/{ref}/{_END}", b"")
 
     def _put(self, path: str, data: bytes) -> None:
@@ -140,13 +140,16 @@ class _Segments(LogFile):
         self._size = 0
 
     def append(self, data: bytes) -> int:
-        """Write an object. If an earlier write may have failed, it is written again together with the new bytes."""
+        """Write bytes as an object.
+
+        If an earlier write may have failed, its bytes are written again in the same object.
+        """
         self._logs.put_segment(self._ref, self._size, data)
         self._size += len(data)
         return len(data)
 
     def end(self) -> None:
-        """Write the end object."""
+        """Write the object that marks the log as ended."""
         self._logs.put_end(self._ref)
 
     def close(self) -> None:

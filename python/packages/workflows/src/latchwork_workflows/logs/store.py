@@ -47,10 +47,10 @@ class LogFile(ABC):
 
     @abstractmethod
     def append(self, data: bytes) -> int:
-        """Append bytes, which readers see from now on. Return how many were written. Fewer only on errors.
+        """Append bytes to the log, and return how many were written. Readers can see them at once.
 
         Raises:
-            OSError: None were written.
+            OSError: No bytes were written.
         """
 
     @abstractmethod
@@ -77,11 +77,11 @@ class LogStore(ABC):
 
     @abstractmethod
     def create(self, ref: str) -> LogFile:
-        """Create a log. Raises OSError."""
+        """Open a new log for writing. Raises OSError."""
 
     @abstractmethod
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """Return a part of a log, of at most ``limit`` bytes. Empty after its end.
+        """Return a part of a log, of at most ``limit`` bytes. Empty at the current end of the log.
 
         Raises:
             LogMissing: There is no such log.
@@ -90,7 +90,7 @@ class LogStore(ABC):
 
     @abstractmethod
     def size(self, ref: str) -> int:
-        """Return the current size in bytes. Raises as ``read``."""
+        """Return the current size of a log in bytes. Raises like ``read``."""
 
     @abstractmethod
     def remove(self, code: int, run_id: int) -> None:
@@ -109,7 +109,7 @@ class LogStore(ABC):
         """Delete a file, if it exists. Raises OSError."""
 
     def tail(self, ref: str, limit: int = PART_BYTES) -> LogPart:
-        """Return the last bytes of a log. Raises as ``read``."""
+        """Return the last bytes of a log, at most ``limit``. Raises like ``read``."""
         return self.read(ref, max(0, self.size(ref) - limit), limit)
 
     def follow(self, ref: str, wait: Callable[[float], object], offset: int = 0) -> Iterator[LogPart]:
@@ -131,7 +131,7 @@ class LogStore(ABC):
                 return
 
     def set_owner(self, owner: str) -> None:
-        """Record the owner of these logs: the ID that the database and the store share.
+        """Record to which installation these logs belong: the ID that its database and its store share.
 
         Raises:
             LogStoreMismatch: The logs belong to another owner.
@@ -142,10 +142,10 @@ class LogStore(ABC):
         self.check_owner(owner)
 
     def check_owner(self, owner: str) -> None:
-        """Check that the logs belong to this owner, and not to a folder of another host or a wrong URL.
+        """Check that these logs belong to this installation, and not to another host or a wrong URL.
 
         Raises:
-            LogStoreMismatch: They do not.
+            LogStoreMismatch: The logs belong to another installation, or to none.
         """
         found = self._owner()
         if found is None:
@@ -166,20 +166,23 @@ class LogStore(ABC):
 
 
 def check_ref(ref: str) -> str:
-    """Return the reference, or raise ``LogMissing`` if it is malformed, such as an arbitrary path."""
+    """Return the reference of a log if it is well-formed.
+
+    Raises ``LogMissing`` otherwise, for example for an arbitrary path.
+    """
     if _REF.fullmatch(ref) is None:
         raise LogMissing(f"{printable(ref[:100])!r} is not a log reference")
     return ref
 
 
 def check_file_name(name: str) -> str:
-    """Return the name of a file, or raise ``ValueError`` if it is malformed."""
+    """Return the name of a stored file if it is well-formed. Raises ``ValueError`` otherwise."""
     if _FILE.fullmatch(name) is None:
         raise ValueError(f"{printable(name[:100])!r} is not a file name of a log store")
     return name
 
 
 def clean_text(data: bytes) -> str:
-    """Return part of a log as text for display, with line breaks kept and control characters neutralized."""
+    """Convert a part of a log to text that is safe to display: line breaks are kept, control characters are escaped."""
     text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

@@ -16,12 +16,12 @@ class BadLogsUrl(LatchworkError, ValueError):
 
 
 def open_logs(url: str | Path) -> LogStore:
-    """Return the log store of a URL or a path, without any I/O.
+    """Return the log store for a URL or a path. Does no I/O.
 
     Args:
         url: ``file:///var/lib/latchwork/logs``, a path, or any fsspec URL: ``s3://bucket/logs``, ``gs://...``.
     Raises:
-        BadLogsUrl: fsspec does not know it, or a required package is not installed.
+        BadLogsUrl: fsspec does not support the URL, or a required package is not installed.
     """
     if isinstance(url, Path):
         return FileLogs(url)

@@ -136,7 +136,7 @@ class DoctorFacts:
 
 
 def find_problems(facts: DoctorFacts, now: float) -> list[Finding]:
-    """Return the findings. Pure."""
+    """Return the inconsistencies between the database and the store. Pure."""
     found = [
         *_master_findings(facts),
         *_item_findings(facts),
@@ -248,7 +248,9 @@ class Doctor:
         self._wait = wait
 
     def check(self) -> list[Finding]:
-        """Return the findings of two checks. Empty: everything is consistent.
+        """Check twice, and return the inconsistencies that both checks have found.
+
+        Empty if everything is consistent.
 
         Raises:
             Unavailable: Database or store is out of reach.
@@ -274,7 +276,7 @@ class Doctor:
         return [*both, *self._missing()]
 
     def _missing(self) -> list[Finding]:
-        """Return the missing settings that workflows name: their tasks will fail."""
+        """Return the references of workflows to settings that do not exist. Their tasks will fail."""
         with self._database.read() as connection:
             found = missing_references(connection)
         return [
@@ -283,9 +285,9 @@ class Doctor:
         ]
 
     def request_repair(self, findings: Sequence[Finding], *, by: str) -> list[int]:
-        """Request a repair from the masters of these shards, and return the command IDs.
+        """Request the masters of the affected shards to repair these findings. Return the IDs of the commands.
 
-        A repair reads everything again and drops orphans.
+        A repair reads everything again and removes entries that nothing needs.
         """
         every = range(installation_of(self._database).shards)
         with self._database.write() as connection:
@@ -298,7 +300,7 @@ class Doctor:
         return [each.id for each in asked]
 
     def wait_done(self, commands: Sequence[int], timeout_s: float) -> bool:
-        """Wait until masters have carried out these commands. Return whether they have."""
+        """Wait until masters have carried out these commands. Return False if the timeout passes first."""
         until = self._now() + timeout_s
         open_ = sa.select(command.c.id).where(command.c.id.in_(commands), command.c.done_at.is_(None)).limit(1)
         while True:
@@ -312,9 +314,9 @@ class Doctor:
     # Read
 
     def _read_facts(self) -> DoctorFacts:
-        """Read the database first, then items, running keys and results.
+        """Read the database first, then queue items, running keys and results.
 
-        The order matters, because the end of an attempt replaces its running key by a result.
+        The order matters, because the end of an attempt replaces its running key with a result.
         """
         facts = DoctorFacts()
         self._read_database(facts)
@@ -441,5 +443,5 @@ def _ended_at(entry: Entry, now: float) -> float:
 
 
 def as_mapping(finding: Finding) -> Mapping[str, Any]:
-    """Return a finding as a mapping, for programs."""
+    """Convert a finding to a mapping for JSON output."""
     return finding._asdict()

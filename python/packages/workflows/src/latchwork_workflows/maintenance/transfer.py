@@ -133,7 +133,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
 
 
 def export_document(database: Database) -> dict[str, Any]:
-    """Return everything in a database that users wrote, as plain values sorted by name."""
+    """Return everything that users have stored in a database, as plain values sorted by name."""
     with database.read() as connection:
         return _document(connection).model_dump(mode="json")
 
@@ -141,7 +141,7 @@ def export_document(database: Database) -> dict[str, Any]:
 def import_document(
     database: Database, document: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
 ) -> list[Change]:
-    """Compare a document with a database, and write the differences.
+    """Compare a document with a database, and store the differences. Return the changes.
 
     Args:
         database: Database to write to.
@@ -165,11 +165,11 @@ def import_document(
 
 
 def missing_bundles(document: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
-    """Return the code bundles that the workflows of a document need and a log store does not have.
+    """Return the code bundles that the workflows of a document need and that a log store does not have.
 
     Args:
         document: The document.
-        has: Returns whether the bundle with a SHA-256 exists.
+        has: Returns whether the log store has the bundle with a SHA-256.
     """
     wanted = {
         task["params"]["bundle"]
@@ -222,7 +222,7 @@ def _check_cycles(connection: sa.Connection, found: Sequence[ValidDefinition]) -
 
 
 def _setting_problems(document: ExportDocument) -> Iterator[Problem]:
-    """Yield the problems of settings. No message repeats a value that may be a password."""
+    """Yield the problems of the settings in a document. No message contains a value that may be a password."""
     found: list[tuple[str, int, str, Iterable[Problem]]] = []
     for number, one in enumerate(document.connections):
         found.append(("connections", number, one.project, connection_problems(one.name, one.url, one.secret)))
@@ -249,7 +249,7 @@ def _document(connection: sa.Connection) -> ExportDocument:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without its author and time of change, which only concern this database."""
+    """Return a row as plain values, without its author and the time of its last change."""
     return {name: each for name, each in row.items() if name not in {"changed_at", "by"}}
 
 
@@ -319,7 +319,7 @@ def _key(definition: Mapping[str, Any]) -> str:
 
 
 def _name(record: BaseModel, key: Sequence[str]) -> str:
-    """Return a unique name of a record. Parts are joined by slashes, which names cannot contain."""
+    """Return a name that identifies a record: its key values joined by slashes."""
     return "/".join(getattr(record, each) for each in key if getattr(record, each))
 
 

@@ -51,10 +51,11 @@ class BackfillRequest(Document):
     dependents: Dependents = "none"
 
     def chosen(self) -> DateRange | Sequence[date]:
-        """Return the dates.
+        """Return the requested dates.
 
         Raises:
-            ValueError: There are none, or two kinds of them, or the last is before the first.
+            ValueError: No dates are given, both a range and single dates are given, or the last date is before the
+                first.
         """
         if self.first is None and self.last is None:
             return self.dates
@@ -100,12 +101,12 @@ class Backfill(Document):
 
     @property
     def workflow(self) -> str:
-        """``project.name`` of the workflow."""
+        """The full name of the workflow, ``project.name``."""
         return f"{self.project}.{self.name}"
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended. It continues only if one of its runs is recovered."""
+        """Whether the backfill has ended. It continues only if one of its runs is recovered."""
         return self.state in RESTS
 
 

@@ -14,6 +14,6 @@ class Document(BaseModel):
 
     @classmethod
     def of(cls, row: object, **more: Any) -> Self:
-        """Return the document of a row with the same field names. ``more`` has the other fields."""
+        """Create a document from a database row with the same field names. ``more`` has the other fields."""
         columns = cls.model_fields.keys() - more.keys()
         return cls(**{name: getattr(row, name) for name in columns}, **more)

@@ -76,10 +76,10 @@ class PoolDetail(Pool):
 
 
 def project_of(pool: str) -> str | None:
-    """Return the project whose pool this is. None: it is a pool that tasks name."""
+    """Return the project to which a pool belongs. None: the pool is one to which tasks refer by name."""
     return pool[1:] if pool.startswith(PROJECT) else None
 
 
 def project_pool(project: str) -> str:
-    """Return the name of a project's pool."""
+    """Return the name of the pool of a project."""
     return PROJECT + project

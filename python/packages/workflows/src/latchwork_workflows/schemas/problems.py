@@ -50,7 +50,7 @@ class ProblemDocument(BaseModel):
     possible: list[str] | None = None
 
     def exception(self) -> LatchworkError:
-        """Return the exception that this error document stands for."""
+        """Return the exception that corresponds to this error document."""
         name = self.type.removeprefix(_TYPE)
         if name == "definition-invalid":
             return DefinitionInvalid([DefinitionProblem(each.path, each.message) for each in self.errors])
@@ -61,7 +61,10 @@ class ProblemDocument(BaseModel):
 
 
 def status_and_type(error: Exception) -> tuple[int, str] | None:
-    """Return the status and the ``type`` of an exception in an error document. None: an unexpected exception."""
+    """Return the HTTP status and the ``type`` of the error document for an exception.
+
+    None: the exception is unexpected.
+    """
     found = [(status, _TYPE + word) for kind, status, word in KINDS if isinstance(error, kind)]
     exact = [(status, _TYPE + word) for kind, status, word in KINDS if type(error) is kind]
     return (*exact, *found, None)[0]

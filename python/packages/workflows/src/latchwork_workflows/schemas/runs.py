@@ -52,12 +52,12 @@ class Run(Document):
 
     @property
     def workflow(self) -> str:
-        """``project.name`` of the workflow."""
+        """The full name of the workflow, ``project.name``."""
         return f"{self.project}.{self.name}"
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended. It continues only if it is resumed, recovered or rerun."""
+        """Whether the run has ended. It continues only if it is resumed, recovered or rerun."""
         return self.state in OVER
 
 

@@ -56,7 +56,7 @@ class Schedule(Document):
 
     @property
     def key(self) -> str:
-        """``project.name`` of the workflow."""
+        """The full name of the workflow, ``project.name``."""
         return f"{self.project}.{self.name}"
 
 

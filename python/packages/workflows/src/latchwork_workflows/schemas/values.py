@@ -14,11 +14,10 @@ RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
 def plain_json(value: Any) -> Any:
-    """Return the value if every database and every browser can hold it.
-
+    """Check that databases and browsers can represent a JSON value, and return it.
 
     Raises:
-        ValueError: It cannot be held.
+        ValueError: The value cannot be represented.
     """
     for path, why in plain_problems(value):
         raise ValueError(f"{path}: {why}" if path else why)

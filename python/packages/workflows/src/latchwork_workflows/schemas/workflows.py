@@ -43,7 +43,7 @@ class Workflow(Document):
 
     @property
     def key(self) -> str:
-        """``project.name``."""
+        """The full name of the workflow, ``project.name``."""
         return f"{self.project}.{self.name}"
 
 

@@ -87,8 +87,8 @@ class TaskType(Protocol):
     quoted: ClassVar[frozenset[str]]
 
     def command(self, params: Any, run: RunInfo) -> Command:
-        """Return the command of one attempt.
+        """Return the command that runs one attempt.
 
-        ``params`` is a run of ``self.params`` with its references filled in.
+        ``params`` has the parameters of the task with all references filled in.
         """
         ...

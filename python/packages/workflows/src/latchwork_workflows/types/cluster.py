@@ -83,7 +83,7 @@ class Spark:
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: SparkParams, run: RunInfo) -> Command:
-        """Return a ``spark-submit`` command, wrapped in a program that kills jobs with the tag."""
+        """Return a ``spark-submit`` command, wrapped in a program that kills earlier jobs of the same task."""
         conf = {"spark.yarn.submit.waitAppCompletion": "true", **params.conf}
         conf["spark.yarn.tags"] = ",".join(filter(None, [params.conf.get("spark.yarn.tags"), run.tag]))
         given = {
@@ -110,7 +110,7 @@ class MapReduce:
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: MapReduceParams, run: RunInfo) -> Command:
-        """Return a ``hadoop jar`` command, wrapped in a program that kills jobs with the tag."""
+        """Return a ``hadoop jar`` command, wrapped in a program that kills earlier jobs of the same task."""
         properties = dict(params.properties)
         properties["mapreduce.job.tags"] = ",".join(filter(None, [properties.get("mapreduce.job.tags"), run.tag]))
         if params.queue is not None:
@@ -121,11 +121,11 @@ class MapReduce:
 
 
 def _command(argv: list[str], yarn: str | None, run: RunInfo) -> Command:
-    """Return a command that submits a job.
+    """Return a command that submits a job to a cluster.
 
     Args:
         argv: Command line that submits the job.
-        yarn: Program that kills jobs in the cluster. None: no job outlives its client.
+        yarn: Program that kills jobs in the cluster. None: no job outlives the submitting process.
         run: The attempt.
     """
     call = json.dumps({"argv": argv, "tag": run.tag, "yarn": yarn})

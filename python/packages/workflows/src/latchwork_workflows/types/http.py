@@ -59,9 +59,8 @@ class Http:
     quoting: ClassVar[Mapping[str, Callable[[Any], str]]] = {"url": lambda value: quote(str(value), safe="")}
 
     def command(self, params: HttpParams, run: RunInfo) -> Command:
-        """Return a command that reads the request from a file.
-
-        So no token is in a command line or an environment.
+        """Return a command that reads the request from a file, so that no token appears in a command line or an
+        environment.
         """
         return Command(
             (run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"),

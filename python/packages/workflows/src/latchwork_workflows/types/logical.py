@@ -49,7 +49,7 @@ class DependencyCondition(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """Return the condition for ``evaluate``."""
+        """Convert the parameters to the condition that ``evaluate`` expects."""
         if self.workflow is not None:
             return RunSucceeded(self.workflow, self.task, self.window)
         return _build_condition(self)
@@ -74,7 +74,7 @@ class TaskCondition(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """Return the condition for ``evaluate``."""
+        """Convert the parameters to the condition that ``evaluate`` expects."""
         return TaskEnded(self.task, self.failed) if self.task is not None else _build_condition(self)
 
 
@@ -138,7 +138,7 @@ class _Logical:
     is_logical: ClassVar[bool] = True
 
     def command(self, params: Any, run: RunInfo) -> Command:
-        """Raise ValueError: no worker runs a logical task."""
+        """Raise ValueError, because the master runs logical tasks and no worker needs a command for them."""
         raise ValueError(f"task {run.task} is decided by its master; workers do not run {type(params).__name__}")
 
 
@@ -175,9 +175,9 @@ class Switch(_Logical):
 
 
 def logical_rule(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
-    """Return the fields of a logical task's rule that follow from its parameters.
+    """Return the rule of a logical task with the fields that its parameters determine.
 
-    ``plain`` is the rule without them.
+    ``plain`` is the rule without these fields.
     """
     if type_ == "sub_process":
         return {"kind": type_}

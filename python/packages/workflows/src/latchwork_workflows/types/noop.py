@@ -20,5 +20,5 @@ class NoOp:
     is_instant: ClassVar[bool] = True
 
     def command(self, params: NoOpParams, run: RunInfo) -> Command:  # noqa: ARG002 - of all types
-        """Return an equivalent command, for a worker that starts it anyway."""
+        """Return a command that does nothing, for a worker that starts a process for the task anyway."""
         return Command(("true",))

@@ -38,16 +38,16 @@ class TaskTypes:
 
     @property
     def names(self) -> list[str]:
-        """Names of all types, sorted."""
+        """The names of all task types, sorted."""
         return sorted({*self._types, *self._entries})
 
     @property
     def loaded(self) -> list[str]:
-        """Names of the types that are imported, sorted."""
+        """The names of the task types that are already imported, sorted."""
         return sorted(self._types)
 
     def get(self, name: str) -> TaskType:
-        """Return a type by name.
+        """Return the task type with this name.
 
         Raises:
             UnknownType: There is no such type. The message suggests similar names.

@@ -32,6 +32,6 @@ class Shell:
     quoted: ClassVar[frozenset[str]] = frozenset({"script"})
 
     def command(self, params: ShellParams, run: RunInfo) -> Command:
-        """Return a command with the script in a file: a script of half a megabyte is too long for an argument."""
+        """Return a command that runs the script from a file, because a long script does not fit into an argument."""
         argv = (*params.interpreter, f"{run.folder}/{_SCRIPT}")
         return Command(argv, files={_SCRIPT: params.script.encode()})

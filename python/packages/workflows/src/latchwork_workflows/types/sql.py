@@ -114,9 +114,8 @@ class Sql:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: SqlParams, run: RunInfo) -> Command:
-        """Return a command that reads everything from a file.
-
-        So no password is in a command line or an environment.
+        """Return a command that reads the statements from a file, so that no password appears in a command line or an
+        environment.
         """
         statements = [params.statement] if isinstance(params.statement, str) else list(params.statement)
         bound = {re.sub(r"[.-]", "_", name): value for name, value in run.values.items()}
@@ -134,7 +133,7 @@ class StoredProcedure:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ProcedureParams, run: RunInfo) -> Command:
-        """Return a command that runs ``CALL`` with bound arguments."""
+        """Return a command that calls the procedure with bound arguments."""
         names = [f"argument_{number}" for number, _ in enumerate(params.arguments)]
         call = f"CALL {params.procedure}({', '.join(f':{name}' for name in names)})"
         bound = dict(zip(names, params.arguments, strict=True))
@@ -154,7 +153,7 @@ class Connect:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ConnectParams, run: RunInfo) -> Command:
-        """Return a command that runs no statement."""
+        """Return a command that opens a connection and runs no statement."""
         return _command(run, params, [], {}, 0)
 
 

@@ -25,7 +25,7 @@ _DAY_S = 86_400.0
 
 @router.get("/account", response_class=HTMLResponse)
 def account(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show your role, tokens and password form."""
+    """Show the page of your own account: role, tokens and password form."""
     return _account(request, user)
 
 
@@ -33,7 +33,7 @@ def account(request: Request, user: CurrentUser) -> HTMLResponse:
 def make_token(
     request: Request, user: CurrentUser, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
 ) -> HTMLResponse:
-    """Create a token. Only this page shows its text."""
+    """Create an API token. Only the resulting page shows its text."""
     context = context_of(request)
     lasts_s = days * _DAY_S if days else None
     _, made = service.new_token(
@@ -44,7 +44,7 @@ def make_token(
 
 @router.post("/account/token/{token_id}/revoke")
 def revoke_token(request: Request, user: CurrentUser, token_id: Id) -> Response:
-    """Revoke your own token."""
+    """Revoke one of your own API tokens."""
     service.revoke(context_of(request), user, token_id)
     return redirect("/account")
 
@@ -80,7 +80,7 @@ def create_user(request: Request, user: CurrentUser, name: _Name, password: _Wor
 
 @router.post("/users/{name}/role")
 def set_role(request: Request, user: CurrentUser, name: str, project: _Word = "", role: _Word = "") -> Response:
-    """Set the role of an account in a project, or in all."""
+    """Set the role of an account in a project or in all projects."""
     service.set_role(context_of(request), user, name[:100], project, _parse_role(role))
     return redirect("/users")
 

@@ -31,7 +31,7 @@ def alerts(
     run: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show alerts and their deliveries, newest first. Administrators also see the channels."""
+    """Show alerts with their deliveries, newest first. Administrators also see the channels."""
     rows = service.list_alerts(context_of(request), user, state=state, run=run, before=before, limit=_MAX + 1)
     shown, more = rows[:_MAX], ""
     if len(rows) > _MAX:
@@ -41,7 +41,7 @@ def alerts(
 
 @router.post("/alerts/{delivery_id}/resend")
 def resend(request: Request, user: CurrentUser, delivery_id: Id) -> Response:
-    """Send a delivery again."""
+    """Send a delivery of an alert again."""
     service.resend(context_of(request), user, delivery_id)
     return redirect("/alerts")
 
@@ -61,7 +61,7 @@ def set_channel(
 
 @router.post("/channels/{name}/test")
 def test_channel(request: Request, user: CurrentUser, name: str) -> Response:
-    """Send a test through a channel."""
+    """Send a test message through an alert channel."""
     service.test_channel(context_of(request), user, name[:100])
     return redirect("/alerts")
 

@@ -45,7 +45,7 @@ def list_backfills(
     workflow: _Word = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show backfills, newest first: all, of a project, or of a workflow."""
+    """Show backfills, newest first: all, or those of a project or workflow."""
     context, project = context_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = backfills.list_backfills(context, user, project=project, workflow=workflow, before=before, limit=_MAX + 1)
@@ -64,7 +64,7 @@ def list_backfills(
 def show_backfill(
     *, request: Request, user: CurrentUser, backfill_id: Id, state: _Word = "", after: _Timestamp = None
 ) -> HTMLResponse:
-    """Show a backfill: its progress and its dates, oldest first."""
+    """Show the progress of a backfill and its dates, oldest first."""
     context = context_of(request)
     found = backfills.get_backfill(context, user, backfill_id)
     wanted = state if state in _STATES else ""
@@ -100,14 +100,14 @@ def _bar(found: Backfill) -> object:
 def stop_backfill(
     request: Request, user: CurrentUser, backfill_id: Id, key: Annotated[str, Form(min_length=1, max_length=150)]
 ) -> Response:
-    """Stop a backfill: no further date starts."""
+    """Stop a backfill, so that no further date starts."""
     backfills.stop_backfill(context_of(request), user, backfill_id, unique_key=f"page-{key}")
     return redirect(f"/backfills/{backfill_id}")
 
 
 @router.get("/workflows/{project}/{name}/backfill", response_class=HTMLResponse)
 def show_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
-    """Show the form for the dates and the parallelism."""
+    """Show the form that requests a backfill."""
     return _form(request, user, (project, name), {})
 
 
@@ -115,14 +115,14 @@ def show_form(request: Request, user: CurrentUser, project: NamePath, name: Name
 def preview_dates(
     *, request: Request, user: CurrentUser, project: NamePath, name: NamePath, first: _Word = "", last: _Word = ""
 ) -> HTMLResponse:
-    """Show the number of runs for the entered dates. Updates the form while the user types."""
+    """Show the number of runs for the entered dates, while the user types."""
     workflows.find_row(context_of(request), user, project, name)
     return render_page(request, user, "schedule_times.html", **_preview(request, user, (project, name), first, last))
 
 
 @router.post("/workflows/{project}/{name}/backfill")
 async def start_backfill(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> Response:
-    """Request a backfill and redirect to it once it exists."""
+    """Request a backfill, and redirect to its page once a master has created it."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_start, request, user, (project, name), sent)
 
@@ -179,7 +179,7 @@ def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
 
 
 def _dependents(request: Request, user: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:
-    """Return the dependent workflows, ``direct`` and ``all``, and the error if they cannot be included."""
+    """Return the workflows that wait for this one, ``direct`` and ``all``, and the error if they cannot be included."""
     if not user.has_role(Role.OPERATOR, path[0]):
         return {}, ""
     try:

@@ -21,7 +21,7 @@ _Shape = tuple[tuple[str, tuple[str, ...]], ...]
 def dag_svg(
     definition: Definition, states: Mapping[str, str] | None = None, links: Mapping[str, str] | None = None
 ) -> Markup:
-    """Return the drawing of a workflow.
+    """Draw a workflow as SVG, with its tasks colored by state.
 
     Args:
         definition: The workflow.
@@ -51,5 +51,5 @@ def _edges(shape: _Shape) -> list[Edge]:
 
 @lru_cache(maxsize=64)
 def _layout(shape: _Shape) -> Layout:
-    """Return the layout. It is cached for each version, because it does not depend on states."""
+    """Return the layout of a workflow's graph. Cached for each version, because it does not depend on states."""
     return lay_out(Graph([Node(name) for name, _ in shape], _edges(shape)))

@@ -42,7 +42,7 @@ def home(request: Request, user: CurrentUser) -> HTMLResponse:
 
 
 def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerStatus]) -> dict[int, list[str]]:
-    """Return, by run, the worker groups with queued tasks and no online worker."""
+    """Return the worker groups that have queued tasks but no online worker, by run."""
     living = {group for each in workers for group in each.groups}
     wanted = {run: {worker_group_of(each) for each in some} for run, some in lanes.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

@@ -34,7 +34,7 @@ def show_lineage(
     start: Annotated[int, Query(ge=0, le=10**6)] = 0,
     draw: int = 0,
 ) -> HTMLResponse:
-    """Show the lineage of all visible workflows, of a project and its neighbors, or around one workflow."""
+    """Show the dependencies between workflows: of all, of a project and its neighbors, or around one workflow."""
     context, project = context_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = build_lineage(context, user, project=project, workflow=workflow)
@@ -60,7 +60,10 @@ def show_lineage(
 
 
 def lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
-    """Return the drawing. Each workflow is above the ones it starts or that wait for it. ``focus`` is highlighted."""
+    """Draw dependencies between workflows as SVG.
+
+    Each workflow is above those that depend on it. ``focus`` is highlighted.
+    """
     pairs = tuple(dict.fromkeys(_edge_direction(each) for each in found.links))
     back = back_edges(tuple(found.workflows), pairs)
     kinds = {_edge_direction(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
@@ -74,7 +77,7 @@ def lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
 def _edge(
     pair: tuple[str, str], kinds: Mapping[tuple[str, str], str], back: Collection[tuple[str, str]]
 ) -> Iterator[Edge]:
-    """Yield the edge of a pair. Two workflows that name each other share one line with two arrows. No self-loops."""
+    """Yield the edge between two workflows. If they refer to each other, it is one line with two arrows."""
     other = pair[::-1]
     if pair == other or (pair in back and other in kinds and other not in back):
         return
@@ -102,7 +105,7 @@ def _title(name: str, row: object) -> str:
 
 
 def back_edges(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
-    """Return the pairs that close cycles: the back edges of a depth-first search."""
+    """Return the pairs that close cycles, found by a depth-first search."""
     ways: dict[str, list[str]] = {}
     for source, target in pairs:
         ways.setdefault(source, []).append(target)
@@ -137,5 +140,5 @@ def _walk(name: str, ways: Mapping[str, Iterable[str]], done: set[str], found: s
 
 @lru_cache(maxsize=16)
 def _layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
-    """Return the layout. It is cached, because names and edges only change when a definition is applied."""
+    """Return the layout of the graph. Cached, because it only changes when a definition is applied."""
     return lay_out(Graph([Node(name) for name in names], edges))

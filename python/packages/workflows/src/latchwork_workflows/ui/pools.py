@@ -29,7 +29,7 @@ _ADMISSIONS = {
 
 @router.get("/pools", response_class=HTMLResponse)
 def list_pools(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show all pools that the reader may see."""
+    """Show the pools that the account may see."""
     return _page(request, user)
 
 
@@ -37,7 +37,7 @@ def list_pools(request: Request, user: CurrentUser) -> HTMLResponse:
 def show_pool(
     request: Request, user: CurrentUser, name: str, limit: Annotated[int, Query(ge=1, le=_MAX_EVER)] = _MAX
 ) -> HTMLResponse:
-    """Show a pool, the tasks that hold its slots, and the next tasks that wait for one."""
+    """Show a pool, the tasks that hold its slots, and the next tasks that wait for a slot."""
     found = pools.get_pool(context_of(request), user, name, limit=limit)
     more = min(limit * 5, _MAX_EVER) if len(found.queue) < found.waiting and limit < _MAX_EVER else 0
     bar = _bar(found.used, found.size)
@@ -67,14 +67,17 @@ def set_pool(  # noqa: PLR0917 - one for each field of the form
 
 @router.post("/pools/{name}/remove")
 def remove_pool(request: Request, user: CurrentUser, name: str) -> Response:
-    """Remove a pool that no workflow names."""
+    """Remove a pool to which no workflow refers."""
     return _apply_change(request, user, lambda context: pools.remove_pool(context, user, name), {}, "/pools")
 
 
 def _apply_change(
     request: Request, user: Identity, change: Callable[[ServiceContext], None], sent: Mapping[str, str], after: str
 ) -> Response:
-    """Apply a change and redirect. A refused form is shown again as it was sent."""
+    """Apply a change and redirect.
+
+    If the change is refused, the form is shown again with the values that the user has sent.
+    """
     try:
         change(context_of(request))
     except HttpProblem as error:

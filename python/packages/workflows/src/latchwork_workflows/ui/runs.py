@@ -70,7 +70,7 @@ def list_runs(
 def show_run(
     request: Request, user: CurrentUser, run_id: Id, first: Annotated[int, Query(alias="tasks")] = 0, draw: int = 0
 ) -> HTMLResponse:
-    """Show a run: its tasks, its status and its events."""
+    """Show a run with its tasks, its status and its events."""
     context, now = context_of(request), time.time()
     row = runs.find_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
@@ -122,18 +122,18 @@ def show_run(
 
 
 def _tasks_to_explain(tasks: list[Any], shown: list[Any]) -> set[str]:
-    """Return the tasks to explain: open ones on the page, and up to five failed ones anywhere."""
+    """Return the tasks whose state is explained: unfinished ones on the page, and up to five failed ones."""
     failed = [each.name for each in tasks if each.state == "failure"][:5]
     return {*failed, *(each.name for each in shown if each.state in _OPEN or _is_held(each))}
 
 
 def _is_held(task: Any) -> bool:
-    """Return whether the master of a task runs it itself."""
+    """Return whether the master runs a task itself, without a worker."""
     return bool(task.state == "running" and task.queue_key is None)
 
 
 def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
-    """Return a timeline with one row per task that was tried, in the order of the start. Limited to the last rows."""
+    """Return a timeline of the tasks that have started, in the order of their start. Limited to the last rows."""
     by_task: dict[str, list[Bar]] = {}
     for each in sorted(tried, key=lambda one: one.started_at):
         title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
@@ -164,7 +164,7 @@ def show_task(
     state: Annotated[str, Query(max_length=20)] = "",
     index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
 ) -> HTMLResponse:
-    """Show a task: its status, attempts and outputs. For a map, also a page of its elements."""
+    """Show a task with its status, attempts and outputs. For a map, also a page of its elements."""
     context = context_of(request)
     task = tasks.find_row(context, user, task_id)
     row = runs.find_row(context, user, task.run_id)
@@ -219,7 +219,7 @@ def _elements(context: ServiceContext, user: Identity, task: Any, state: str, af
 
 
 def map_progress_bar(counts: Mapping[str, int]) -> object:
-    """Return the progress of a map as a bar."""
+    """Return a progress bar for the elements of a map."""
     done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
     context = [(each, counts.get(each, 0)) for each in _TASK_STATES]
     return share_bar(context, f"{done} of {sum(counts.values())} are done")
@@ -246,7 +246,7 @@ def show_attempt(
     attempt_id: AttemptId,
     offset: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show the end of the log, or the part at an offset."""
+    """Show the log of an attempt: its end, or the part at an offset."""
     context = context_of(request)
     found = attempts.find_attempt(context, user, attempt_id)
     row = runs.find_row(context, user, found.task.run_id)
@@ -264,7 +264,7 @@ def show_attempt(
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
 def show_command(request: Request, user: CurrentUser, command_id: Id) -> Response:
-    """Redirect to the run or backfill that a command has started, once it exists."""
+    """Redirect to the run or backfill that a command has created, once it exists."""
     context = context_of(request)
     with context.database.read() as connection:
         command = run_queries.find_command(connection, command_id)

@@ -39,7 +39,7 @@ def preview(
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
-    """Show the preview. Updates the page while the user types."""
+    """Show the next fire times of a cron expression while the user types."""
     return render_page(request, user, "fires.html", **_preview(cron, tz))
 
 

@@ -30,13 +30,13 @@ _MAX_FIELD = 200_000
 
 @router.get("/settings", response_class=HTMLResponse)
 def settings(request: Request, user: CurrentUser, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
-    """Show all visible settings, or those of a project together with those of all projects."""
+    """Show the settings that the account may see: all, or those that apply to a project."""
     return _page(request, user, project.replace("\x00", ""))
 
 
 @router.post("/settings/{kind}")
 async def set_setting(request: Request, user: CurrentUser, kind: _Kind) -> Response:
-    """Store a setting. An invalid form is shown again as it was sent."""
+    """Store a setting. If it is invalid, the form is shown again with the values that the user has sent."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_change, request, user, kind, sent)
 
@@ -54,7 +54,7 @@ def remove_setting(
 def check_connection(
     request: Request, user: CurrentUser, name: _Word, project: _Word = "", within: _Word = ""
 ) -> Response:
-    """Test a connection on a worker and redirect to the run."""
+    """Test a connection on a worker, and redirect to the run of the test."""
     asked = service.check_connection(context_of(request), user, project, name, within=within)
     return redirect(f"/commands/{asked.command}")
 
@@ -63,7 +63,7 @@ def check_connection(
 def change_grant(
     *, request: Request, user: CurrentUser, project: _Word, grantee: _Word = "", role: _Word = ""
 ) -> Response:
-    """Set or remove the grant of a project."""
+    """Set or remove the role that another project has in a project."""
     context = context_of(request)
     if role:
         grants.set_grant(context, user, project=project, grantee=grantee.strip(), role=role)
@@ -97,7 +97,7 @@ def _set(  # noqa: PLR0917 - one caller
 
 
 def parse_variables(text: str) -> dict[str, str]:
-    """Parse variables from a form, one per line.
+    """Parse the variables that a form contains, one per line.
 
     Raises:
         HttpProblem: 422 (invalid) if a line is invalid.
@@ -115,7 +115,7 @@ def parse_variables(text: str) -> dict[str, str]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from a form: JSON, or else text."""
+    """Parse the value that a form contains: JSON, or otherwise text."""
     text = text.replace("\r\n", "\n")
     try:
         return read_json(text.encode("utf-8", "replace"))
@@ -124,7 +124,7 @@ def parse_value(text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Format a value for a form so that it parses to the same value. Text that looks like JSON is quoted."""
+    """Format a value for a form, so that it parses to the same value. Text that looks like JSON is quoted."""
     if isinstance(value, str) and parse_value(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -161,7 +161,7 @@ def _page(
 
 
 def _row(user: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
-    """Return the fields of a setting as text."""
+    """Return the fields of a setting as text for a table."""
     row = {**found.model_dump(), "may_change": service.may_change(user, found.project)}
     if isinstance(found, Environment):
         row["variables"] = "\n".join(f"{name}={each}" for name, each in sorted((found.variables or {}).items()))

@@ -18,7 +18,7 @@ _MAX_NAMED = 8
 
 @router.get("/workers", response_class=HTMLResponse)
 def workers(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show the workers with their tasks, and the owners of the shards. Needs a role in some project."""
+    """Show the workers with their tasks, and the owners of the shards. Requires a role in at least one project."""
     require_any_role(user)
     context = context_of(request)
     seen = context.workers()

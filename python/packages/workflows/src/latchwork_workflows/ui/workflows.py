@@ -38,7 +38,7 @@ def list_workflows(
     q: Annotated[str, Query(max_length=200)] = "",
     after: Annotated[str, Query(max_length=201)] = "",
 ) -> HTMLResponse:
-    """Show workflows with their last runs and next starts."""
+    """Show the workflows with their last runs and next starts."""
     context = context_of(request)
     rows = workflows.list_workflows(context, user, contains=q.strip(), after=after, limit=_MAX + 1)
     more = url_with_query("/workflows", q=q, after=rows[_MAX - 1].key) if len(rows) > _MAX else ""
@@ -81,7 +81,7 @@ def run_grid(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     task: Annotated[int, Query(ge=0, le=5000)] = 0,
 ) -> HTMLResponse:
-    """Show a grid of runs and tasks, to see where and since when tasks fail."""
+    """Show a grid of runs and tasks, which shows since when a task fails."""
     context = context_of(request)
     shown = workflows.get_workflow(context, user, project, name)
     names = [each.name for each in shown.definition.tasks]
@@ -121,7 +121,7 @@ def list_versions(
 
 @router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
 def start_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
-    """Show the start form, with a field for each parameter."""
+    """Show the form that starts a run, with a field for each parameter."""
     shown = workflows.get_workflow(context_of(request), user, project, name)
     return render_page(
         request,
@@ -137,7 +137,7 @@ def start_form(request: Request, user: CurrentUser, project: NamePath, name: Nam
 
 @router.post("/workflows/{project}/{name}/start")
 async def start(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> Response:
-    """Start a run and redirect to it once it exists."""
+    """Request a run, and redirect to its page once a master has created it."""
     items = [(key, value) for key, value in (await request.form()).multi_items() if isinstance(value, str)]
     chosen = tuple(value for key, value in items if key == "from")
     return await run_in_threadpool(_start, request, user, (project, name), dict(items), chosen)
@@ -163,7 +163,7 @@ def _start(
 
 
 def parse_params(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters of a start form that differ from the defaults.
+    """Return the parameters of a start form that differ from their defaults.
 
     Raises:
         HttpProblem: 422 (invalid). The problem names each field that is not valid JSON.

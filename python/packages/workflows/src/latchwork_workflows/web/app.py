@@ -49,7 +49,7 @@ class NavigationEntry(NamedTuple):
     also: tuple[str, ...] = ()
 
     def contains(self, path: str) -> bool:
-        """Return whether a page belongs to this entry."""
+        """Return whether a page belongs to this navigation entry."""
         mine = (self.path, *self.also)
         return path in mine or (self.path != "/" and path.startswith(tuple(f"{each}/" for each in mine)))
 
@@ -88,14 +88,14 @@ def make_app(
     description: str = "",
     larger: Mapping[str, int] | None = None,
 ) -> FastAPI:
-    """Return an app without routes except sign-in and static files.
+    """Create an app that has sign-in and static files, to which the caller adds routes.
 
     Args:
         site: The settings of the app.
         hosts: The host names that requests may use, without port. ``*``: any.
         version: The version of the API.
         description: The description of the API.
-        larger: The limits in bytes of paths that accept larger requests.
+        larger: Paths that accept larger requests, each with its limit in bytes.
     """
     app = FastAPI(
         title=site.title,

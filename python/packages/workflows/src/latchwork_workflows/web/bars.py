@@ -72,7 +72,7 @@ class GanttChart:
     rows: Sequence[tuple[str, Sequence[Bar]]]
 
     def svg(self, now: float) -> Markup:
-        """Return the chart, or an empty text if there is no bar."""
+        """Return the chart as SVG, or an empty text if there is no bar."""
         bars = [bar for _, row in self.rows for bar in row]
         if not bars:
             return Markup("")
@@ -127,7 +127,7 @@ def _shorten(name: str) -> str:
 
 
 def share_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
-    """Return one bar with the share of each state.
+    """Return one bar as SVG that shows the share of each state.
 
     Args:
         counts: The number of items in each state, from left to right.

@@ -22,7 +22,7 @@ _MAX_CONNECTIONS = 2_000
 
 
 def default_max_connections() -> int:
-    """Return the default limit of connections: half of this process's limit of open files, at most 2,000."""
+    """Return the default limit of client connections: half of the process's limit of open files, at most 2,000."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MAX_CONNECTIONS, files // 2))
 
@@ -44,7 +44,7 @@ class ConnectionLimits:
     unread_timeout_s: float = 30.0
 
     def prepare(self, listener: socket.socket) -> None:
-        """Set the options that connections inherit from the listening socket."""
+        """Set the socket options that accepted connections inherit from the listening socket."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.unread_timeout_s * 1000))
@@ -71,7 +71,7 @@ class ConnectionFactory:
     def admit(self) -> bool:
         """Count a new connection. Return False if the limit is reached.
 
-        If there are too many, this closes the oldest incomplete connection.
+        If there are too many connections, closes the one that has been waiting longest for a complete request.
         """
         if self._open >= self.limits.max_connections:
             oldest = next(iter(self._incomplete), None)
@@ -86,7 +86,7 @@ class ConnectionFactory:
         self._open -= 1
 
     def set_incomplete(self, connection: LimitedConnection, is_incomplete: bool) -> None:
-        """Record whether a connection waits for the rest of a request. The longest waiting one is dropped first."""
+        """Record whether a connection waits for the rest of a request. The one that waits longest is closed first."""
         if is_incomplete:
             self._incomplete.setdefault(connection)
         else:
@@ -110,7 +110,7 @@ class LimitedConnection(H11Protocol):
         self._early: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count a new connection, or refuse it."""
+        """Count a new connection, or close it if the limit is reached."""
         self.transport = transport
         self._is_counted = self._owner.admit()
         if not self._is_counted:
@@ -140,7 +140,7 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read part of a request."""
+        """Process received bytes of a request."""
         if not self._has_begun:
             self._early.append(data)  # decrypted before the end of the handshake was noticed
             return
@@ -149,7 +149,7 @@ class LimitedConnection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection that has ended."""
+        """Stop counting a connection that has ended."""
         self._release()
         if self._has_begun:  # otherwise it was refused, or its handshake failed
             super().connection_lost(exc)
@@ -160,7 +160,10 @@ class LimitedConnection(H11Protocol):
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Start the deadline for the next data from the client. A running deadline for the same data is kept."""
+        """Start the timeout for the next data from the client.
+
+        A timeout that already runs for the same data is kept.
+        """
         state = self.conn.their_state
         awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
         if awaited is self._awaited:

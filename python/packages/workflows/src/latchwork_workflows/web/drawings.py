@@ -18,13 +18,13 @@ BOTH = "both"
 def graph_svg(
     graph: Graph, layout: Layout | None = None, *, links: Mapping[str, str] | None = None, name: str = "dag"
 ) -> Markup:
-    """Return the drawing as an ``<svg>`` element.
+    """Draw a graph as an ``<svg>`` element.
 
     Args:
-        graph: The graph. Kinds become classes ``state-...``.
-        layout: The layout of this graph. None computes one.
-        links: The addresses of nodes, by ID. Nodes without one have no link.
-        name: Unique on the page.
+        graph: The graph. The kinds of nodes become CSS classes ``state-...``.
+        layout: The layout of this graph. None: compute one.
+        links: The addresses of nodes, by ID. Other nodes have no link.
+        name: An ID that is unique on the page.
     """
     layout = layout if layout is not None else lay_out(graph)
     head = Markup(

@@ -51,7 +51,7 @@ class FormField:
 
 
 def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[FormField]:
-    """Return the fields of an object, in the order of the schema.
+    """Return the form fields for an object, in the order of its JSON schema.
 
     Args:
         schema: The schema of the object.
@@ -83,7 +83,7 @@ def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Fo
 
 
 def _plain(given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Return the only schema besides null, with references resolved, and whether null is allowed."""
+    """Return the schema of a field without null and references, and whether null is allowed."""
     optional = False
     for _ in range(5):
         if "$ref" in given:
@@ -117,7 +117,7 @@ def _as_text(kind: str, value: Any) -> str:
 
 
 def values_of(fields: list[FormField], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Return the submitted values. Optional empty fields, and unchanged defaults of optional fields, are left out.
+    """Return the values of a submitted form. Empty optional fields and unchanged defaults are left out.
 
     Raises:
         FormInvalid: Names each field with an invalid value.

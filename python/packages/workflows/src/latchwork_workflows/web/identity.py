@@ -41,12 +41,12 @@ class Role(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name of the role."""
+        """The name of the role in lower case, as users see it."""
         return self.name.lower()
 
     @classmethod
     def from_label(cls, word: str) -> Role:
-        """Return the role of this name.
+        """Return the role with this name.
 
         Raises:
             ValueError: There is no such role.
@@ -75,21 +75,21 @@ class Identity:
     by_token: bool = False
 
     def has_role(self, role: Role, project: str = EVERYWHERE) -> bool:
-        """Return whether the user has this role, or a higher one, in a project."""
+        """Return whether the user has this role or a higher one in a project."""
         return max(self.roles.get(EVERYWHERE, 0), self.roles.get(project, 0)) >= role
 
     def has_any_role(self, role: Role) -> bool:
-        """Return whether the user has this role, or a higher one, in any project."""
+        """Return whether the user has this role or a higher one in any project."""
         return any(each >= role for each in self.roles.values())
 
     def projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
-        """Return the projects in which the user has this role. None: all."""
+        """Return the projects in which the user has this role. None: all projects."""
         if self.has_role(role):
             return None
         return frozenset(name for name, each in self.roles.items() if each >= role)
 
     def limited_to(self, role: Role | None) -> Identity:
-        """Return the identity with all roles limited to this one."""
+        """Return a copy of the identity in which no role is higher than this one."""
         if role is None:
             return self
         return replace(self, roles={name: min(each, role) for name, each in self.roles.items()})
@@ -136,10 +136,11 @@ class Accounts(Protocol):
 
 
 async def current_user(request: Request) -> Identity:
-    """Return the identity of a request.
+    """Return the user who made a request.
 
     Raises:
-        HttpProblem: The user is unknown (401), or the change does not come from our pages (403).
+        HttpProblem: 401 (unauthorized) if the user is unknown, 403 (forbidden) if a page of another site sent the
+            change.
     """
     found = await run_in_threadpool(_authenticate, request)
     if _KNOWN in request.scope or request.headers.get("authorization"):
@@ -154,9 +155,9 @@ CurrentUser = Annotated[Identity, Depends(current_user)]
 
 
 def as_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
-    """Return an app that handles every request as this identity, for calls in the same process.
+    """Wrap an app so that every request is handled as this user, for calls within the process.
 
-    Servers build the scope of a request themselves, so requests from the network cannot set an identity.
+    Requests from the network cannot set a user, because servers build the scope of a request themselves.
     """
 
     async def known(scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +167,7 @@ def as_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
 
 
 async def is_still_allowed(request: Request, look: Callable[[Identity], object]) -> bool:
-    """Return whether a stream may continue: the token or session is still valid and may see the contents.
+    """Return whether a stream may continue, because its token or session is still valid and allows its contents.
 
     Args:
         request: The request that opened the stream.
@@ -182,7 +183,10 @@ async def is_still_allowed(request: Request, look: Callable[[Identity], object])
 
 
 def _authenticate(request: Request) -> Identity:
-    """Return the identity of a request. Blocks. Raises 401."""
+    """Return the user of the cookie or token of a request.
+
+    Blocks. Raises a problem with status 401 (unauthorized).
+    """
     if _KNOWN in request.scope:
         known: Identity = request.scope[_KNOWN]
         return known
@@ -201,7 +205,7 @@ def _authenticate(request: Request) -> Identity:
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a change that a page of another origin sent. Browsers send the origin, programs do not.
+    """Check that a change was not sent by a page of another origin. Browsers send the origin, programs do not.
 
     Raises:
         HttpProblem: The change comes from another origin.

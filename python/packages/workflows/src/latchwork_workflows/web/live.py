@@ -38,14 +38,7 @@ def _most_listeners() -> int:
 
 
 class LiveHub:
-    """The listeners of topics. Thread-safe.
-
-    Args:
-        look: Returns a fingerprint of each topic, which differs whenever the topic has changed. It may block. If it
-            raises, nothing has changed.
-        period_s: Seconds between two polls.
-        max_listeners: The maximum number of open streams. Default 500, or half of the connections of a server if fewer.
-    """
+    """Notifies open pages of changes, by topic. Thread-safe."""
 
     def __init__(
         self,
@@ -66,7 +59,7 @@ class LiveHub:
 
     @property
     def closed(self) -> bool:
-        """Whether the streams must end."""
+        """Whether the hub is closed, so that all streams must end."""
         return self._closed
 
     @property
@@ -75,13 +68,13 @@ class LiveHub:
         return self._listeners.total()
 
     def close(self) -> None:
-        """End all streams within a period. Idempotent."""
+        """End all streams soon. Idempotent."""
         self._closed = True
 
     async def guard_stream(
         self, chunks: AsyncGenerator[bytes, None], account: str, is_allowed: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        """Return a stream that ends soon after its account loses its permission.
+        """Return a stream that ends soon after its account loses the permission for it.
 
         Args:
             chunks: The chunks to send. Closed with the stream.
@@ -111,7 +104,9 @@ class LiveHub:
             self._uncount_stream(account)
 
     async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
-        """Yield an event ``change`` whenever the topic changes, and comments in between."""
+        """Yield an event ``change`` whenever a topic has changed, and comments in between to keep the connection
+        open.
+        """
         with self._mutex:
             self._topics[topic] = self._topics.get(topic, 0) + 1
         try:
@@ -135,7 +130,7 @@ class LiveHub:
                 yield b": ping\n\n"
 
     async def _fingerprint(self, topic: str) -> Any:
-        """Return the fingerprint of a topic, at most one period old. Concurrent callers share one poll."""
+        """Return a value that changes with the topic, at most one period old. Concurrent callers share one query."""
         if not self._is_fresh(topic):
             await run_in_stream_thread(self._refresh, topic)
         return self._seen.get(topic)
@@ -180,7 +175,7 @@ class LiveHub:
 
 
 async def run_in_stream_thread(call: Callable[..., T], *args: Any) -> T:
-    """Run a poll of a stream in one of a few threads that are not used by pages."""
+    """Run a query of a stream in one of a few threads that pages do not use."""
     try:
         limiter = _limiter.get()
     except LookupError:

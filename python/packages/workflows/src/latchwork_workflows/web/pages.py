@@ -58,7 +58,7 @@ class Pages:
         headers: Mapping[str, str] | None = None,
         **values: Any,
     ) -> HTMLResponse:
-        """Render a page.
+        """Render a page from a template.
 
         Args:
             request: The request to answer.
@@ -73,7 +73,7 @@ class Pages:
 
 
 def clean_value(value: Any) -> Any:
-    """Return text without characters that move the cursor or change the text direction. Line breaks are kept."""
+    """Remove characters from text that move the cursor or change the text direction. Line breaks are kept."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else ascii(c)[1:-1] for c in value)
@@ -108,14 +108,14 @@ def duration(seconds: float | None) -> str:
 
 
 def elapsed(start: float | None, end: float | None) -> Markup:
-    """Format the time from start to end. Without an end, the browser keeps counting."""
+    """Format the time from start to end. Without an end, the browser keeps counting up."""
     if start is None:
         return _DASH
     return Markup("{}").format(duration(end - start)) if end is not None else elapsed_since(start)
 
 
 def elapsed_since(start: float) -> Markup:
-    """Format the time since ``start``. The browser keeps counting."""
+    """Format the time since ``start``. The browser keeps counting up."""
     return Markup('<span class="num" data-since="{}">{}</span>').format(f"{start:.1f}", duration(time.time() - start))
 
 
@@ -135,11 +135,11 @@ def state_label(text: str) -> str:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Format a value as JSON for users. It is escaped like other text."""
+    """Format a value as JSON for display. Like all text, it is escaped in the page."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 @cache
 def asset(name: str) -> str:
-    """Return the address of a static file. It changes with the content, so browsers may cache it."""
+    """Return the URL of a static file. It changes with the content, so that browsers may cache the file."""
     return f"/static/{name}?v={crc32((_HERE / 'static' / name).read_bytes()):08x}"

@@ -33,12 +33,12 @@ def new_secret(prefix: str = "") -> str:
 
 
 def digest_of(secret: str) -> str:
-    """Return the stored hash of such a secret. Long random text needs neither salt nor a slow hash."""
+    """Return the hash of a random secret, to be stored. Long random text needs neither salt nor a slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_length(password: str) -> None:
-    """Check the length of a password.
+    """Check that a password has an acceptable length.
 
     Raises:
         ValueError: The password is too short or too long.
@@ -48,7 +48,7 @@ def check_length(password: str) -> None:
 
 
 def hash_password(password: str) -> str:
-    """Return the stored hash of a password: salt, cost and the result of scrypt.
+    """Return the hash of a password to be stored: salt, cost and the result of scrypt.
 
     Raises:
         ValueError: The password is too short or too long.
@@ -59,9 +59,9 @@ def hash_password(password: str) -> str:
 
 
 def check_password(password: str, stored: str | None) -> bool:
-    """Return whether this is the password.
+    """Return whether a password matches the stored hash.
 
-    Takes the same time without a stored hash, so it does not reveal which accounts exist.
+    Takes the same time without a hash, so that it does not reveal accounts.
     """
     kind, cost, salt, wanted = (stored or dummy_hash()).split("$")
     if kind != "scrypt" or len(password) > MAX_LETTERS:
@@ -71,7 +71,7 @@ def check_password(password: str, stored: str | None) -> bool:
 
 
 def dummy_hash() -> str:
-    """Return the hash that is checked for unknown accounts."""
+    """Return a hash that stands in for unknown accounts, so that a check takes the usual time."""
     return f"scrypt${_COST}${_text(bytes(16))}${_text(bytes(32))}"
 
 
@@ -97,15 +97,7 @@ class TooManyAttempts(LatchworkError):
 
 
 class AttemptLimit:
-    """Wrong password attempts, by account.
-
-    After five, each attempt must wait 10 s longer than the one before, up to 300 s. Client addresses do not count,
-    because an attacker has many. An attempt counts as wrong until it succeeds, so concurrent attempts allow no more
-    guesses than sequential ones.
-
-    Args:
-        now: A monotonic clock, in seconds.
-    """
+    """Limits wrong password attempts for each account."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._mutex = mutex()
@@ -113,10 +105,10 @@ class AttemptLimit:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def begin(self, name: str) -> None:
-        """Count an attempt for this account.
+        """Count a password attempt for an account, before the password is checked.
 
         Raises:
-            TooManyAttempts: It must wait, and was not counted.
+            TooManyAttempts: The account must wait. The attempt was not counted.
         """
         key, now = name.casefold(), self._now()
         with self._mutex:
@@ -130,6 +122,6 @@ class AttemptLimit:
                 self._failed.popitem(last=False)
 
     def succeeded(self, name: str) -> None:
-        """Forget the attempts of this account after a correct password."""
+        """Reset the count of an account after a correct password."""
         with self._mutex:
             self._failed.pop(name.casefold(), None)

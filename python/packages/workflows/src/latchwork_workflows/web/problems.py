@@ -44,11 +44,11 @@ class HttpProblem(Exception):
 
     @property
     def title(self) -> str:
-        """The name of the status."""
+        """The standard name of the HTTP status."""
         return HTTPStatus(self.status).phrase
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
+        """Return the error as a JSON document."""
         found: dict[str, Any] = {"type": "about:blank", "title": self.title, "status": self.status}
         found["detail"] = printable(self.detail)
         if self.errors:
@@ -56,12 +56,12 @@ class HttpProblem(Exception):
         return found | self.more
 
     def response(self) -> JSONResponse:
-        """Return the response for programs."""
+        """Return the HTTP response with the JSON document."""
         return JSONResponse(self.document(), self.status, self.headers, MEDIA_TYPE)
 
 
 def from_http_error(error: HTTPException) -> HttpProblem:
-    """Convert an HTTP error of the framework, such as an unknown path or method."""
+    """Convert an HTTP error of the web framework, such as an unknown path or method, to a problem."""
     details = {
         404: "there is no such path; see /api/v1/openapi.json",
         405: "this path does not support this method",
@@ -72,7 +72,7 @@ def from_http_error(error: HTTPException) -> HttpProblem:
 
 
 def from_validation_error(error: RequestValidationError) -> HttpProblem:
-    """Convert a request validation error."""
+    """Convert a validation error of the web framework to a problem."""
     errors = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
     first = f"{errors[0][0]}: {errors[0][1]}" if errors else "the request is malformed"
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
@@ -80,7 +80,7 @@ def from_validation_error(error: RequestValidationError) -> HttpProblem:
 
 
 def _path(parts: Sequence[Any]) -> str:
-    """Return the path of an invalid value, such as ``body.tasks[3].name``."""
+    """Return the path of an invalid value as text, such as ``body.tasks[3].name``."""
     text = ""
     for each in parts:
         text += f"[{each}]" if isinstance(each, int) else f".{each}" if text else str(each)

@@ -82,9 +82,8 @@ class SafetyMiddleware:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read the request up to a limit.
-
-    A client that is still sending when the connection closes may never see the response.
+    """Read and discard the rest of a request, up to a limit, because a client that is still sending may miss the
+    response.
     """
     seen, is_more = 0, True
     while is_more and seen < _MAX_DRAINED:

@@ -70,16 +70,16 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """The address for a browser on this machine."""
+        """The URL for a browser on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - only compared
         return f"{self._scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     def start(self) -> None:
-        """Start to serve. Earlier connections wait in the socket."""
+        """Start to answer requests. Connections that arrived earlier were waiting in the socket."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop: end live streams, then wait some seconds for open requests. Idempotent."""
+        """Stop the server: end live streams, then wait some seconds for open requests. Idempotent."""
         live = getattr(self._app.state.site, "live", None)
         if live is not None:
             live.close()
@@ -127,7 +127,7 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind an address. Connections wait until it is served.
+    """Bind a socket to an address. Connections wait until a server handles them.
 
     Raises:
         LatchworkError: The address cannot be bound.

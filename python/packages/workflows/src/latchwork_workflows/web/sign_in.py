@@ -18,14 +18,14 @@ _Word = Annotated[str, Form(max_length=300)]
 
 
 def local_path(path: str) -> str:
-    """Return the path if it is local, otherwise ``/``, so that links to us cannot redirect to other sites."""
+    """Return the path if it belongs to this site, otherwise ``/``, so that a link cannot redirect to another site."""
     is_plain = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if is_plain else "/"
 
 
 @router.get("/sign-in")
 def show_form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
-    """Show the sign-in form, or a button for a link: a prefetched link must not be used up."""
+    """Show the sign-in form, or a button for a one-time link, so that prefetching the link does not use it up."""
     return _page(request, next, link=link)
 
 
@@ -37,7 +37,7 @@ def sign_in(
     link: _Word = "",
     next: Annotated[str, Form(max_length=2000)] = "/",  # noqa: A002 - the name in the form
 ) -> Response:
-    """Sign in by password or link."""
+    """Sign in by password or by one-time link."""
     check_origin(request)
     site = request.app.state.site
     if link:
@@ -57,7 +57,7 @@ def sign_in(
 
 @router.post("/sign-out")
 def sign_out(request: Request, identity: CurrentUser) -> Response:  # noqa: ARG001 - requires a signed-in user
-    """End the session."""
+    """Sign out, which ends the session."""
     site = request.app.state.site
     site.accounts.sign_out(request.cookies.get(site.cookie, ""))
     response = RedirectResponse("/sign-in", 303)

@@ -25,7 +25,7 @@ class StopRequested(Exception):
 
 
 def main(path: str) -> int:
-    """Submit the job in a file."""
+    """Submit the job that a file describes, and wait until it has ended."""
     sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     kill_tagged(call["yarn"], call["tag"], "left by an attempt before this one")
@@ -48,7 +48,7 @@ def main(path: str) -> int:
 
 
 def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
-    """Kill the jobs of the cluster that have a tag."""
+    """Kill all jobs of the cluster that have a tag."""
     if yarn is None:
         return
     states = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
@@ -59,7 +59,10 @@ def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
 
 
 def run_program(argv: list[str]) -> str:
-    """Return the output of a program. If it cannot be run, print the error and return an empty string."""
+    """Run a program and return its output.
+
+    If the program cannot be run, print the error and return an empty string.
+    """
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_YARN_S, check=False)  # noqa: S603 - likewise
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -28,7 +28,7 @@ class Truncated(Exception):
 
 
 def main(path: str) -> int:
-    """Send the request in a file."""
+    """Send the HTTP request that a file describes, and write the outputs of the task."""
     sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     Path(path).unlink()  # it may have a token
@@ -65,7 +65,7 @@ def main(path: str) -> int:
 
 
 def build_opener() -> Any:
-    """Return an opener that only follows HTTP redirects, and sends no credentials to another origin."""
+    """Return a URL opener that follows only HTTP redirects, and sends no credentials to another origin."""
     from urllib.error import HTTPError
     from urllib.parse import urlsplit
     from urllib.request import HTTPRedirectHandler, build_opener
@@ -87,10 +87,10 @@ def build_opener() -> Any:
 
 
 def read_body(answer: Any) -> bytes:
-    """Return the body of a response.
+    """Read the body of an HTTP response.
 
     Raises:
-        Truncated: It ended before the length in its header.
+        Truncated: The body is shorter than the length in the response header.
     """
     body: bytes = answer.read(_MAX_BYTES)
     left = getattr(answer, "length", None)  # None: as long as the connection lasts
@@ -100,7 +100,7 @@ def read_body(answer: Any) -> bytes:
 
 
 def decode_body(body: bytes, charset: str | None) -> str:
-    """Return the text of a body, in the character set of its header or UTF-8."""
+    """Decode the body of a response, in the character set of its header or as UTF-8."""
     try:
         text = body.decode(charset or "utf-8-sig", "replace")
     except (LookupError, ValueError):
@@ -109,10 +109,7 @@ def decode_body(body: bytes, charset: str | None) -> str:
 
 
 def parse_output(text: str, kind: str) -> Any:
-    """Return the value of JSON if it can be an output, otherwise the start of the text.
-
-    Invalid JSON is not a failure.
-    """
+    """Return the JSON value of a response body if it can be an output, otherwise the start of the text."""
     if kind.endswith("json") and len(text) <= _MAX_OUTPUT:
         try:
             value = json.loads(text)  # noqa: TID251 - a separate process, and outputs are checked again
@@ -131,13 +128,13 @@ def json_depth(value: Any) -> int:
 
 
 def write_outputs(status: int, body: Any) -> None:
-    """Write the outputs."""
+    """Write the status and the body of the response as outputs of the task."""
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"#json {json.dumps({'status': status, 'body': body}, ensure_ascii=False)}\n")
 
 
 def exit_code(call: dict[str, Any], status: int, text: str) -> int:
-    """Return the exit code: 0 if the response counts as success, else 1."""
+    """Return the exit code of the task: 0 if the response counts as success, otherwise 1."""
     wanted = call["success"] or range(200, 300)
     if status not in wanted:
         print(f"status {status} does not count as success", file=sys.stderr)

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main(path: str) -> int:
-    """Execute the call described in a file."""
+    """Call the Python function that a file describes, and write its result as outputs of the task."""
     sys.path.pop(0)  # the folder of this file does not belong to the task
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     module, _, name = call["function"].partition(":")

@@ -24,7 +24,7 @@ _MAX_LINE = 60_000
 
 
 def main(path: str) -> int:
-    """Run the statements in a file."""
+    """Run the SQL statements that a file describes, and write the outputs of the task."""
     sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     Path(path).unlink()  # it has the password
@@ -50,9 +50,9 @@ def main(path: str) -> int:
 
 
 def outputs_line(outputs: dict[str, Any]) -> str:
-    """Return the outputs as JSON, without the first row if that is too large.
+    """Return the outputs as JSON.
 
-    The transaction is committed, so a large row is not a failure.
+    Leaves out the first row if it is too large, because the transaction is already committed.
     """
     line = json.dumps(outputs, default=str)
     if len(line) > _MAX_LINE:
@@ -62,7 +62,7 @@ def outputs_line(outputs: dict[str, Any]) -> str:
 
 
 def server_version(connection: Any) -> dict[str, Any]:
-    """Return name and version of the database server, for a connection test."""
+    """Return the name and the version of the database server, for a connection test."""
     version = getattr(connection.dialect, "server_version_info", None) or ()
     text = " ".join([connection.dialect.name, ".".join(map(str, version))]).strip()
     print(f"connected to {text}")
@@ -70,7 +70,7 @@ def server_version(connection: Any) -> dict[str, Any]:
 
 
 def run_statement(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
-    """Run one statement and return its outputs."""
+    """Run one SQL statement and return its outputs."""
     statement = sa.text(text)
     wanted = set(statement._bindparams)  # noqa: SLF001 - only this attribute has the names
     missing = sorted(wanted - call["bound"].keys())
@@ -105,9 +105,9 @@ def run_statement(sa: Any, connection: Any, text: str, call: dict[str, Any], wha
 
 
 def open_rows_file(call: dict[str, Any], names: list[str]) -> Any:
-    """Return the file for the rows of this statement, or None if rows are not kept.
+    """Open the file in which the rows of a statement are kept, or return None if rows are not kept.
 
-    The rows replace those of earlier statements.
+    The rows of each statement replace those of earlier statements.
     """
     if not call.get("csv"):
         return None
@@ -117,20 +117,20 @@ def open_rows_file(call: dict[str, Any], names: list[str]) -> Any:
 
 
 def format_table(names: list[str], rows: list[list[str]]) -> list[str]:
-    """Return rows as lines of text."""
+    """Format rows as the lines of a text table."""
     widths = [max(len(each[at]) for each in [names, *rows]) for at in range(len(names))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)) for each in [names, *rows]]
     return [line.rstrip() for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]
 
 
 def format_cell(value: object) -> str:
-    """Return a value as one line."""
+    """Format a value as a single line of text."""
     text = " ".join(("" if value is None else str(value)).split())
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
 
 
 def to_json_value(value: object) -> Any:
-    """Return a value for JSON: numbers, text and booleans are kept, anything else becomes text."""
+    """Convert a value for JSON: numbers, text and booleans are kept, anything else becomes text."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)[:10_000]

@@ -78,13 +78,13 @@ def edit_workflow(
 
 @router.post("/edit/check", response_class=HTMLResponse)
 def check_text(request: Request, user: CurrentUser, yaml: _Text = "") -> HTMLResponse:
-    """Show the problems, or the drawing if there are none. Updates the page while the user types."""
+    """Show the problems of the edited text, or the drawing of the workflow if there are none, while the user types."""
     return render_page(request, user, "checked.html", **_check_text(context_of(request), user, yaml))
 
 
 @router.post("/edit")
 async def submit(request: Request, user: CurrentUser) -> Response:
-    """Check the text, add a task, or apply it, depending on the button."""
+    """Handle the button of the editor: check the text, add a task, or apply the definition."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_send, request, user, sent)
 
@@ -111,7 +111,7 @@ def _send(request: Request, user: Identity, sent: dict[str, str]) -> Response:
 def _add_task(  # noqa: PLR0917 - one caller
     request: Request, user: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
 ) -> Response:
-    """Add a task from the form of its type after the other tasks."""
+    """Add a task that was entered in a form after the other tasks."""
     context, prefix = context_of(request), f"{kind}-"
     if kind not in context.types.names:
         raise HttpProblem(422, f"there is no task type {kind[:40]!r}")
@@ -135,7 +135,7 @@ def _name(text: str) -> str:
 
 
 def add_task_text(text: str, task: dict[str, Any]) -> str:
-    """Return the text with a task added. Comments are kept if ``tasks`` is the last key, as in our own texts.
+    """Add a task to the text of a definition. Comments are kept if ``tasks`` is the last key.
 
     Raises:
         DefinitionInvalid: The text is not valid YAML.
@@ -198,7 +198,7 @@ def _page(
 
 
 def type_fields(context: ServiceContext, kind: str, sent: dict[str, str] | None = None) -> list[FormField]:
-    """Return the fields for the parameters of a task type, with the sent values if the form is shown again."""
+    """Return the form fields for the parameters of a task type, with the values that the user has sent."""
     return _filled(_fields_of(context.types.get(kind).params), sent, f"{kind}-p-")
 
 
@@ -208,7 +208,10 @@ def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[F
 
 @lru_cache(maxsize=1024)
 def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[FormField, ...]:
-    """Return the fields of a model, all or those named. Cached, because computing a schema takes milliseconds."""
+    """Return the form fields of a model, all or those named.
+
+    Cached, because computing a schema takes milliseconds.
+    """
     schema = model.model_json_schema()
     if names:
         schema = {**schema, "properties": {name: schema["properties"][name] for name in names}}
@@ -216,7 +219,7 @@ def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[For
 
 
 def _filled(fields: tuple[FormField, ...], sent: dict[str, str] | None, prefix: str) -> list[FormField]:
-    """Return the fields with the sent values, for a form that is shown again."""
+    """Return form fields with the values that the user has sent, for a form that is shown again."""
     if sent is None:
         return list(fields)
     return [

@@ -11,7 +11,10 @@ _LINE = re.compile(r"line (\d+)")
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Return the line, from 1, of a problem's path or of its nearest parent. None if it cannot be found."""
+    """Return the number of the line, from 1, on which a path such as ``tasks[3].params`` is, or its nearest parent.
+
+    None if not found.
+    """
     direct = _LINE.match(path)
     if direct is not None:
         return int(direct.group(1))
