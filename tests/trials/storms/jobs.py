@@ -18,6 +18,8 @@ ROOT = "chaos"
 #: After the last fault every item has to run again within so many seconds.
 BOUND_S = max(SESSION_TTL_S, LOCK_TTL_S) + 5.0
 #: Prefixes of what stays in the store after all nodes have closed.
+#: PostgreSQL keeps the writer of a killed store for a day; on other servers it ends with the store's session.
+WRITERS = {"postgresql": ("@w/",)}
 STAYS = ("results/", "@jobs/fired/", "@jobs/settings/", "@jobs/outcomes/", *KEPT)
 
 
@@ -52,12 +54,12 @@ class JobsLoad(Load):
 
     def left_over(self) -> list[str]:
         """Return the keys, hidden ones included, that have no reason to be in the store any more."""
-        until = Deadline(3.0 * SESSION_TTL_S)
+        until, stays = Deadline(3.0 * SESSION_TTL_S), STAYS + WRITERS.get(self.storm.url(ROOT).partition(":")[0], ())
         with contextlib.closing(self.storm.stage.raw(ROOT)) as raw:
             while True:  # a session that was lost a moment ago may need its TTL
                 with latchwork.connect(self.storm.url(ROOT)) as store:
                     found = [entry.key for entry in store.list("", recursive=True)]
-                left = [key for key in (*found, *raw.hidden()) if not key.startswith(STAYS)]
+                left = [key for key in (*found, *raw.hidden()) if not key.startswith(stays)]
                 if not left or until.has_passed:
                     return left
                 time.sleep(0.2)

@@ -47,6 +47,7 @@ class PlansLoad(Load):
     def __init__(self, *, tasks: int = 100) -> None:
         self.made: list[Made] = []
         self.completions: Counter[str] = Counter()
+        self._unstarted: tuple[Any, dict[str, list[int]], dict[str, object]] | None = None
         self._tasks = tasks
         self._states: dict[str, PlanState] = {}
 
@@ -69,8 +70,10 @@ class PlansLoad(Load):
     def tend(self) -> None:
         """Keep some plans running, cancel one in four of them half-way, and recover what ended otherwise."""
         left = [each for each in self.made if self._state(each) is not PlanState.COMPLETED]
-        if len(left) < 2:
-            self._make()
+        if self._unstarted is None and len(left) < 2:
+            self._unstarted = self._build()
+        with contextlib.suppress(*_UNREACHABLE):  # the server may be down until the fault is over
+            self._start()
         for each in left:
             state = self._state(each)
             with contextlib.suppress(WrongState, *_UNREACHABLE):
@@ -82,8 +85,8 @@ class PlansLoad(Load):
     def _state(self, made: Made) -> PlanState | None:
         return self._states.get(f"@plans/default/plans/{made.handle.id}")
 
-    def _make(self) -> None:
-        """Start a plan of the kind whose turn it is: wide, mixed, narrow, and one that is canceled."""
+    def _build(self) -> tuple[Any, dict[str, list[int]], dict[str, object]]:
+        """Build a plan of the kind whose turn it is: wide, mixed, narrow, and one that is canceled."""
         random, kind = self.storm.random, len(self.made) % 4
         count = self._tasks if kind == 0 else self._tasks // 3
         options = {"max_parallel": 2} if kind == 2 else {"on_failure": "continue"} if kind == 1 else {}
@@ -102,8 +105,14 @@ class PlansLoad(Load):
                 refs[f"{name}-size"] = builder.add("size", number, ref, name=f"{name}-size")
             else:
                 values[name], refs[name] = (number + sum(given)) % MODULUS, ref
-        self._retried(builder.start)
-        self.made.append(Made(builder.handle, parts, values))
+        return builder, parts, values
+
+    def _start(self) -> None:
+        """Start the plan that was built last, if it has not been started yet."""
+        if self._unstarted is not None:
+            builder, parts, values = self._unstarted
+            self.made.append(Made(builder.start(), parts, values))
+            self._unstarted = None
 
     def _retried(self, call: Callable[[], object]) -> None:
         """Make a call again until the store answers."""
@@ -120,6 +129,7 @@ class PlansLoad(Load):
                 return
 
     def settle(self) -> None:
+        self._retried(self._start)
         for each in self.made:
             if not self._drive(each):
                 self._retried(lambda each=each: self._note_wedged(each))
