@@ -93,7 +93,7 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     store.put(keys.pool_size("=p"), b"1")
     session = store.open_session(10.0)
     slots = PoolSlots(store, keys, ["default"], lambda: None, session)
-    slots.begin(5.0)
+    slots.start_watching(5.0)
     eventually(lambda: len(slots.available_partitions()) == 4)
     checks, ops = slots.reserve("default~few~=p", "1.1")
     assert len(checks) == 2

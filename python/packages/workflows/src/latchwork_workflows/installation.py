@@ -174,15 +174,17 @@ def _join(database: Database, store: Store, keys: Keys) -> None:
         with suppress(KeyExists):
             store.create(keys.pair, uuid.uuid4().hex.encode())
         there = store.get(keys.pair)
-    told = None if there is None else there.value
+    store_identity = None if there is None else there.value
     with database.read() as connection:
-        check_pair(connection, told, store.url)
+        check_pair(connection, store_identity, store.url)
         is_new = connection.execute(sa.select(about.c.name).where(about.c.name == _STORE)).first() is None
-    if is_new and told is not None:
+    if is_new and store_identity is not None:
         insert = sqlite.insert if database.is_sqlite else postgresql.insert
         with database.write() as connection:
-            connection.execute(insert(about).on_conflict_do_nothing(), [{"name": _STORE, "value": told.decode()}])
-            check_pair(connection, told, store.url)
+            connection.execute(
+                insert(about).on_conflict_do_nothing(), [{"name": _STORE, "value": store_identity.decode()}]
+            )
+            check_pair(connection, store_identity, store.url)
 
 
 def _check_unowned(database: Database, store: Store) -> None:

@@ -30,10 +30,10 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
     except ImportError:
         why = 'apprise is missing where masters run; run: pip install "latchwork[alerts]"'
         raise NotSent(SendResult.REFUSED, why) from None
-    with _captured_warnings() as told:
+    with _captured_warnings() as warnings:
         service = apprise.Apprise()
         if not service.add(options.url):
-            raise NotSent(SendResult.REJECTED, f"Apprise does not support this URL{_warning_text(told)}")
+            raise NotSent(SendResult.REJECTED, f"Apprise does not support this URL{_warning_text(warnings)}")
         if len(service) != 1:  # if one failed, a retry would send to all others twice
             raise NotSent(SendResult.REJECTED, "this is more than one URL; create one channel for each")
         result = service.notify(body=message.text, title=message.subject)
@@ -49,11 +49,11 @@ class _Listener(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._thread = threading.get_ident()
-        self.told: list[str] = []
+        self.warnings: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            self.told.append(record.getMessage())
+            self.warnings.append(record.getMessage())
 
 
 @contextmanager
@@ -62,10 +62,10 @@ def _captured_warnings() -> Iterator[list[str]]:
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
     try:
-        yield listener.told
+        yield listener.warnings
     finally:
         logger.removeHandler(listener)
 
 
-def _warning_text(told: list[str]) -> str:
-    return f": {' '.join(told)[:_MAX_TOLD]}" if told else ""
+def _warning_text(warnings: list[str]) -> str:
+    return f": {' '.join(warnings)[:_MAX_TOLD]}" if warnings else ""

@@ -248,5 +248,5 @@ class AlertSender:
 
     def _message(self, taken: ClaimedDelivery, link: str) -> Message:
         row = taken.alert
-        told = AlertRecord(row.id, taken.id, taken.round, row.kind, row.at, row.run_id, row.task, row.details)
-        return attach_rows(build_message(told, self._installation, link), told, self._logs)
+        record = AlertRecord(row.id, taken.id, taken.round, row.kind, row.at, row.run_id, row.task, row.details)
+        return attach_rows(build_message(record, self._installation, link), record, self._logs)

@@ -83,15 +83,15 @@ def _post(
 
 
 def _headers(message: Message, options: WebhookOptions, body: bytes, at: float) -> dict[str, str]:
-    moment = str(int(at))
+    timestamp = str(int(at))
     made = {
         "Content-Type": "application/json",
         "User-Agent": "latchwork",
         "Connection": "close",
         "X-Latchwork-Delivery": message.id.strip("<>").partition("@")[0],
-        "X-Latchwork-Timestamp": moment,
+        "X-Latchwork-Timestamp": timestamp,
     }
     if options.signing_key:
-        signed = hmac.new(options.signing_key.encode(), f"{moment}.".encode() + body, hashlib.sha256)
+        signed = hmac.new(options.signing_key.encode(), f"{timestamp}.".encode() + body, hashlib.sha256)
         made["X-Latchwork-Signature"] = f"sha256={signed.hexdigest()}"
     return made

@@ -124,10 +124,10 @@ def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], b
     old = _lock_old_runs(connection, shard_id, ids, before)
     if not old:
         return 0
-    told = sa.select(event.c.id).where(event.c.run_id.in_(old), event.c.by == "").limit(ROWS)
+    old_events = sa.select(event.c.id).where(event.c.run_id.in_(old), event.c.by == "").limit(ROWS)
     earlier = sa.select(task.c.id).join(workflow_run, workflow_run.c.id == task.c.run_id)
     earlier = earlier.where(workflow_run.c.id.in_(old), task.c.round < workflow_run.c.round)
-    count = _delete(connection, event.c.id, told)
+    count = _delete(connection, event.c.id, old_events)
     return count + _delete(connection, task.c.id, earlier.limit(ROWS - count))
 
 

@@ -26,7 +26,7 @@ _TIMEOUT_S = 60.0
 _LOOK_S = 0.1
 
 
-def run_workflows(say: Callable[[str], None]) -> bool:
+def run_while_killing_worker(say: Callable[[str], None]) -> bool:
     """Run a workflow on two workers, kill one worker meanwhile, and check that the result is still correct."""
     with _fleet() as (client, workers):
         client.workflows.apply(demo)

@@ -84,8 +84,8 @@ def _task_text(task: str) -> str:
 def _explain_map(state: TaskState, elements: Mapping[str, TaskState]) -> str:
     done = sum(each in DONE for each in elements.values())
     failed = [name for name, each in elements.items() if each in FAILED]
-    told = f"{done} of {counted(len(elements), 'item')} {'is' if done == 1 else 'are'} done"
+    text = f"{done} of {counted(len(elements), 'item')} {'is' if done == 1 else 'are'} done"
     if failed:
-        told += f", {len(failed)} failed, {failed[0]!r} first"
+        text += f", {len(failed)} failed, {failed[0]!r} first"
     after = " Recover the run: only failed items run again." if state in FAILED else ""
-    return f"{told[0].upper()}{told[1:]}.{after}"
+    return f"{text[0].upper()}{text[1:]}.{after}"

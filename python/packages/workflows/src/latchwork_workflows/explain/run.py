@@ -63,16 +63,16 @@ def explain_run(
         return [RunCause("", _explain_not_started(facts))]
     if state is RunState.SERIAL_WAIT:
         return [RunCause("", _explain_concurrency_wait(facts))]
-    at_work = [name for name, each in tasks.items() if each is TaskState.RUNNING and name not in held]
+    running = [name for name, each in tasks.items() if each is TaskState.RUNNING and name not in held]
     if state is RunState.FAILURE:
         return _task_causes([name for name, each in tasks.items() if each in FAILED], reasons)
     if state is RunState.PAUSED:
         return [RunCause("", "It is paused: resume or stop it.")]
     if state in {RunState.READY_PAUSE, RunState.READY_STOP}:
         what = "pauses" if state is RunState.READY_PAUSE else "stops"
-        left = f" when {_join_names(at_work)} {'has' if len(at_work) == 1 else 'have'} ended" if at_work else ""
+        left = f" when {_join_names(running)} {'has' if len(running) == 1 else 'have'} ended" if running else ""
         return [RunCause("", f"It {what}{left}; no more tasks start.")]
-    if state is not RunState.RUNNING or at_work:
+    if state is not RunState.RUNNING or running:
         return []
     waits = [name for name, each in tasks.items() if each in _STUCK or (each is TaskState.RUNNING and name in held)]
     return _task_causes(waits, reasons)

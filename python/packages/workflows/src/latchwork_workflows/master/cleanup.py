@@ -129,7 +129,7 @@ class Cleanup:
             while count := self._transaction(result_cache.delete_expired, self._now()):
                 self._gone.outputs += count
             if self._database.is_sqlite:
-                self._pages()
+                self._shrink_database()
         except CleanupStopped:
             pass
         if str(self._gone):
@@ -231,7 +231,7 @@ class Cleanup:
             self._gone.events += count
         self._transaction(retention.delete_sessions, self._now())
 
-    def _pages(self) -> None:
+    def _shrink_database(self) -> None:
         while count := self._transaction(retention.shrink_database):
             self._gone.pages += count
 

@@ -432,14 +432,14 @@ class Dispatcher:
 
         Return the attempts that got a request.
         """
-        told: list[str] = []
+        requested: list[str] = []
         for x, place in places.items():
             try:
                 self._commit([Exists(self.key(place))], [Put(self.keys.cancel(x), cancel_request(time.time()))])
             except Conflict:
                 continue  # it has ended
-            told.append(x)
-        return told
+            requested.append(x)
+        return requested
 
     # Repair
 

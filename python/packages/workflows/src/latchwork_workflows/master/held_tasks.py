@@ -324,7 +324,7 @@ class HeldTasks:
         """
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
-        moment = load_context(self._connection, version, stored).schedule_datetime
+        scheduled_at = load_context(self._connection, version, stored).schedule_datetime
         without = self._run_and_ancestors(stored)
         outputs: dict[str, Any] = {}
         used: set[tuple[str, str, int]] = set()
@@ -341,7 +341,7 @@ class HeldTasks:
             related_runs.register_wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [
                 related_runs.newest_run(self._connection, code, span, without)
-                for span in spans_of_window(each.window, moment)
+                for span in spans_of_window(each.window, scheduled_at)
             ]
             said = combine_spans(
                 None if run is None else is_fulfilled(run.state, each.task, run.tasks) for run in found

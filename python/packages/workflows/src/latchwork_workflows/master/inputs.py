@@ -249,14 +249,14 @@ def reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[in
     return known, found.keys() - known.keys()
 
 
-def attempt_row(task: int, n: int, result: AttemptResult) -> AttemptRow:
+def attempt_row(task: int, attempt_number: int, result: AttemptResult) -> AttemptRow:
     """Return the database row for an attempt that has ended, built from the result that its worker reported."""
     worker, host, ref, error = (
         each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
     )
     return AttemptRow(
         task,
-        n,
+        attempt_number,
         result.claim,
         worker,
         host,

@@ -38,12 +38,12 @@ class PoolSizes:
         """Forget what the store contains, so that the next write reads the store again."""
         self._written = None
 
-    def read(self, connection: sa.Connection) -> None:
+    def read_from_database(self, connection: sa.Connection) -> None:
         """Read the sizes of all pools from the database."""
         if self._is_ours:
             self._wanted = {pool_key(each.name): each.size for each in pools.all_pools(connection)}
 
-    def write(self) -> None:
+    def write_to_store(self) -> None:
         """Write to the store the pool sizes that differ from the database.
 
         Pools that no longer exist are deleted. The pool of a project gets the largest size instead, because tasks that

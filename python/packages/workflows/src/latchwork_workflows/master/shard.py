@@ -353,7 +353,7 @@ class ShardLoop:
         with self._tools.database.read() as connection:
             rows = schedules.load_schedules(connection, self._id)
             has_commands = commands.has_open_commands(connection, self._id)
-            self._pools.read(connection)
+            self._pools.read_from_database(connection)
             waiting = [self._cache.runs[each] for each in sorted(self._cache.waiting)]
             self._concurrency = runs_to_check(connection, self._tools.plans, waiting)
         self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_fires(each, now)]
@@ -402,7 +402,7 @@ class ShardLoop:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._dispatcher.poke(pokes)
-        self._pools.write()
+        self._pools.write_to_store()
         self._put_items()  # first: workers wait for these items
         ended, strange, seq = self._tidy
         if ended or strange:

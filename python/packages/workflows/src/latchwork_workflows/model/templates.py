@@ -146,7 +146,7 @@ def fill(value: Any, values: Mapping[str, Any], schedule_time: datetime, *, quot
         ValueError: The result has more than ``MAX_FILLED`` characters and values.
     """
     found = _fill(value, values, schedule_time, quote)
-    if _size(found, MAX_FILLED) > MAX_FILLED:  # nested references can expand exponentially
+    if _count_characters_and_values(found, MAX_FILLED) > MAX_FILLED:  # nested references can expand exponentially
         raise _too_large(value)
     return found
 
@@ -165,7 +165,7 @@ def _too_large(value: Any) -> ValueError:
     return ValueError(f"{str(value)[:60]!r} has more than {MAX_FILLED:,} characters with its values filled in")
 
 
-def _size(value: Any, limit: int) -> int:
+def _count_characters_and_values(value: Any, limit: int) -> int:
     """Return the number of characters and values in a JSON value. Stops counting above ``limit``."""
     if isinstance(value, str):
         return 1 + len(value)
@@ -175,7 +175,7 @@ def _size(value: Any, limit: int) -> int:
     for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
         if size > limit:
             break
-        size += _size(each, limit - size)
+        size += _count_characters_and_values(each, limit - size)
     return size
 
 

@@ -207,7 +207,7 @@ def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
 
 
 def _resolve_params(
-    params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], moment: datetime
+    params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], scheduled_at: datetime
 ) -> dict[str, Any]:
     """Return the parameters with their references filled in. Values given at the start of the run are literal."""
     found: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def _resolve_params(
             return
         for other in set(names_in(params[name])) & params.keys():
             resolve(other, (*above, name))
-        found[name] = fill(params[name], {**known, **found}, moment)
+        found[name] = fill(params[name], {**known, **found}, scheduled_at)
 
     for name in params:
         resolve(name, ())

@@ -25,8 +25,8 @@ class _Loader(yaml.SafeLoader):
         """Limit the number of merges (``<<``), which are expanded for each use before any value is created."""
         self.merged += len(node.value)
         if self.merged > MAX_VALUES:
-            told = f"it merges more than {MAX_VALUES:,} values; use fewer aliases"
-            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+            message = f"it merges more than {MAX_VALUES:,} values; use fewer aliases"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         super().flatten_mapping(node)
 
     def fetch_flow_collection_start(self, token: type) -> None:

@@ -299,10 +299,10 @@ def dependency_states(
         condition = DependentParams.model_validate(spec.params).on.condition()
     except ValidationError:
         return []
-    moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
+    scheduled_at = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
     without = [row.id, *related_runs.ancestor_runs(connection, row.parent_task)]
     return [
-        (each, _is_fulfilled(connection, body.project, each, moment, without))
+        (each, _is_fulfilled(connection, body.project, each, scheduled_at, without))
         for each in dict.fromkeys(leaves(condition))
         if not isinstance(each, TaskEnded)
     ]

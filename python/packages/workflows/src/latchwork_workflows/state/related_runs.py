@@ -98,16 +98,19 @@ def spans_of_window(window: str, local_time: datetime) -> list[Span]:
 
 
 def _hours(first: int, last: int) -> Callable[[datetime], list[Span]]:
-    def found(moment: datetime) -> list[Span]:
-        hour = moment.replace(minute=0, second=0, microsecond=0).timestamp()
+    def found(local_time: datetime) -> list[Span]:
+        hour = local_time.replace(minute=0, second=0, microsecond=0).timestamp()
         return [Span(hour + 3600 * each, hour + 3600 * (each + 1)) for each in range(first, last + 1)]
 
     return found
 
 
 def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
-    def found(moment: datetime) -> list[Span]:
-        return [Span(_start_of_day(moment, each), _start_of_day(moment, each + 1)) for each in range(first, last + 1)]
+    def found(local_time: datetime) -> list[Span]:
+        return [
+            Span(_start_of_day(local_time, each), _start_of_day(local_time, each + 1))
+            for each in range(first, last + 1)
+        ]
 
     return found
 
@@ -119,26 +122,26 @@ def _start_of_day(local_time: datetime, shift: int) -> float:
 
 
 def _week(shift: int) -> Callable[[datetime], list[Span]]:
-    def found(moment: datetime) -> list[Span]:
-        monday = 7 * shift - moment.weekday()
-        return [Span(_start_of_day(moment, monday), _start_of_day(moment, monday + 7))]
+    def found(local_time: datetime) -> list[Span]:
+        monday = 7 * shift - local_time.weekday()
+        return [Span(_start_of_day(local_time, monday), _start_of_day(local_time, monday + 7))]
 
     return found
 
 
 def _weekday(index: int) -> Callable[[datetime], list[Span]]:
-    def found(moment: datetime) -> list[Span]:
-        day = index - 7 - moment.weekday()
-        return [Span(_start_of_day(moment, day), _start_of_day(moment, day + 1))]
+    def found(local_time: datetime) -> list[Span]:
+        day = index - 7 - local_time.weekday()
+        return [Span(_start_of_day(local_time, day), _start_of_day(local_time, day + 1))]
 
     return found
 
 
 def _month(shift: int, part: str = "") -> Callable[[datetime], list[Span]]:
-    def found(moment: datetime) -> list[Span]:
-        months = moment.year * 12 + moment.month - 1 + shift
-        first = moment.replace(year=months // 12, month=months % 12 + 1, day=1)
-        after = moment.replace(year=(months + 1) // 12, month=(months + 1) % 12 + 1, day=1)
+    def found(local_time: datetime) -> list[Span]:
+        months = local_time.year * 12 + local_time.month - 1 + shift
+        first = local_time.replace(year=months // 12, month=months % 12 + 1, day=1)
+        after = local_time.replace(year=(months + 1) // 12, month=(months + 1) % 12 + 1, day=1)
         start, end = _start_of_day(first, 0), _start_of_day(after, 0)
         if part:
             start, end = (start, _start_of_day(first, 1)) if part == "begin" else (_start_of_day(after, -1), end)

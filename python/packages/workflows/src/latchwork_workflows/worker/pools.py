@@ -52,7 +52,7 @@ class PoolSlots:
         self._shelves: dict[str, Mirror] = {}
         self._is_closed = False
 
-    def begin(self, timeout_s: float) -> None:
+    def start_watching(self, timeout_s: float) -> None:
         """Start to watch the slots of pools in the store."""
         self._slots.ready(timeout_s)
         self._slots.on_change(self._slots_changed)

@@ -278,16 +278,16 @@ class AttemptPreparer:
     def _prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path, known: _TaskValues) -> PreparedAttempt:
         kind = self._types.get(spec.head.type)
         user = user_for(spec.head.tenant, self._options.tenants)
-        moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
+        scheduled_at = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {
-            name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
+            name: value if name in kind.quoted else fill(value, known, scheduled_at, quote=quoting.get(name, str))
             for name, value in spec.params.items()
         }
         if getattr(kind, "connects", False):
             filled = _resolve_connection(filled, known)
-        told = {name: variable_text(fill(value, known, moment)) for name, value in spec.env.items()}
-        _check_variables(told, "variable")
+        task_env = {name: variable_text(fill(value, known, scheduled_at)) for name, value in spec.env.items()}
+        _check_variables(task_env, "variable")
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
         path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
@@ -321,7 +321,7 @@ class AttemptPreparer:
             "LATCHWORK_RUN": str(spec.head.run_id),
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
-        env = {**base, **variables, **told, **command.env, **ours}
+        env = {**base, **variables, **task_env, **command.env, **ours}
         if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first
             env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
         return PreparedAttempt(command, env, folder, output, stdin, user, Mask(known.used))

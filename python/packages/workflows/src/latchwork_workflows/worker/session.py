@@ -397,7 +397,7 @@ class WorkflowSession:
         _empty_folder(self._folder)  # of a dead worker of our name: its children ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._cancels_changed))
-        self._pools.begin(_MIRROR_S)
+        self._pools.start_watching(_MIRROR_S)
         if self._options.on_disconnect == "stop":
             self._forgets.append(self.session.on_state(self._state_changed))
             self._start(self._end_when_disconnected, "cut-off")
