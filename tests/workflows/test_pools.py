@@ -57,7 +57,7 @@ def test_a_master_that_has_lost_the_shard_writes_no_sizes(stage, client, flow):
     run._pools._wanted = {"few": 9}
     give_up()
     with pytest.raises(Exception, match="has another owner"):
-        run._pools.write()
+        run._pools.write_to_store()
     assert stored(stage, "few") is None
 
 
