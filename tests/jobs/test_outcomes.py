@@ -86,7 +86,7 @@ def test_an_item_that_went_elsewhere_is_not_failing_here():
 def test_what_was_written_before_a_restart_goes_on():
     before = went(ended("a", error="E", at_s=5.0), ended("a", error="E", at_s=7.0)).outcome()
     outcomes = OutcomeTracker("report", "n1")
-    outcomes.resume(before)
+    outcomes.restore(before)
     assert (outcomes.outcome().last_error.at_s, outcomes.outcome().consecutive_failures) == (7.0, 0), (
         "nothing failed since"
     )

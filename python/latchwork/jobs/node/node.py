@@ -315,7 +315,7 @@ class JobManager:
                 self._store,
                 self._membership.registration,
                 worker.outcomes,
-                worker.resume,
+                worker.restore_outcomes,
                 lambda: self._settings.node.outcome_period_s,
             ),
         )

@@ -79,14 +79,14 @@ class ReporterSetup:
         store: The cluster's store.
         registration: Returns the registration while it is complete and its session is active.
         outcomes: Returns the outcomes of all jobs.
-        resume: Called once with the outcomes that this node had stored before its restart.
+        restore: Called once with the outcomes that this node had stored before its restart.
         outcome_period_s: Returns the seconds between two writes of outcomes; 0 disables them.
     """
 
     store: Store
     registration: Callable[[], Registration | None]
     outcomes: Callable[[], list[JobOutcome]]
-    resume: Callable[[Iterable[JobOutcome]], None]
+    restore: Callable[[Iterable[JobOutcome]], None]
     outcome_period_s: Callable[[], float]
 
 
@@ -209,7 +209,7 @@ class RunReporter(Observer):
         """Return the results to write; None if they are already stored."""
         if self._written is None:
             entry = setup.store.get(keys.outcomes(self._node_id))
-            setup.resume([] if entry is None else decode_outcomes(self._node_id, entry.value))
+            setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
         value = encode_outcomes(setup.outcomes())
         return None if value == self._written or (not self._written and value == encode_outcomes([])) else value

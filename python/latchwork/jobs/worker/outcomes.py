@@ -100,7 +100,7 @@ class OutcomeTracker:
         if turned:
             self._on_turn(self._now.job, "recovered")
 
-    def resume(self, before: JobOutcome) -> None:
+    def restore(self, before: JobOutcome) -> None:
         """Add what this node had stored about the job's runs before it was restarted."""
         with self._mutex:
             now = self._now

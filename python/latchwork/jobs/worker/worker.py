@@ -200,11 +200,11 @@ class JobWorker:
         runs = self._runs_by_job()
         return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
-    def resume(self, before: Iterable[JobOutcome]) -> None:
+    def restore_outcomes(self, before: Iterable[JobOutcome]) -> None:
         """Add what this node had stored about its runs before it was restarted."""
         for each in before:
             if each.job in self._states:
-                self._states[each.job].outcomes.resume(each)
+                self._states[each.job].outcomes.restore(each)
 
     def _runs_by_job(self) -> dict[str, list[JobRun]]:
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
