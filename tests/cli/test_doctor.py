@@ -71,11 +71,11 @@ def test_few_descriptors_and_a_newer_python_are_warnings(monkeypatch):
 
 
 def test_a_clock_that_differs_and_a_version_that_is_not_supported_are_found():
-    skew = doctor._skew(1005.0, 1000.0, 1000.2)
+    skew = doctor._compare_clocks(1005.0, 1000.0, 1000.2)
     assert (skew.verdict, skew.detail) == ("warning", "4.9 s ahead of ours, within 0.1 s")
     assert "NTP" in skew.remedy
-    assert doctor._skew(995.0, 1000.0, 1000.2).verdict == "warning"
-    assert doctor._skew(1005.0, 1000.0, 1010.0).verdict == "ok"  # the answer took so long
+    assert doctor._compare_clocks(995.0, 1000.0, 1000.2).verdict == "warning"
+    assert doctor._compare_clocks(1005.0, 1000.0, 1010.0).verdict == "ok"  # the answer took so long
     assert doctor._server_version(ServerInfo("3.5.9", "3.6")).verdict == "problem"
     assert doctor._server_version(ServerInfo("3.10.0-beta", "3.6")).verdict == "ok"
 
@@ -87,4 +87,4 @@ def test_an_account_without_rights_is_told_what_to_give_it():
 
 def test_a_full_disk_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1_000))
-    assert doctor._disk(tmp_path / "app.db").verdict == "warning"
+    assert doctor._check_disk(tmp_path / "app.db").verdict == "warning"

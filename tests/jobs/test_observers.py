@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 import latchwork
-from latchwork.cli.probe import serving
+from latchwork.cli.probe import serve_node
 from latchwork.jobs import Control, FixedDelay, JobManager, Observer
 from latchwork.jobs.metrics import PrometheusMetrics
 from latchwork.jobs.stored import cluster_store
@@ -247,7 +247,7 @@ def test_health_is_degraded_while_every_run_of_a_job_fails(memory, cluster, even
     eventually(lambda: node.health().degraded == ("every run of job report fails: RuntimeError: no luck",))
     assert node.health().ok, "a restart does not help"
     with (
-        serving(node, "127.0.0.1", 0) as port,
+        serve_node(node, "127.0.0.1", 0) as port,
         urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer,
     ):
         assert json.load(answer)["degraded"] == list(node.health().degraded)
@@ -258,7 +258,7 @@ def test_health_is_degraded_while_every_run_of_a_job_fails(memory, cluster, even
 
 def test_probes_and_metrics_are_served_over_http(memory, cluster, eventually):
     node = cluster.node(memory, "n1", cluster.endless(), observers=[PrometheusMetrics()])
-    with serving(node, "127.0.0.1", 0) as port:
+    with serve_node(node, "127.0.0.1", 0) as port:
         address = f"http://127.0.0.1:{port}"
         with urllib.request.urlopen(f"{address}/healthz", timeout=5) as answer:
             assert json.load(answer)["ok"] is True

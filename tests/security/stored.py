@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from latchwork._base.decoding import encode as encode_it
-from latchwork.cli.screens.tree import shown
+from latchwork.cli.screens.tree import format_value
 from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
 from latchwork.jobs.cron import CronCell, decode_cell
@@ -209,13 +209,17 @@ KINDS = {
         json.dumps(encode_strategies({"*": "balanced"})).encode(),
         lambda value: decode_strategies(at(value)),
     ),
-    "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
-    "demo starts": Kind("demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))),
-    "demo result": Kind(
-        "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
+    "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.read_running(at(value))),
+    "demo starts": Kind(
+        "demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.read_starts(at(value))
     ),
-    "demo share": Kind("demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))),
-    "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: shown(at(value))),
+    "demo result": Kind(
+        "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.read_result(at(value))
+    ),
+    "demo share": Kind(
+        "demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.read_share(at(value))
+    ),
+    "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: format_value(at(value))),
 }
 
 KINDS |= {name: Kind(*row) for name, row in ROWS.items()}

@@ -47,7 +47,7 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     except BaseException as error:
         if is_interrupt(error) or _is_plain(error):
             raise
-        raise failure_of(fn, error) from error
+        raise wrap_failure(fn, error) from error
     finally:
         here.is_inside = before
 
@@ -64,10 +64,10 @@ async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
     except BaseException as error:
         if is_interrupt(error) or is_ending(error) or _is_plain(error):
             raise
-        raise failure_of(fn, error) from error
+        raise wrap_failure(fn, error) from error
 
 
-def failure_of(fn: Callable[..., object], error: BaseException) -> UserCodeFailed:
+def wrap_failure(fn: Callable[..., object], error: BaseException) -> UserCodeFailed:
     """Return a ``UserCodeFailed`` whose cause is the error that a user function raised."""
     failed = UserCodeFailed(f"{name_of(fn)} raised {reason(error)}")
     failed.__cause__ = error

@@ -24,7 +24,7 @@ def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
     return good and -sys.float_info.max <= value <= sys.float_info.max and value >= least  # type: ignore[operator]
 
 
-def is_plain(fn: object) -> bool:
+def is_plain_function(fn: object) -> bool:
     """Return whether a function is certainly an ordinary function, not an ``async`` function or a generator. Fast.
 
     False does not say that it is one of these.
@@ -39,7 +39,7 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
     Raises:
         TypeError: It is not callable, or is an ``async def`` function, which would never run.
     """
-    if is_plain(fn):
+    if is_plain_function(fn):
         return fn
     if not callable(fn):
         raise TypeError(f"{what} must be a function, not {fn!r}; give a function, not what it returns")
@@ -56,7 +56,7 @@ def deferred_kind(fn: object) -> str | None:
     """
     while isinstance(fn, partial):
         fn = fn.func
-    if is_plain(fn):
+    if is_plain_function(fn):
         return None
     kinds: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         ("an async function", inspect.iscoroutinefunction),

@@ -18,7 +18,7 @@ from typing import Any
 
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, acting_for, current
-from latchwork._base.user_code import await_user, failure_of, is_interrupt
+from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
 from latchwork.aio.twin import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.primitives import Work
@@ -101,7 +101,7 @@ class TaskStep(Step[Any]):
             if error is None:
                 resolve(future, task.result())
             elif isinstance(error, GeneratorExit):  # inside our coroutines it would prevent further awaits
-                reject(future, failure_of(self._fn, error))
+                reject(future, wrap_failure(self._fn, error))
             else:
                 reject(future, error)
         elif self._is_stopped:

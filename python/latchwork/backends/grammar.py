@@ -49,7 +49,7 @@ def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_S
     return len(text) > chars or text.count("/") >= segments
 
 
-def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
+def describe_size(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
     """Describe the size of a key that is too long, for a message."""
     return (
         f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "

@@ -25,14 +25,14 @@ class SpaceNotice:
         self._has_space = has_space
         self._lock = mutex()
 
-    def refused(self, error: StoreFull) -> None:
+    def record_refusal(self, error: StoreFull) -> None:
         """Record that a write was refused because there is no space."""
         with self._lock:
             is_new, self.is_full = not self.is_full, True
         if is_new:
             _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
 
-    def written(self) -> None:
+    def record_write(self) -> None:
         """Record that a write that needs space has succeeded. Cheap unless the store was full."""
         if not self.is_full or not self._has_space():
             return

@@ -21,7 +21,7 @@ from typing import cast
 from urllib.parse import quote, unquote
 
 from latchwork.backends.base import Backend
-from latchwork.backends.grammar import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, is_too_long, sizes
+from latchwork.backends.grammar import MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS, describe_size, is_too_long
 from latchwork.backends.schemes import (
     DURATIONS,
     SchemeSpec,
@@ -222,7 +222,7 @@ def _refuse_repeated(names: Iterable[str]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise InvalidURL(f"{_option(name)} is given twice; give it once")
+            raise InvalidURL(f"{_option_for_message(name)} is given twice; give it once")
         seen.add(name)
 
 
@@ -230,11 +230,12 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
     for name in options:
         if name not in spec.known_options():
             raise InvalidURL(
-                f"unknown {_option(name)} for {spec.schemes[0]}://; known options are {', '.join(spec.known_options())}"
+                f"unknown {_option_for_message(name)} for {spec.schemes[0]}://; known options are "
+                f"{', '.join(spec.known_options())}"
             )
 
 
-def _option(name: str) -> str:
+def _option_for_message(name: str) -> str:
     """Return the name of an option for a message. Text that may be a part of a password is hidden."""
     return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
@@ -295,11 +296,13 @@ def _memory_name(spec: SchemeSpec, authority: str) -> str:
 def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str | None, tuple[tuple[str, int], ...]]:
     credentials, _, hosts = authority.rpartition("@")
     user, colon, password = credentials.partition(":")
-    parsed = tuple(dict.fromkeys(_parse_host(spec, host, shown) for host, shown in _named(authority, hosts)))
+    parsed = tuple(
+        dict.fromkeys(_parse_host(spec, host, shown) for host, shown in _hosts_with_shown_text(authority, hosts))
+    )
     return unquote(user) or None, unquote(password) if colon else None, parsed
 
 
-def _named(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
+def _hosts_with_shown_text(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
     """Yield each host in an authority, with the text that a message may show.
 
     Text after a colon is not shown if it may be a password whose host is missing.
@@ -342,7 +345,7 @@ def _check_root(root: str, *, show: bool) -> str:
             "slashes, none of them . or .., and none starting with @"
         )
     if is_too_long(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS):
-        raise InvalidURL(f"the root of the URL {sizes(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")
+        raise InvalidURL(f"the root of the URL {describe_size(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")
     return root
 
 

@@ -84,9 +84,9 @@ def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[st
 
 def format_settings(settings: dict[str, Any]) -> str:
     """Format settings as one line."""
-    return ", ".join(f"{name}={short(value)}" for name, value in settings.items()) or "nothing set"
+    return ", ".join(f"{name}={format_value(value)}" for name, value in settings.items()) or "nothing set"
 
 
-def short(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format the value of a setting as one line."""
     return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

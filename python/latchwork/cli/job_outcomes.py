@@ -22,10 +22,10 @@ def outcome_lines(job: JobState, now_s: float) -> list[str]:
     known = [f"last {what} {utc_text(at_s)}" for what, at_s in moments.items() if at_s is not None]
     if job.next_start_s is not None and job.next_start_s > now_s:  # otherwise it was reported before the last start
         known.append(f"next start {utc_text(job.next_start_s)}")
-    return [", ".join(known)] * bool(known) + [line for line in [failure(job)] if line]
+    return [", ".join(known)] * bool(known) + [line for line in [describe_failure(job)] if line]
 
 
-def failure(job: JobState) -> str:
+def describe_failure(job: JobState) -> str:
     """Describe how a job's runs fail or last failed. Empty if no failure is known."""
     error = job.failing[0] if job.failing else job.last_error
     if error is None:

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from latchwork._base.text import utc_text
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import job_ids, node_ids, open_store, state_of
-from latchwork.cli.flags import Unset, flags, format_settings, requested_changes, setting_flag, short
+from latchwork.cli.flags import Unset, flags, format_settings, format_value, requested_changes, setting_flag
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
@@ -64,7 +64,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
     show(Grid(map(_cells, rows), right=("items", "locked", "running")))
     for job in known.values():
         if job.consecutive_failures:
-            show(Line(f"{job.job_id}: {job_outcomes.failure(job)}", "red"))
+            show(Line(f"{job.job_id}: {job_outcomes.describe_failure(job)}", "red"))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -298,7 +298,7 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
-    own = ", ".join(f"{name}={short(value)}" for name, value in row["settings"].items() if name != "enabled")
+    own = ", ".join(f"{name}={format_value(value)}" for name, value in row["settings"].items() if name != "enabled")
     cells = {**row, "runs": "yes" if row["enabled"] else "no", "set": own}
     columns = ("job", "runs", "because", "items", "locked", "running", "went", "set")
     return {name: "-" if cells[name] is None else str(cells[name]) for name in columns}
@@ -381,14 +381,16 @@ def drain(
     still runs an item after --wait-s.
     """
     with open_store(url) as store:
-        control = _checked(store, node)
+        control = _control_with_node(store, node)
         if undo:
             found = control.undrain(node)
             line = f"{node}: takes items again" if found else f"{node}: was not drained"
             print_change(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
             return
         control.drain(node)
-        print_change(*_waited(control, node, None if no_wait else wait_s, "drained", "is drained"), as_json=as_json)
+        print_change(
+            *_wait_until_moved(control, node, None if no_wait else wait_s, "drained", "is drained"), as_json=as_json
+        )
 
 
 @command("latchwork restart n1 && systemctl restart worker@n1", "latchwork restart n1 --cancel")
@@ -410,7 +412,7 @@ def restart(
     to the others.
     """
     with open_store(url) as store:
-        control = _checked(store, node)
+        control = _control_with_node(store, node)
         if cancel:
             found = control.undrain(node)
             line = f"{node}: takes items as usual" if found else f"{node}: nothing was announced"
@@ -418,10 +420,12 @@ def restart(
             return
         control.announce_restart(node, timeout_s=keep_s)
         done = f"can be restarted; its share is kept for {keep_s:g} s"
-        print_change(*_waited(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json)
+        print_change(
+            *_wait_until_moved(control, node, None if no_wait else wait_s, "restarting", done), as_json=as_json
+        )
 
 
-def _waited(
+def _wait_until_moved(
     control: Control, node: str, wait_s: float | None, mark: str, done: str
 ) -> tuple[str, dict[str, str | bool]]:
     """Wait until no item of a node runs there, unless ``wait_s`` is None. Return the line and the document to print."""
@@ -431,7 +435,7 @@ def _waited(
     return f"{node}: {'its items move away' if wait_s is None else done}", about
 
 
-def _checked(store: Store, node: str) -> Control:
+def _control_with_node(store: Store, node: str) -> Control:
     """Return the control of a job cluster. Raise an error if the cluster does not know the node, such as for a mistyped
     ID.
     """

@@ -21,7 +21,7 @@ URL_VARIABLE = "LATCHWORK_URL"
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
 
-def _warned_of(url: str | None) -> str | None:
+def _warn_of_password(url: str | None) -> str | None:
     """Return the URL.
 
     If it has a password and comes from the command line, which other users can read, print a warning.
@@ -41,7 +41,7 @@ Url = Annotated[
         "--url",
         envvar=URL_VARIABLE,
         metavar="URL",
-        callback=_warned_of,
+        callback=_warn_of_password,
         help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.db?root=root.",
     ),
 ]

@@ -95,7 +95,7 @@ def serve_worker(
     Raises:
         UsageError: The port is not available.
     """
-    with served(system, host, port, lambda path: answer_worker(system, node, path, name)) as served_at:
+    with serve_probes(system, host, port, lambda path: answer_worker(system, node, path, name)) as served_at:
         yield served_at
 
 
@@ -108,7 +108,7 @@ def answer_worker(system: str, node: Probed, path: str, name: str | None = None)
     return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 
 
-def metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
+def format_metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
     """Format one metric in the text format of Prometheus. ``labels`` is empty or in braces."""
     return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
 
@@ -153,11 +153,13 @@ def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
             ("running", "gauge", "Tasks that are running.", stats.running),
             ("stuck", "gauge", "Tasks that were asked to stop and are still running.", len(stats.stuck)),
         ]
-    return "".join(metric(f"{prefix}_{each}", kind, about, value, labels) for each, kind, about, value in found)
+    return "".join(format_metric(f"{prefix}_{each}", kind, about, value, labels) for each, kind, about, value in found)
 
 
 @contextmanager
-def serving(node: JobManager, host: str, port: int | None, *, unready_after: int | None = None) -> Iterator[int | None]:
+def serve_node(
+    node: JobManager, host: str, port: int | None, *, unready_after: int | None = None
+) -> Iterator[int | None]:
     """Serve the health and metrics of a job node over HTTP during a ``with`` block.
 
     Yield the port, or None without one.
@@ -171,12 +173,12 @@ def serving(node: JobManager, host: str, port: int | None, *, unready_after: int
         UsageError: The port is not available.
     """
     what = f"node {node.node_id}"
-    with served(what, host, port, lambda path: answer(node, path, unready_after)) as served_at:
+    with serve_probes(what, host, port, lambda path: answer(node, path, unready_after)) as served_at:
         yield served_at
 
 
 @contextmanager
-def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
+def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
     """Serve HTTP requests during a ``with`` block. Yield the port, or None if none is given.
 
     Args:

@@ -13,7 +13,7 @@ from latchwork.cli.flags import flags, setting_flag, start_flag
 from latchwork.cli.jobs import PACES, one_schedule
 from latchwork.cli.options import Url, command, parse_label, require_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, exit_on_sigterm
-from latchwork.cli.probe import metrics_if_installed, serving
+from latchwork.cli.probe import metrics_if_installed, serve_node
 from latchwork.cli.processes import command_job
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
@@ -166,7 +166,7 @@ def run(
                 observers=observers,
                 **given,
             )
-            with serving(node, probe_host, probe_port, unready_after=unready_after):
+            with serve_node(node, probe_host, probe_port, unready_after=unready_after):
                 node.run_forever()
 
 

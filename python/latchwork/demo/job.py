@@ -47,16 +47,16 @@ class CountJob(Job):
     def run(self, context: JobContext) -> None:
         """Count the items of this run that have no result yet, until the run has to stop."""
         self._tell_share(context)
-        for item in self._left(context):
+        for item in self._uncounted_items(context):
             if context.should_stop:
                 break
             self._count(context, item)
         self._tell_idle(context)
 
-    def _left(self, context: JobContext) -> list[str]:
+    def _uncounted_items(self, context: JobContext) -> list[str]:
         """Return the items of this run that have no result yet: interrupted ones first, then by name."""
-        done = _present(context, records.RESULTS)
-        begun = _present(context, records.STARTS)
+        done = _find_recorded(context, records.RESULTS)
+        begun = _find_recorded(context, records.STARTS)
         return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
 
     def _count(self, context: JobContext, item: str) -> None:
@@ -94,7 +94,7 @@ class CountJob(Job):
         self._last_share = context.work_share
 
 
-def _present(context: JobContext, prefix: str) -> set[str]:
+def _find_recorded(context: JobContext, prefix: str) -> set[str]:
     """Return the items of this run for which a key below the prefix exists."""
     found: set[str] = set()
     for begin in range(0, len(context.work_share), _BATCH):

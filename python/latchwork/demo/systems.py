@@ -37,7 +37,7 @@ _STEP_S = 0.1
 def run_executor(say: Say) -> bool:
     """Submit calls to processes, kill one of them, and compare the results with those of this process."""
     names = source_files(_FILES)
-    with _workers("executor") as (store, workers), Executor(store) as pool:
+    with _running_workers("executor") as (store, workers), Executor(store) as pool:
         say(f"submitted {len(names)} calls to {_WORKERS} worker processes")
         futures: dict[Future[dict[str, int]], str] = {pool.submit(count, name): name for name in names}
         found: dict[str, dict[str, int]] = {}
@@ -54,7 +54,7 @@ def run_executor(say: Say) -> bool:
 def run_plans(say: Say) -> bool:
     """Run a graph of calls on processes, kill one of them, and compare the result with that of this process."""
     names = source_files(_FILES)
-    with _workers("plans") as (store, workers):
+    with _running_workers("plans") as (store, workers):
         with Plans(store).new("demo") as plan:
             counted = plan.map(count, names)
             batches = [plan.add(add_up, counted[at : at + 10]) for at in range(0, len(counted), 10)]
@@ -73,7 +73,7 @@ def run_plans(say: Say) -> bool:
 
 def run_workers(say: Say) -> bool:
     """Run a computation in steps on a group of processes, and kill and restart one of them."""
-    with _workers("workers") as (store, workers):
+    with _running_workers("workers") as (store, workers):
         say(f"started {_WORKERS} processes that meet at a barrier after each of {_STEPS} steps")
         _wait_until(lambda: _step(store) >= _STEPS // 3)
         workers[1].kill()
@@ -85,7 +85,7 @@ def run_workers(say: Say) -> bool:
         return codes == [0] * _WORKERS and _step(store) == _STEPS
 
 
-def work(system: str, url: str, number: int) -> None:
+def run_worker(system: str, url: str, number: int) -> None:
     """Run a worker process of a demonstration until it is ended."""
     with latchwork.connect(url) as store:
         if system == "executor":
@@ -116,7 +116,7 @@ def _step(store: Store) -> int:
 
 
 @contextmanager
-def _workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
+def _running_workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
     """Open a store in a temporary folder and start worker processes for a ``with`` block, which ends them."""
     with tempfile.TemporaryDirectory(prefix="latchwork-demo-") as folder:
         url = f"sqlite:///{Path(folder) / 'store.db'}?session_ttl_s={_TTL_S:g}"
@@ -153,4 +153,4 @@ def _wait_until(is_true: Callable[[], bool]) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    run_worker(sys.argv[1], sys.argv[2], int(sys.argv[3]))

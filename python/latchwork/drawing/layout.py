@@ -142,10 +142,10 @@ def _sort_row(found: Layered, row: int, *, downwards: bool) -> None:
 
 def count_crossings(found: Layered) -> int:
     """Return how many pairs of edges cross."""
-    return sum(_crossings(found, row) for row in range(1, len(found.rows)))
+    return sum(_count_row_crossings(found, row) for row in range(1, len(found.rows)))
 
 
-def _crossings(found: Layered, row: int) -> int:
+def _count_row_crossings(found: Layered, row: int) -> int:
     """Return how many pairs of edges cross between a row and the next one. Uses a binary indexed tree."""
     at = {place: index for index, place in enumerate(found.rows[row - 1])}
     ends = [sorted(at[each] for each in found.above[place] if each in at) for place in found.rows[row]]

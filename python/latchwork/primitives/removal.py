@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from latchwork._base.validation import check_store
 from latchwork.errors import Conflict
 from latchwork.primitives.fair.tickets import is_ticket
-from latchwork.primitives.leased.inspect import state_of
+from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.numbers.cell import is_number
 from latchwork.primitives.waiting.common import check_name
@@ -61,9 +61,9 @@ async def forget(store: Store, name: str) -> int:
     """
     check_store(store, "forget")
     check_name(name, "primitive")
-    found = await _direct(store, name)
+    found = await _records_of(store, name)
     below = [await ask(store.list, f"{name}/{prefix}", recursive=True) for prefix in _PREFIXES]
-    if found != await _direct(store, name):
+    if found != await _records_of(store, name):
         raise _written(name, ())  # what is below may belong to another state: items of a new tail, views of a new head
     found += [entry for entries in below for entry in entries if not _HOLDER.match(entry.key[len(name) + 1 :])]
     _refuse_use(name, found)
@@ -71,7 +71,7 @@ async def forget(store: Store, name: str) -> int:
     return await _remove(store, name, records) + await _forget_persistent(store, name)
 
 
-async def _direct(store: Store, name: str) -> list[Entry]:
+async def _records_of(store: Store, name: str) -> list[Entry]:
     """Return the entries that a primitive of this name has directly below its name, and the number stored at the
     name.
     """
@@ -114,7 +114,7 @@ async def _forget_persistent(store: Store, name: str) -> int:
     entry = await ask(table.store.get, table.lock_key(name))
     if entry is None:
         return 0
-    holder = (await state_of(table, name)).holder
+    holder = (await read_state(table, name)).holder
     if holder is not None:
         raise Conflict(f"{name!r} is in use: {holder} holds the persistent lock", [Exists(entry.key)])
     return await _remove(table.store, name, [entry])

@@ -120,7 +120,7 @@ class Calls:
         """Start to create a key. The future fails with ``KeyExists`` if the key exists."""
         if not sequential:
             written = self._write(Create(key, value, session))
-            return mapped(written, self._only_entry, lambda error: _exists(error, key))
+            return mapped(written, self._only_entry, lambda error: _key_exists_error(error, key))
         self._check()
         absolute = self._scope.absolute_key(key)
         self._scope.absolute_key(f"{key}{_LONGEST_SUFFIX}")
@@ -144,7 +144,7 @@ class Calls:
         self._usable(session)
         absolute = longest.removesuffix(f"{unique}{_LONGEST_ORDER}")
         future = self._backend.create_ordered(absolute, unique, value, session)
-        return mapped(future, self._ordered, lambda error: _exists(error, key))
+        return mapped(future, self._ordered, lambda error: _key_exists_error(error, key))
 
     def _ordered(self, made: Ordered) -> Ordered:
         return Ordered(self._scope.relative_entry(made.entry), made.older)
@@ -231,7 +231,7 @@ def _was_there(done: Committed) -> bool:
     return bool(done.deleted)
 
 
-def _exists(error: BaseException, key: str) -> BaseException:
+def _key_exists_error(error: BaseException, key: str) -> BaseException:
     """Return ``KeyExists`` if the error is a conflict, because the key existed already.
 
     Return any other error unchanged.

@@ -18,8 +18,8 @@ from latchwork.backends.grammar import (
     MAX_PREFIX_CHARS,
     MAX_PREFIX_SEGMENTS,
     SEGMENT,
+    describe_size,
     is_too_long,
-    sizes,
 )
 from latchwork.errors import InvalidKey
 from latchwork.types import (
@@ -105,7 +105,7 @@ def validate_name(key: str) -> str:
 
 def _with_room(key: str, chars: int, segments: int) -> str:
     if is_too_long(key, chars, segments):
-        raise InvalidKey(f"{_shown(key)} {sizes(key, chars, segments)}")
+        raise InvalidKey(f"{_shown(key)} {describe_size(key, chars, segments)}")
     return key
 
 
@@ -117,7 +117,7 @@ def _fault(key: object) -> str:
     if not isinstance(key, str):
         return f"a key must be str, not {type(key).__name__}: {key!r}"
     if is_too_long(key):
-        return f"key {_shown(key)} {sizes(key)}"
+        return f"key {_shown(key)} {describe_size(key)}"
     if key == "":
         return "the empty key names the root, which holds no value; give a key below it"
     for segment in key.split("/"):
@@ -134,7 +134,7 @@ def _fault(key: object) -> str:
 
 
 def _too_long(absolute: str) -> str:
-    return f"key {_shown(absolute)} with its namespace {sizes(absolute)}"
+    return f"key {_shown(absolute)} with its namespace {describe_size(absolute)}"
 
 
 @dataclass(frozen=True, slots=True)

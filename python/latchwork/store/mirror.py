@@ -147,7 +147,7 @@ class Mirror(Feed, Mapping[str, Entry]):
             inbox.add(changes, ready=self._tracker.ready)
         return True
 
-    def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
+    def _notify_listeners(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
         for drain_task, inbox in self._listeners.items():
             if inbox.filled:
                 drain_task.signal()

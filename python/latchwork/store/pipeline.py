@@ -18,7 +18,9 @@ T = TypeVar("T")
 DEFAULT_MAX_IN_FLIGHT = 1000
 
 
-def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Concatenate[Pipeline, P], Future[T]]:
+def _as_pipeline_method(
+    call: Callable[Concatenate[Calls, P], Future[T]],
+) -> Callable[Concatenate[Pipeline, P], Future[T]]:
     """Wrap a store call as a method of ``Pipeline`` that first waits until fewer than the maximum of calls are in
     flight.
     """
@@ -104,16 +106,16 @@ class Pipeline:
         self._home.check()
         wait(list(self._in_flight))
 
-    get = _in_flight(Calls.get)
-    get_many = _in_flight(Calls.get_many)
-    list = _in_flight(Calls.list)
-    children = _in_flight(Calls.children)
-    put = _in_flight(Calls.put)
-    create = _in_flight(Calls.create)
-    create_ordered = _in_flight(Calls.create_ordered)
-    delete = _in_flight(Calls.delete)
-    delete_tree = _in_flight(Calls.delete_tree)
-    commit = _in_flight(Calls.commit)
+    get = _as_pipeline_method(Calls.get)
+    get_many = _as_pipeline_method(Calls.get_many)
+    list = _as_pipeline_method(Calls.list)
+    children = _as_pipeline_method(Calls.children)
+    put = _as_pipeline_method(Calls.put)
+    create = _as_pipeline_method(Calls.create)
+    create_ordered = _as_pipeline_method(Calls.create_ordered)
+    delete = _as_pipeline_method(Calls.delete)
+    delete_tree = _as_pipeline_method(Calls.delete_tree)
+    commit = _as_pipeline_method(Calls.commit)
 
     def _leave(self, future: Future[Any] | None) -> None:
         self._in_flight.discard(future)

@@ -166,7 +166,7 @@ def _driven(protocol: Callable[P, Steps[T]], *, is_shielded: bool) -> Callable[P
         try:
             return protocol(*args, **options)
         except TypeError as error:  # about the arguments: nothing has run yet
-            raise _suggest_option(protocol, options, error) from None
+            raise _suggest_timeout_option(protocol, options, error) from None
 
     @wraps(protocol)
     def call(*args: P.args, **options: P.kwargs) -> T:
@@ -188,7 +188,7 @@ def is_driven(function: object) -> bool:
     return hasattr(function, "make_steps")
 
 
-def _suggest_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
+def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
     """Return a ``TypeError`` that suggests ``timeout_s`` for an unknown option named ``timeout``, and the like."""
     known = signature(protocol).parameters
     for name in options:

@@ -126,7 +126,7 @@ class Feed:
             changes = self._scope.relative_changes(self._tracker.fold(event))
             if self._deliver(changes) or isinstance(event, Broken):
                 self._changed.notify_all()
-        self._after(changes)
+        self._notify_listeners(changes)
         if isinstance(event, Broken):
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
 
@@ -148,7 +148,7 @@ class Feed:
         """Add changes to the readers' batches, and return whether to wake waiting readers. The mutex is held."""
         raise NotImplementedError
 
-    def _after(self, changes: list[Change]) -> None:
+    def _notify_listeners(self, changes: list[Change]) -> None:
         """Notify listeners after changes were added. The mutex is not held."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
@@ -265,7 +265,7 @@ class Watch(Feed):
     def _deliver(self, changes: list[Change]) -> bool:
         return self._inbox.add(changes, ready=self._tracker.ready, matters=self.matters)
 
-    def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
+    def _notify_listeners(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
         if self._drain_task is not None:
             self._drain_task.signal()
 

@@ -196,7 +196,7 @@ class Simulation(Turns):
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
-            task = self.me()
+            task = self.current_task()
             if task is None:
                 return original(*args, **options)
             task.pinned += 1

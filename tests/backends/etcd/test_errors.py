@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from latchwork.backends.etcd.errors import Effect, effect, translate
+from latchwork.backends.etcd.errors import Effect, classify_effect, translate
 from latchwork.errors import Unavailable
 
 Code = grpc.StatusCode
@@ -44,7 +44,7 @@ class Failed(grpc.RpcError):
     ],
 )
 def test_only_what_surely_was_not_applied_counts_as_that(code, details, expected):
-    assert effect(Failed(code, details)) is expected
+    assert classify_effect(Failed(code, details)) is expected
 
 
 def test_an_error_nobody_knows_is_unavailable_with_its_cause():

@@ -52,9 +52,11 @@ def connection():
 READS = {
     "get": lambda reader, *through: reader.get(through[0], "a/k", through[1], stale_ok=False),
     "get_many": lambda reader, *through: reader.get_many(through[0], ["a/k", "b"], through[1]),
-    "level": lambda reader, *through: Lister(reader).level(through[0], "a", None, None, through[1]),
-    "subtree": lambda reader, *through: Lister(reader).subtree_part(through[0], "a", None, None, through[1]),
-    "part of a subtree": lambda reader, *through: Lister(reader).subtree_part(through[0], "a", 5, "a/b", through[1]),
+    "level": lambda reader, *through: Lister(reader).read_level(through[0], "a", None, None, through[1]),
+    "subtree": lambda reader, *through: Lister(reader).read_subtree_part(through[0], "a", None, None, through[1]),
+    "part of a subtree": lambda reader, *through: Lister(reader).read_subtree_part(
+        through[0], "a", 5, "a/b", through[1]
+    ),
     "children": lambda reader, *through: Lister(reader).children(through[0], "a", through[1]),
     "states": lambda reader, *through: read_states(reader, through[0], ["a/k"], through[1]),
 }

@@ -60,7 +60,7 @@ def lose(connection, *calls):
 
 def answer_settling(connection, number, error=wire.OK):
     barrier, read = connection.take(10**6)
-    assert wire.path_and_flag(EVIDENCE) == read.payload
+    assert wire.encode_path_request(EVIDENCE) == read.payload
     barrier.answer(Reply(wire.OK, 50, b""))
     data = struct.pack("!q", number)
     stat = struct.pack("!qqqqiiiqiiq", 1, 42, 0, 0, number, 0, 0, 7, 8, 0, 1)

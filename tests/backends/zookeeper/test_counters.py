@@ -151,7 +151,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
 
 def test_what_was_learned_of_a_guard_comes_round_with_it():
     reader = Reader(Layout("root"))
-    assert reader.gens()[3] == UNKNOWN
+    assert reader.guard_versions()[3] == UNKNOWN
     for gen, learned in (
         (5, 5),
         (4, 5),
@@ -162,4 +162,4 @@ def test_what_was_learned_of_a_guard_comes_round_with_it():
         (0, 0),
     ):
         reader.learn(3, gen)
-        assert reader.gens()[3] == learned
+        assert reader.guard_versions()[3] == learned

@@ -177,7 +177,7 @@ def test_where_another_watch_of_the_store_serves_none_is_asked_for(stage):
     stage.others.add("q/a")
     watch = stage.watch()
     (ask,) = stage.asked()
-    assert ask.payload == wire.path_and_flag(PATH)  # a one-shot watch would replace the persistent one
+    assert ask.payload == wire.encode_path_request(PATH)  # a one-shot watch would replace the persistent one
     ask.answer(there())
     watch.close()
     assert stage.asked() == []  # its watch stays the server's
@@ -188,7 +188,7 @@ def test_names_beside_a_key_are_asked_for_by_who_hears_of_its_end(stage):
     stage.asked()[0].answer(there())
     stage.event(wire.DELETED)
     (ask,) = stage.asked()
-    assert (ask.kind, ask.payload) == (GET_CHILDREN, wire.path_and_flag("/r/q"))
+    assert (ask.kind, ask.payload) == (GET_CHILDREN, wire.encode_path_request("/r/q"))
     assert len(stage.told) == 1
     ask.answer(Reply(wire.OK, 50, wire.INT.pack(2) + wire.text("#keep") + wire.text("b")))
     assert stage.told[1].siblings == ("b",)

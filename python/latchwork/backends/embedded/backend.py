@@ -23,7 +23,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.embedded import reads, sessions, writes
-from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
+from latchwork.backends.embedded.connection import Database, FileDatabase, Work, open_memory_database
 from latchwork.backends.embedded.file_signal import FileSignal, touch
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import POLL_S, EmbeddedWatch, Poller, WatchEvents
@@ -349,7 +349,7 @@ class EmbeddedBackend(Backend):
             return writes.commit(conn, self._root, checks, ops, self._sweep_and_read_alive(conn))
 
         def only_checks(conn: sqlite3.Connection) -> Committed | Conflict:
-            failed = writes.failed_checks(conn, self._root, checks, self._read_alive(conn))
+            failed = writes.find_failed_checks(conn, self._root, checks, self._read_alive(conn))
             return writes.conflict(failed) if failed else Committed(0)
 
         self._require_open()
@@ -481,7 +481,7 @@ class SharedMemory:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.database: Database = memory_database(name)
+        self.database: Database = open_memory_database(name)
         self.users = 0
         self._pollers: tuple[Poller, ...] = ()
         self._lock = mutex()

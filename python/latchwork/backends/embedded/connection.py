@@ -93,9 +93,9 @@ class Database:
         except sqlite3.Error as error:
             ours = translate(error, self.where)
             if isinstance(ours, StoreFull):
-                self._space.refused(ours)
+                self._space.record_refusal(ours)
             raise ours from error
-        self._space.written()
+        self._space.record_write()
         return result
 
     def has_space(self) -> bool:
@@ -266,7 +266,7 @@ def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: st
         raise translate(error, where) from error
 
 
-def memory_database(name: str) -> Database:
+def open_memory_database(name: str) -> Database:
     """Create an empty database in memory, with one connection for reads and writes."""
     where = f"store memory://{name}"
     pool = Pool(lambda _deadline: layout.open_memory(), 1, where)

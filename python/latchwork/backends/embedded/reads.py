@@ -110,7 +110,7 @@ def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strang
     """
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
-    for low, high in _ranges(prefix, None):
+    for low, high in _ranges_of_subtree(prefix, None):
         rows = conn.execute(_VISITED_KEYS, {"root": root, "low": low, "high": high, "rest": skip + 1})
         names.update(key[skip:].partition("/")[0] for (key,) in rows)
     unknown = [name for name in names if not is_key(name)]
@@ -130,7 +130,7 @@ def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: i
     Text keys of other programs are included.
     """
     found: list[str] = []
-    for low, high in _ranges(prefix, None):
+    for low, high in _ranges_of_subtree(prefix, None):
         query = f"SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND {_IS_PLAIN} LIMIT ?"  # noqa: S608
         found.extend(key for (key,) in conn.execute(query, (root, low, high, limit - len(found))))
     if prefix and len(found) < limit and get(conn, root, prefix):
@@ -175,13 +175,13 @@ def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after
     At a deeper key, the scan continues after the subtree that contains it.
     """
     skip = len(prefix) + 1 if prefix else 0
-    for low, high in _ranges(prefix, start_after):
+    for low, high in _ranges_of_subtree(prefix, start_after):
         at: str | None = low
         while at is not None:
-            at = yield from _children_until_deeper(conn.execute(_SUBTREE, (root, at, high)), skip)
+            at = yield from _yield_children(conn.execute(_SUBTREE, (root, at, high)), skip)
 
 
-def _children_until_deeper(
+def _yield_children(
     rows: Iterable[tuple[str, bytes, int, int, str | None]], skip: int
 ) -> Generator[Entry, None, str | None]:
     """Yield entries until one is not directly below the prefix.
@@ -197,12 +197,12 @@ def _children_until_deeper(
 
 
 def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
-    for low, high in _ranges(prefix, start_after):
+    for low, high in _ranges_of_subtree(prefix, start_after):
         for row in conn.execute(_SUBTREE, (root, low, high)):
             yield _entry(row)
 
 
-def _ranges(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
+def _ranges_of_subtree(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
     """Return the ranges of keys of a subtree, in order. At the root they exclude hidden keys."""
     ranges = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     if start_after is None:

@@ -178,7 +178,7 @@ class Poller:
             self._look_again = False
             self._answered = asked
         else:
-            self._confirm(as_of)
+            self._deliver_current(as_of)
         if self._sweep_again or self._is_due():
             self._sweep_again = not self._source.sweep()
             self._look_again = True
@@ -201,9 +201,9 @@ class Poller:
                 self._busy_until = as_of + _BUSY_FOR_S
                 watch.told_at = as_of
                 watch.deliver(event)
-        self._confirm(as_of)
+        self._deliver_current(as_of)
 
-    def _confirm(self, as_of: float) -> None:
+    def _deliver_current(self, as_of: float) -> None:
         """Deliver ``Current`` to watches that had no event for a while."""
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:

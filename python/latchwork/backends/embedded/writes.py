@@ -54,7 +54,7 @@ def commit(
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
         require_alive(session, alive)
-    failed = [*failed_checks(conn, root, checks, alive), *_existing_creates(conn, root, ops)]
+    failed = [*find_failed_checks(conn, root, checks, alive), *_existing_creates(conn, root, ops)]
     if failed:
         return conflict(failed)
     written = _Writer(conn, root)
@@ -93,7 +93,7 @@ def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, a
     return Ordered(entry, reads.list_older(conn, root, stem, entry.created, MAX_OLDER))
 
 
-def failed_checks(
+def find_failed_checks(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], alive: Alive
 ) -> list[SimpleCheck]:
     """Return the checks that do not hold."""

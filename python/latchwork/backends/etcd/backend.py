@@ -111,14 +111,14 @@ class EtcdBackend(Backend):
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None."""
         if self._settling.unsettled and not stale_ok:
-            return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
+            return self._read_when_settled(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read several keys. The future returns an entry or None for each key, in order."""
         if stale_ok:
             return self._reader.get_many(keys, stale_ok=True)
-        return self._when_settled(lambda: self._reader.get_many(keys))
+        return self._read_when_settled(lambda: self._reader.get_many(keys))
 
     def list(
         self,
@@ -130,19 +130,23 @@ class EtcdBackend(Backend):
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
         """Read the entries below a prefix, sorted by key. Never stale, because a stale read is not faster."""
-        return self._when_settled(
+        return self._read_when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Read the names directly below a prefix. Never stale, because a stale read is not faster."""
-        return self._when_settled(lambda: self._reader.children(prefix))
+        return self._read_when_settled(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit a transaction: check all conditions, and apply all operations if they hold."""
         commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
-            return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.txn())
+            return (
+                self._writer.write(commit, commit.replan, now=self._now)
+                if ops
+                else self._commit_checks_only(commit.txn())
+            )
         except (LatchworkError, ValueError) as error:
             return failed(error)
 
@@ -208,21 +212,21 @@ class EtcdBackend(Backend):
         self._link.close()
         self._timer.close()
 
-    def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
+    def _read_when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Make a read after all writes with an unknown outcome have been settled, so that its answer is final."""
         if not self._settling.unsettled:
             return call()
 
         def steps() -> Steps[Any]:
-            yield from self._settling.settled(self._clock.now() + self._call_timeout_s)
+            yield from self._settling.wait_until_settled(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
         return drive(steps())
 
-    def _verify(self, txn: Txn) -> Future[Committed]:
+    def _commit_checks_only(self, txn: Txn) -> Future[Committed]:
         """Commit a transaction without operations. It is a read that may be repeated safely."""
         deadline = self._clock.now() + self._call_timeout_s
-        return self._when_settled(lambda: drive(self._check(txn, deadline)))
+        return self._read_when_settled(lambda: drive(self._check(txn, deadline)))
 
     def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
         """Let the server check the conditions of a transaction.

@@ -73,7 +73,7 @@ class Channel:
         self.calls: dict[str, Any] = {
             name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
-                request_serializer=_encoded,
+                request_serializer=_encode_request,
                 response_deserializer=None if response is None else response.FromString,
             )
             for name, (service, response) in _METHODS.items()
@@ -109,7 +109,7 @@ def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_
     With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name. Each attempt
     to connect to a member may take ``connect_s``.
     """
-    target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
+    target, extra = _target_of_hosts(hosts if secured is None else hosts[:1], secure=secured is not None)
     options = (*_OPTIONS, *extra, ("grpc.min_reconnect_backoff_ms", round(connect_s * 1000)))
     if secured is None:
         return Channel(grpc.insecure_channel(target, options), is_ours=True)
@@ -120,7 +120,7 @@ def _keep_open() -> None:
     """Do nothing, because the channel belongs to the user's client."""
 
 
-def _encoded(request: Any) -> bytes:
+def _encode_request(request: Any) -> bytes:
     """Return a request as bytes. It may be a message or already encoded."""
     encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
     return encoded
@@ -145,7 +145,7 @@ def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(content.get("tls_ca"), content.get("tls_key"), content.get("tls_cert"))
 
 
-def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
+def _target_of_hosts(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """Return gRPC's name for the hosts, and the options of the channel that go with it.
 
     With TLS only one host is used.

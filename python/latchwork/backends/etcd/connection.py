@@ -267,7 +267,7 @@ class Link:
             try:
                 answer = yield self.send(method, request, self.attempt_timeout_s(left_s))
             except grpc.RpcError as error:
-                refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
+                refreshed = yield from self._prepare_retry(error, what, deadline, refreshed=refreshed)
             else:
                 self.healthy = True
                 return answer
@@ -279,7 +279,7 @@ class Link:
             Unavailable: there is no time for a next try.
         """
         if self.closed:
-            raise rpc_errors.caused(Closed(f"the store was closed while it was to {what}"), error)
+            raise rpc_errors.with_cause(Closed(f"the store was closed while it was to {what}"), error)
         if self.clock.now() + RETRY_S >= deadline:
             raise rpc_errors.translate(error, what)
         yield self.timer.after(RETRY_S)
@@ -325,7 +325,7 @@ class Link:
     def record_failure(self, error: grpc.RpcError) -> None:
         """Record that a call failed because of the connection, and disconnect from a member that cannot serve."""
         self.healthy = False
-        if rpc_errors.effect(error) is Effect.NEVER_SENT:
+        if rpc_errors.classify_effect(error) is Effect.NEVER_SENT:
             self._connect_error = rpc_errors.details(error)
         if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.is_member_failing(error)):
             self._rotate()
@@ -392,7 +392,7 @@ class Link:
             self.progress_is_proof = progress_is_proof(status.version)
             if etcd_may_lose_data(status.version):
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._url.hosts))
-            yield from self._look_at_history(status, soon)
+            yield from self._warn_of_full_history(status, soon)
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
@@ -411,11 +411,11 @@ class Link:
         try:
             soon = self.clock.now() + _STATUS_S
             status = yield from self.call("Status", pb.StatusRequest(), "tell the size of its database", soon)
-            yield from self._look_at_history(status, soon)
+            yield from self._warn_of_full_history(status, soon)
         except LatchworkError as error:
             _log.debug("etcd did not tell the size of its database: %s", error)
 
-    def _look_at_history(self, status: Any, deadline: float) -> Steps[None]:
+    def _warn_of_full_history(self, status: Any, deadline: float) -> Steps[None]:
         """Warn if the history in the database is about to reach the quota, where etcd refuses all writes."""
         self._noticed_at = self.clock.now()
         hosts, found = join_hosts(self._url.hosts), []
@@ -455,7 +455,7 @@ class Link:
                     hosts = join_hosts(self._hosts)
                     _log.warning("etcd at %s verifies no passwords: authentication is not enabled", hosts)
                     return
-                if rpc_errors.effect(error) is Effect.REFUSED:
+                if rpc_errors.classify_effect(error) is Effect.REFUSED:
                     raise rpc_errors.translate(error, what) from error
                 self.record_failure(error)
                 yield from self.pause(error, what, deadline)
@@ -465,15 +465,15 @@ class Link:
 
     def retry_read(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
         """Continue a read whose first attempt has failed."""
-        yield from self._recover(error, what, deadline, refreshed=False)
+        yield from self._prepare_retry(error, what, deadline, refreshed=False)
         return (yield from self.fetch(*again, what, deadline))
 
-    def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
+    def _prepare_retry(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Prepare the next attempt of a failed call, or raise an error if it would be useless.
 
         Return True if the token is new.
         """
-        effect = rpc_errors.effect(error)
+        effect = rpc_errors.classify_effect(error)
         may_refresh = self._url.user is not None or self._client is not None
         if effect is Effect.STALE_TOKEN and may_refresh and not refreshed:
             yield self.refresh_token(deadline)
@@ -563,4 +563,4 @@ def decode_answer(method: str, answer: bytes) -> Any:
 
 def unreadable_error(what: str, error: ValueError) -> LatchworkError:
     """Return the error to raise for a read whose answer cannot be decoded."""
-    return rpc_errors.caused(Unavailable(f"could not {what}: {error}; try again"), error)
+    return rpc_errors.with_cause(Unavailable(f"could not {what}: {error}; try again"), error)

@@ -1,6 +1,7 @@
 """Translation of gRPC's errors into ours.
 
-A failed call raises two questions: what may have become of it (``effect``), and which error says so (``translate``).
+A failed call raises two questions: what effect it may have had (``classify_effect``), and which error says so
+(``translate``).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def code(error: grpc.RpcError) -> grpc.StatusCode:
     return found if isinstance(found, grpc.StatusCode) else _Code.UNKNOWN
 
 
-def effect(error: grpc.RpcError) -> Effect:
+def classify_effect(error: grpc.RpcError) -> Effect:
     """Return what effect a failed call may have had, given its error."""
     said = details(error)
     if any(words in said for words in _STALE_TOKEN):
@@ -108,12 +109,12 @@ def translate(error: grpc.RpcError, what: str) -> LatchworkError:
     said = details(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
     if known is None:
-        return caused(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
+        return with_cause(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
     make, message = known
-    return caused(make(message.format(what)), error)
+    return with_cause(make(message.format(what)), error)
 
 
-def caused(ours: LatchworkError, error: BaseException) -> LatchworkError:
+def with_cause(ours: LatchworkError, error: BaseException) -> LatchworkError:
     """Set the cause of an error and return it."""
     ours.__cause__ = error
     return ours

@@ -115,7 +115,7 @@ def lease_of(session_id: str) -> int:
     return lease
 
 
-def without(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
+def split_around(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
     """Split a range so that it excludes some keys, which are sorted."""
     start, end = span
     parts = []

@@ -129,25 +129,25 @@ class Reader:
         found: list[Entry] = []
         skip = None if recursive else self._skip(prefix)
         for start, end in spans:
-            asked = _least(_FIRST_PAGE, limit, len(found))
+            asked = _keys_to_request(_FIRST_PAGE, limit, len(found))
             next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
             while next_page is not None:
                 page = yield next_page
                 self._keys.strangers.note(page.strangers())
                 next_page, deeper = None, False
                 wanted = page.count(skip)
-                asked = _least(_next_size(page), limit, len(found) + wanted) if page.more else 0
-                rest = (_after(page.last(), skip), end) if asked else (end, end)
+                asked = _keys_to_request(_next_size(page), limit, len(found) + wanted) if page.more else 0
+                rest = (_key_after_page(page.last(), skip), end) if asked else (end, end)
                 if rest[0] < end:
                     deeper = wanted < page.count()
                     # on its way while this page is decoded
                     next_page = None if deeper else self._page(rest, asked, prefix)
                 found.extend(page.entries(skip))
                 if deeper:
-                    found += yield from self._direct_by_name(rest, limit and limit - len(found), prefix)
+                    found += yield from self._read_children_by_name(rest, limit and limit - len(found), prefix)
         return found
 
-    def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
+    def _read_children_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
         """Read the entries directly below a prefix that has many deeper keys: first the names, then the values."""
         skip = self._skip(prefix)
         found: list[Entry] = []
@@ -174,7 +174,7 @@ class Reader:
             direct += page.count(skip)
             if not page.more or (limit is not None and direct >= limit):
                 break
-            at, size = _after(page.last(), skip), min(size * 4, _LAST_NAMES)
+            at, size = _key_after_page(page.last(), skip), min(size * 4, _LAST_NAMES)
         return found
 
     def _skip(self, prefix: str) -> int:
@@ -182,7 +182,7 @@ class Reader:
         return len(self._keys.raw_key(prefix)) + (1 if prefix else 0)
 
 
-def _after(raw: bytes, skip: int | None) -> bytes:
+def _key_after_page(raw: bytes, skip: int | None) -> bytes:
     """Return the raw key at which to continue after a page: after its last key, or after the subtree that contains
     it.
     """
@@ -190,7 +190,7 @@ def _after(raw: bytes, skip: int | None) -> bytes:
     return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
-def _least(size: int, limit: int | None, found: int) -> int:
+def _keys_to_request(size: int, limit: int | None, found: int) -> int:
     """Return how many keys to request when ``found`` were already found."""
     return size if limit is None else max(min(size, limit - found), 0)
 

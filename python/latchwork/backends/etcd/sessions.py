@@ -139,7 +139,7 @@ class Sessions:
             try:
                 answer = yield self._link.send("LeaseKeepAlive", request, self._renewal_timeout_s(session))
             except grpc.RpcError as error:
-                if refreshed or rpc_errors.effect(error) is not rpc_errors.Effect.STALE_TOKEN:
+                if refreshed or rpc_errors.classify_effect(error) is not rpc_errors.Effect.STALE_TOKEN:
                     self._link.record_failure(error)
                     raise rpc_errors.translate(error, f"renew session {session.id}") from error
                 refreshed = True

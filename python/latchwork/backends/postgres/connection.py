@@ -277,7 +277,7 @@ class Connection:
         has_to_flush = pg.flush() == 1
         while count:
             while pg.is_busy() or has_to_flush:
-                has_to_flush = self._exchange(pg, deadline, flush=has_to_flush)
+                has_to_flush = self._wait_for_socket(pg, deadline, flush=has_to_flush)
             result = pg.get_result()
             if result is None:
                 continue
@@ -294,7 +294,7 @@ class Connection:
                 if pg.status == pq.ConnStatus.BAD:
                     raise ConnectionBroken(str(answer))
 
-    def _exchange(self, pg: pq.abc.PGconn, deadline: float, *, flush: bool) -> bool:
+    def _wait_for_socket(self, pg: pq.abc.PGconn, deadline: float, *, flush: bool) -> bool:
         """Wait until the socket can be read, or written if there is something to send.
 
         Return whether something remains to send.

@@ -186,7 +186,7 @@ class CallQueue(ABC):
         else:
             _log.warning("%s was still waiting for an answer when it was closed", self._name)
 
-    def _still_pending(self, calls: list[Call], reason: Exception | None) -> list[Call]:
+    def _fail_late_calls(self, calls: list[Call], reason: Exception | None) -> list[Call]:
         """Fail the calls whose deadline has passed, with this reason. Return the calls that are not complete."""
         now = self._link.clock.now()
         for call in calls:

@@ -158,7 +158,7 @@ class ReadQueue(CallQueue):
 
     def _serve(self, calls: list[Call]) -> None:
         reason: Exception | None = None
-        while pending := self._still_pending(calls, reason):
+        while pending := self._fail_late_calls(calls, reason):
             try:
                 reason = self._try([call for call in pending if isinstance(call, Read)])
             except ConnectionBroken as error:

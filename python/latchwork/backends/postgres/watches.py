@@ -218,7 +218,7 @@ class ChangeWatcher:
         changed = (
             {} if is_gap or known is None else {text(row[2]): row for row in rows if decode_number(row[0]) > known[0]}
         )
-        told = self._watched(changed)
+        told = self._find_watched(changed)
         wanted = [key for key in told if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
         reads = [self._reading.at_and_below(watch.prefix) for watch in new]
@@ -232,14 +232,14 @@ class ChangeWatcher:
         else:  # nobody waits for the end of the transaction
             answers = iter(_ask(connection, statements[-1:], deadline, unanswered=1))
         found = {each.key: each for each in map(entry, next(answers))} if wanted else {}
-        events = self._deltas(changed, told, found, as_of)
+        events = self._make_deltas(changed, told, found, as_of)
         for watch, read in zip(new, reads, strict=True):
             events[watch] = Snapshot(tuple(entry(row) for _ in read for row in next(answers)), as_of)
         self._known = (decode_number(last[0][0]), decode_number(last[0][1])) if last else None
         for watch in watches:
             self._deliver(watch, events.get(watch), as_of)
 
-    def _watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
+    def _find_watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
         """Return those of the changed keys that are watched, each with its watches."""
         told: dict[str, list[PostgresWatch]] = {}
         with self._lock:
@@ -255,7 +255,7 @@ class ChangeWatcher:
         return told
 
     @staticmethod
-    def _deltas(
+    def _make_deltas(
         changed: dict[str, Row], told: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
     ) -> dict[PostgresWatch, WatchEvent]:
         """Return the events for watches that already have a state."""
@@ -278,7 +278,7 @@ class ChangeWatcher:
     def _is_relevant(self, notification: bytes) -> bool:
         """Return whether a notification says that another store has written keys that are watched here."""
         keys = self._notices.keys_of(notification)
-        return keys is None or bool(self._watched(keys))
+        return keys is None or bool(self._find_watched(keys))
 
     def _pause_s(self) -> float:
         """Return the seconds until the next look for changes if no notification arrives."""

@@ -114,10 +114,10 @@ class WriteQueue(CallQueue):
 
     def _serve(self, calls: list[Call]) -> None:
         reason: Exception | None = None
-        while pending := self._still_pending(calls, reason):
+        while pending := self._fail_late_calls(calls, reason):
             deadline = min(call.deadline for call in pending)
             try:
-                connection = self._ready(deadline)
+                connection = self._settled_connection(deadline)
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
             except ConnectionBroken as error:
@@ -140,7 +140,7 @@ class WriteQueue(CallQueue):
             if isinstance(call, RepeatableCall) and call.once:
                 reject(call.future, call.timeout_error(error))
 
-    def _ready(self, deadline: float) -> Connection:
+    def _settled_connection(self, deadline: float) -> Connection:
         """Return a connection with which writes can be sent, after settling all writes whose outcome is unknown."""
         connection = self._connected(deadline)
         if self._writer and not self._in_doubt:
@@ -179,14 +179,14 @@ class WriteQueue(CallQueue):
 
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
         """Send the pending calls and complete those that were answered. Return why some were not, or None."""
-        batches = self._batches(pending)
+        batches = self._make_statements(pending)
         writes = self._queue_notices(pending)
-        extra = self._extra()
+        extra = self._statements_without_answer()
         if not batches and not extra:
             return None
         answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, unanswered=len(extra))
         self._in_doubt.clear()
-        refused = [self._answered(calls, answer) for (_, calls), answer in zip(batches, answers, strict=True)]
+        refused = [self._complete_calls(calls, answer) for (_, calls), answer in zip(batches, answers, strict=True)]
         if writes:
             self._committed()
         reason = next((error for error in refused if error is not None), None)
@@ -196,7 +196,7 @@ class WriteQueue(CallQueue):
             self._link.clock.wait(self._link.closing, RETRY_S)
         return reason
 
-    def _batches(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
+    def _make_statements(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
         """Return the statements for the pending calls, each with its calls.
 
         From then on, the outcome of calls that change something is unknown until they are answered.
@@ -235,7 +235,7 @@ class WriteQueue(CallQueue):
             writes = True
         return writes
 
-    def _extra(self) -> list[Statement]:
+    def _statements_without_answer(self) -> list[Statement]:
         """Return statements to send after the writes, for whose answers nobody waits."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
@@ -247,7 +247,7 @@ class WriteQueue(CallQueue):
             extra.append(Statement(self._notify, (encode_text(self._link.channel_name), notification)))
         return extra
 
-    def _answered(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
+    def _complete_calls(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
         """Complete the calls of a statement with its answer.
 
         Return the error after which they must be sent again, or None.
@@ -262,7 +262,7 @@ class WriteQueue(CallQueue):
         elif len(calls) == 1:
             error = refusal_error(answer, calls[0].what)
             if isinstance(error, StoreFull):
-                self._space.refused(error)
+                self._space.record_refusal(error)
             reject(calls[0].future, error)
         else:  # one of them was refused, and all with it
             for call in calls:
@@ -289,7 +289,7 @@ class WriteQueue(CallQueue):
                 if row[1] in {b"w", b"o", b"d"}:
                     self._seen = max(self._seen, decode_number(row[3]))
             if self._space.is_full and any(row[1] in {b"w", b"o"} for row in rows):
-                self._space.written()
+                self._space.record_write()
             for call, its in zip(calls, own, strict=True):
                 assert isinstance(call, Commit)
                 call.end(its)

@@ -73,7 +73,7 @@ class ZooKeeperBackend(Backend):
         self._settings = Settings(url.hosts, options, url.call_timeout_s, clock, self._timer, timing)
         self._sasl = "sasl" in url.options
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
-        self._layout = Layout(url.root, wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))
+        self._layout = Layout(url.root, wire.encode_acl(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))
         self._reader = Reader(self._layout)
         self._lister = Lister(self._reader)
         self._writer = Writer(self._lister, self._timer, self._sweep_later)
@@ -115,8 +115,8 @@ class ZooKeeperBackend(Backend):
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
         """Read the entries below a prefix, sorted by key. A read of a whole subtree is never stale."""
-        level = partial(self._lister.level, stale_ok=stale_ok)
-        steps = self._lister.subtree_part if recursive else level
+        level = partial(self._lister.read_level, stale_ok=stale_ok)
+        steps = self._lister.read_subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
@@ -256,7 +256,7 @@ class ZooKeeperBackend(Backend):
         key = f"doctor/clock-{uuid.uuid4().hex}"
         self.commit((), (Create(key, b"", None),)).result()
         try:
-            payload = wire.path_and_flag(self._layout.path(key))
+            payload = wire.encode_path_request(self._layout.path(key))
             reply: wire.Reply = self._main.call(wire.GET_DATA, payload).result()
         finally:
             self.commit((), (Delete(key),)).result()

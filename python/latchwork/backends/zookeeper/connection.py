@@ -145,7 +145,7 @@ class Connection:
         self._submit(call, barrier=True)
         return call
 
-    def confirm(self, deadline: float | None = None) -> Request:
+    def send_barrier(self, deadline: float | None = None) -> Request:
         """Send a barrier alone.
 
         It is answered by a quorum, after all events of transactions that were committed before.
@@ -279,7 +279,7 @@ class Connection:
         Then let the listener send requests, then send all others.
         """
         self._link.ask_for(granted_s)
-        for call in self._forgotten():
+        for call in self._take_unsent():
             call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
         with self._lock:
             self._epoch += 1
@@ -297,7 +297,7 @@ class Connection:
             self.first_up.set_result(None)
         self._link.wake()
 
-    def _forgotten(self) -> list[Request]:
+    def _take_unsent(self) -> list[Request]:
         """Return requests that were taken on an earlier connection but never sent, because their sender was
         interrupted.
         """
@@ -362,7 +362,7 @@ class Connection:
 
     def _settle_calls(self) -> list[Request]:
         deadline = max(call.deadline for call in self._unsettled)
-        read = Request(GET_DATA, wire.path_and_flag(self.evidence or "/"), deadline)
+        read = Request(GET_DATA, wire.encode_path_request(self.evidence or "/"), deadline)
         read.barrier = Request(MULTI, _BARRIER, deadline)
         return [read.barrier, read]
 
@@ -374,7 +374,7 @@ class Connection:
         found = wire.parse_data(reply.body)[0] if reply.error == OK else None
         reached = _NUMBER.unpack(found.data)[0] if found is not None and found.data else 0
         with self._lock:
-            if self.evidence is None or read.payload != wire.path_and_flag(self.evidence):
+            if self.evidence is None or read.payload != wire.encode_path_request(self.evidence):
                 found = None
             unsettled, self._unsettled = self._unsettled, []
             again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]

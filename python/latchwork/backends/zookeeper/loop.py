@@ -216,7 +216,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
     def _send_some(self) -> None:
         """Send as much as possible without waiting. The caller holds the lock."""
-        batch = self._next_batch()
+        batch = self._take_batch()
         sent = 0
         try:
             sent = self._socket.send(batch) if batch else 0
@@ -226,7 +226,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             sent = len(batch)
         self._unsent += batch[sent:]
 
-    def _next_batch(self) -> bytearray:
+    def _take_batch(self) -> bytearray:
         """Return the waiting requests as bytes. From then on they are in flight. The caller holds the lock."""
         batch = bytearray()
         for sent in self._owner.take(_BATCH_BYTES):
@@ -240,7 +240,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._read_sock.recv(4096)
         with self._sending:
             self._send_rest(connect_timeout)
-            batch = self._next_batch()
+            batch = self._take_batch()
             if batch:
                 self._write(batch, connect_timeout)
 

@@ -65,7 +65,7 @@ class Reader:
         if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
             self._gens[number] = gen
 
-    def gens(self) -> list[int]:
+    def guard_versions(self) -> list[int]:
         """Return for each bucket a version that its guard has reached.
 
         It can be used by reads and writes that start now.
@@ -74,7 +74,7 @@ class Reader:
 
     def context(self, connection: Connection, deadline: float) -> ReadContext:
         """Return the context for reads that follow a barrier, which is sent from now on."""
-        return ReadContext(connection, deadline, self.gens())
+        return ReadContext(connection, deadline, self.guard_versions())
 
     def begin(self, connection: Connection, deadline: float, *, stale_ok: bool = False) -> Steps[ReadContext]:
         """Return the context for reads from now on: after a barrier, or with ``stale_ok`` from the connected server's
@@ -85,7 +85,7 @@ class Reader:
         if stale_ok:
             return ReadContext(connection, deadline, _NO_GENS)
         context = self.context(connection, deadline)
-        yield connection.confirm(deadline)
+        yield connection.send_barrier(deadline)
         return context
 
     # One key.
@@ -94,7 +94,7 @@ class Reader:
         """Read a key, linearizably or from the state of the connected server."""
         path, gen = self.layout.path(key), UNKNOWN
         if stale_ok:
-            reply: Reply = yield connection.call(GET_DATA, wire.path_and_flag(path), deadline)
+            reply: Reply = yield connection.call(GET_DATA, wire.encode_path_request(path), deadline)
             found: Found = wire.parse_data(reply.body)[0] if reply.error == OK else reply.error
         else:
             payload = wire.multi([wire.read_data(self.layout.guard_path(key)), wire.read_data(path)])
@@ -256,14 +256,14 @@ class Reader:
 
     def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
         """Return the names of the znodes directly below a key, without internal ones, unsorted."""
-        return (yield from self.receive_names(key, self.request_names(connection, key, deadline)))
+        return (yield from self.receive_names(key, self.send_names_request(connection, key, deadline)))
 
-    def request_names(self, connection: Connection, key: str, deadline: float) -> Request:
+    def send_names_request(self, connection: Connection, key: str, deadline: float) -> Request:
         """Send the request for the names of the znodes directly below a key."""
-        return connection.call(GET_CHILDREN, wire.path_and_flag(self.layout.path(key)), deadline)
+        return connection.call(GET_CHILDREN, wire.encode_path_request(self.layout.path(key)), deadline)
 
     def receive_names(self, key: str, asked: Request) -> Steps[list[str]]:
-        """Return the names for a request of ``request_names``."""
+        """Return the names for a request of ``send_names_request``."""
         reply: Reply = yield asked
         if reply.error != OK:
             check_found(reply.error, "list", key)
@@ -280,7 +280,7 @@ class Lister:
 
     # Entries.
 
-    def level(
+    def read_level(
         self,
         connection: Connection,
         prefix: str,
@@ -306,7 +306,7 @@ class Lister:
             at += step
         return entries[:limit]
 
-    def subtree_part(
+    def read_subtree_part(
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
         """Read the entries of a subtree in order, up to a limit."""
@@ -319,7 +319,7 @@ class Lister:
         while part.todo and (limit is None or len(entries) < limit):
             wanted = LARGEST_BATCH if limit is None else limit - len(entries)
             keys, parents = part.next(max(FIRST_BATCH, min(wanted, LARGEST_BATCH)))
-            for _, found_below in (yield from self._below_each(context, parents)):
+            for _, found_below in (yield from self._list_below_each(context, parents)):
                 part.expect(found_below)
             found = yield from self.reader.read_data(context, [self._layout.path(key) for key in keys])
             part.add(keys, found, (yield from self.reader.entries(context, keys, found)))
@@ -331,7 +331,7 @@ class Lister:
     ) -> Steps[tuple[ReadContext, list[str]]]:
         """Return the context for reads, as ``Reader.begin`` does, and the names below a prefix, with one request."""
         beginning = drive(self.reader.begin(connection, deadline, stale_ok=stale_ok))
-        asked = self.reader.request_names(connection, prefix, deadline)
+        asked = self.reader.send_names_request(connection, prefix, deadline)
         context: ReadContext = yield beginning
         return context, (yield from self.reader.receive_names(prefix, asked))
 
@@ -343,7 +343,7 @@ class Lister:
     def _subtree(self, context: ReadContext, level: list[str]) -> Steps[list[Entry]]:
         entries: list[Entry] = []
         while level:
-            reading = drive(self._below_each(context, level))  # at once: one round trip for each level
+            reading = drive(self._list_below_each(context, level))  # at once: one round trip for each level
             found = yield from self.reader.read_keys(context, level)
             entries.extend(entry for entry in found if entry is not None)
             parents: list[tuple[str, list[str]]] = yield reading
@@ -351,19 +351,21 @@ class Lister:
         entries.sort(key=attrgetter("key"))
         return entries
 
-    def request_subtree(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
-        """Send the first requests of ``whole``: for the names below a prefix, and for the key at the prefix."""
+    def send_subtree_requests(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
+        """Send the first requests of ``read_subtree_with_root``: for the names below a prefix, and for its key."""
         payload = wire.multi([wire.read_data(self._layout.path(prefix))])
         own = context.connection.call(MULTI_READ, payload, context.deadline)
-        return self.reader.request_names(context.connection, prefix, context.deadline), own
+        return self.reader.send_names_request(context.connection, prefix, context.deadline), own
 
-    def whole(self, context: ReadContext, prefix: str, asked: tuple[Request, Request]) -> Steps[list[Entry]]:
+    def read_subtree_with_root(
+        self, context: ReadContext, prefix: str, asked: tuple[Request, Request]
+    ) -> Steps[list[Entry]]:
         """Read the entries below a prefix, then the one at the prefix. Sends no barrier.
 
         Args:
             context: The context of the reads.
             prefix: The prefix.
-            asked: The requests that ``request_subtree`` has sent.
+            asked: The requests that ``send_subtree_requests`` has sent.
         """
         names, own = asked
         level = below(prefix, (yield from self.reader.receive_names(prefix, names)))
@@ -375,7 +377,7 @@ class Lister:
             entries += [entry for entry in at_prefix if entry is not None]
         return entries
 
-    def _below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
+    def _list_below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
         """Return those of the keys that exist, each with the keys directly below it."""
         found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
         there = []
@@ -402,24 +404,24 @@ class Lister:
         if stale_ok:
             return sorted(names), []
         childless: list[str] = []
-        alive = yield from self._alive(context, below(prefix, names), childless)
+        alive = yield from self._find_alive(context, below(prefix, names), childless)
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
-    def _alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
+    def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
         """Return which of these are keys or have a key below them. All are read together, one level at a time."""
         alive: set[str] = set()
         todo = [(key, [key]) for key in keys]  # each, and the znodes any of which may prove it
         width = _PROBES
         while todo:
             probes = {key: top for top, candidates in todo for key in candidates[:width]}
-            implied = yield from self._probe(context, probes, alive, childless)
+            implied = yield from self._read_parents(context, probes, alive, childless)
             todo = [(top, rest[width:]) for top, rest in todo if top not in alive and len(rest) > width]
-            found = yield from self._below_each(context, [key for key in implied if probes[key] not in alive])
+            found = yield from self._list_below_each(context, [key for key in implied if probes[key] not in alive])
             todo += [(probes[key], found_below) for key, found_below in found]
             width *= _PROBES
         return alive
 
-    def _probe(
+    def _read_parents(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
     ) -> Steps[list[str]]:
         """Read some keys, and return those that are parents without a value but with children.

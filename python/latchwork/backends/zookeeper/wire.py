@@ -111,7 +111,7 @@ def blob(value: bytes) -> bytes:
     return INT.pack(len(value)) + value
 
 
-def path_and_flag(path: str, number: int | None = None) -> bytes:
+def encode_path_request(path: str, number: int | None = None) -> bytes:
     """Encode a request that consists of a path and a flag or number, such as getData, exists and getChildren."""
     return text(path) + (b"\0" if number is None else INT.pack(number))
 
@@ -121,7 +121,7 @@ def read_and_watch(path: str) -> bytes:
     return text(path) + b"\1"
 
 
-def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
+def encode_acl(entries: tuple[tuple[int, str, str], ...]) -> bytes:
     """Encode an ACL, given as (permissions, scheme, id) tuples."""
     return INT.pack(len(entries)) + b"".join(
         INT.pack(permissions) + text(scheme) + text(identity) for permissions, scheme, identity in entries
@@ -166,7 +166,7 @@ def read_children(path: str) -> bytes:
     return _HEADS[GET_CHILDREN] + text(path) + b"\0"
 
 
-def alone(part: bytes) -> bytes:
+def encode_single_request(part: bytes) -> bytes:
     """Encode a request from what would be one part of a transaction."""
     return part[_MULTI_HEAD.size :]
 

@@ -144,7 +144,7 @@ def store(url: str) -> list[Finding]:
     warnings.
     """
     found: list[Finding] = []
-    with _warnings() as warnings:
+    with _collect_warnings() as warnings:
         began = time.monotonic()
         try:
             opened = open_store(url, of_cluster=False)
@@ -158,10 +158,10 @@ def store(url: str) -> list[Finding]:
                 except LatchworkError as error:
                     found.append(_failed(name, error))
         parsed = parse_url(url)
-        found += _server(parsed)
+        found += _check_server(parsed)
     spec = find_spec(parsed.scheme)
     if spec.location == "file" and parsed.path:
-        found.append(_disk(Path(parsed.path)))
+        found.append(_check_disk(Path(parsed.path)))
     if not spec.capabilities.multi_host:
         shared = "processes of one machine" if spec.capabilities.multi_process else "one process"
         found.append(Finding("shared by", "ok", shared))
@@ -177,7 +177,7 @@ def _failed(check: str, error: LatchworkError) -> Finding:
     return Finding(check, "problem", reason(error), remedy)
 
 
-def _server(url: StoreURL) -> list[Finding]:
+def _check_server(url: StoreURL) -> list[Finding]:
     """Ask the server of a store about itself, over a separate connection."""
     try:
         backend = open_backend(url, SYSTEM_CLOCK)
@@ -195,7 +195,7 @@ def _server(url: StoreURL) -> list[Finding]:
     if info.usage:
         found.append(Finding("server limits", "warning" if info.remedy else "ok", info.usage, info.remedy))
     if info.wall_clock_s is not None:
-        found.append(_skew(info.wall_clock_s, began_s, ended_s))
+        found.append(_compare_clocks(info.wall_clock_s, began_s, ended_s))
     return found
 
 
@@ -208,7 +208,7 @@ def _server_version(info: ServerInfo) -> Finding:
     return Finding("server version", "ok", info.version)
 
 
-def _skew(server_s: float, began_s: float, ended_s: float) -> Finding:
+def _compare_clocks(server_s: float, began_s: float, ended_s: float) -> Finding:
     """Compare the clock of the server with the clock of this machine.
 
     Args:
@@ -226,7 +226,7 @@ def _skew(server_s: float, began_s: float, ended_s: float) -> Finding:
     return Finding("server clock", "ok", detail)
 
 
-def _disk(path: Path) -> Finding:
+def _check_disk(path: Path) -> Finding:
     """Check the free space on the disk with the file of a store."""
     free = shutil.disk_usage(path.absolute().parent).free
     detail = f"{free / 1e9:,.1f} GB free"
@@ -273,7 +273,7 @@ def _write(opened: Store) -> Finding:
 
 
 def _extra(scheme: str, extra: str) -> Finding:
-    libraries = _libraries(extra)
+    libraries = _find_libraries(extra)
     missing = [name for name, version in libraries.items() if version is None]
     if missing:
         return Finding(
@@ -285,7 +285,7 @@ def _extra(scheme: str, extra: str) -> Finding:
     return Finding(f"backend {scheme}", "ok", ", ".join(f"{name} {version}" for name, version in libraries.items()))
 
 
-def _libraries(extra: str) -> dict[str, str | None]:
+def _find_libraries(extra: str) -> dict[str, str | None]:
     """Return the distributions that an extra requires, each with its version, or None if it is not installed."""
     found = {}
     for line in importlib.metadata.requires("latchwork") or ():
@@ -304,7 +304,7 @@ def _version(name: str) -> str | None:
 
 
 @contextmanager
-def _warnings() -> Iterator[list[str]]:
+def _collect_warnings() -> Iterator[list[str]]:
     """Collect the warnings that the library logs during a ``with`` block."""
     texts: list[str] = []
 

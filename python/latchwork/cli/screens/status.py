@@ -54,7 +54,7 @@ def status(
         if as_json:
             say_json(to_json(state))
         else:
-            show(*_parts(state, most))
+            show(*_screen_parts(state, most))
 
 
 def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
@@ -70,7 +70,7 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
                 found = None if state is None else to_json(state)
                 say_json(found if failure is None else {"error": failure}, one_line=True)
             else:
-                body = [Line("no cluster", "yellow")] if state is None else _parts(state, most)
+                body = [Line("no cluster", "yellow")] if state is None else _screen_parts(state, most)
                 if failure is not None:
                     body = [Line(f"error: {failure}", "red")]
                 parts = (Line(utc_text(time.time()), "dim"), *body)
@@ -141,7 +141,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
     }
 
 
-def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
+def _screen_parts(state: ClusterState, most: int | None) -> list[RenderableType]:
     """Return the parts of the screen, from top to bottom."""
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [

@@ -75,12 +75,12 @@ def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tr
         if entry.owner is not None:
             label += styled(f"  session {entry.owner}", "yellow")
         if values:
-            label += styled(f"  {shown(entry)}", "dim")
+            label += styled(f"  {format_value(entry)}", "dim")
         branches[entry.key] = parent.add(label)
     return root
 
 
-def shown(entry: Entry) -> str:
+def format_value(entry: Entry) -> str:
     """Format a value for people: masked, escaped and cut. A value that is not text is described."""
     if any(_SECRET.search(segment) for segment in entry.key.split("/")):
         return _MASK
@@ -88,11 +88,11 @@ def shown(entry: Entry) -> str:
         text = entry.value.decode("utf-8")
     except UnicodeDecodeError:
         return f"<{len(entry.value):,} bytes that are no text>"
-    text = printable(_masked(text))
+    text = printable(_mask_secrets(text))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _masked(text: str) -> str:
+def _mask_secrets(text: str) -> str:
     """Replace secrets in a text by a mask: secret members of JSON, or the whole text if it seems to contain a
     secret.
     """
@@ -141,7 +141,7 @@ def _print_json(entries: Iterator[Entry], *, values: bool) -> None:
             "owner": entry.owner,
             "token": entry.token,
             "created": entry.created,
-            **({"value": shown(entry)} if values else {}),
+            **({"value": format_value(entry)} if values else {}),
         }
         for entry in entries
     ]

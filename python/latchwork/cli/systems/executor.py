@@ -284,7 +284,7 @@ def submit(
             return
         with _report_as_usage_error():
             future: TaskFuture[Any] = pool.submit(function, *args, **kwargs)
-        value = _waited(future, function, timeout_s)
+        value = _wait_for_value(future, function, timeout_s)
     print_value(value, as_json=as_json)
 
 
@@ -309,7 +309,7 @@ def _report_as_usage_error() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
+def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
     """Wait for the value of a task and return it. If the wait ends early, cancel the task."""
     try:
         with show_waiting(function, future.state):

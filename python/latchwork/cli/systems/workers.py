@@ -20,7 +20,15 @@ from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group, parse_label, require_url
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, exit_on_sigterm, quiet_logs, report
-from latchwork.cli.probe import METRICS_TYPE, ProbeHost, ProbePort, metric, process_metrics, served, store_observers
+from latchwork.cli.probe import (
+    METRICS_TYPE,
+    ProbeHost,
+    ProbePort,
+    format_metric,
+    process_metrics,
+    serve_probes,
+    store_observers,
+)
 from latchwork.cli.text import Grid, Line, console, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.primitives.barrier import BarrierState
@@ -142,7 +150,7 @@ def run(
     with exit_on_sigterm(TERMINATED), connect(where, observers=store_observers(probe_port)) as store:
         agent = LocalAgent(store, group_name, order, namespace=namespace)
         try:
-            with agent, served(f"group {group_name}", probe_host, probe_port, lambda path: _answer(agent, path)):
+            with agent, serve_probes(f"group {group_name}", probe_host, probe_port, lambda path: _answer(agent, path)):
                 _show(agent, live=logs is not None)
                 status = _outcome(agent)
         except (KeyboardInterrupt, Terminated) as error:
@@ -164,10 +172,12 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
     if path == "/metrics":
         restarts = sum(state.restarts for state in slots)
         running = sum(state.pid is not None for state in slots)
-        text = metric("latchwork_workers_slots", "gauge", "Workers of this host.", len(slots))
-        text += metric("latchwork_workers_running", "gauge", "Workers of this host with a process.", running)
-        text += metric("latchwork_workers_restarts_total", "counter", "Restarts of the workers of this host.", restarts)
-        text += metric("latchwork_workers_errors", "gauge", "Workers that are out of the group.", len(errors))
+        text = format_metric("latchwork_workers_slots", "gauge", "Workers of this host.", len(slots))
+        text += format_metric("latchwork_workers_running", "gauge", "Workers of this host with a process.", running)
+        text += format_metric(
+            "latchwork_workers_restarts_total", "counter", "Restarts of the workers of this host.", restarts
+        )
+        text += format_metric("latchwork_workers_errors", "gauge", "Workers that are out of the group.", len(errors))
         return 200, METRICS_TYPE, (text + process_metrics()).encode()
     return 404, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 

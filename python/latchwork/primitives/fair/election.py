@@ -291,7 +291,7 @@ class _Seat(SessionLock):
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
         position = self._require_hold().position
-        body = {**read_object(position.ticket.value), **_value_body(value)}
+        body = {**read_object(position.ticket.value), **_encode_value(value)}
         try:
             await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
         except Conflict as error:
@@ -318,10 +318,10 @@ class _Seat(SessionLock):
             self._on_over(self)
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await wait_for_turn(self._queue, waiter, deadline, body=_value_body(self._value))
+        return await wait_for_turn(self._queue, waiter, deadline, body=_encode_value(self._value))
 
 
-def _value_body(value: bytes) -> dict[str, object]:
+def _encode_value(value: bytes) -> dict[str, object]:
     """Return the fields to store for a leader's value.
 
     A value that is text is stored as text, so that people can read it.

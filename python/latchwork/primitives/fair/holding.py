@@ -105,12 +105,12 @@ class SessionLock(GuardsWork):
     @driven
     async def __enter__(self) -> Fence:
         acquisition = await self._acquire(None)
-        self._with_blocks().append(acquisition)
+        self._acquisitions_of_with_blocks().append(acquisition)
         return acquisition.hold.position.fence
 
     @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        entered = self._with_blocks()
+        entered = self._acquisitions_of_with_blocks()
         acquisition = (
             entered.pop() if entered else self._hold_to_release().acquisitions[-1]
         )  # a with that ends in another thread
@@ -347,15 +347,15 @@ class SessionLock(GuardsWork):
 
     # Which hold
 
-    def _with_blocks(self) -> list[Acquisition]:
+    def _acquisitions_of_with_blocks(self) -> list[Acquisition]:
         """Return the acquisitions made by the ``with`` blocks that this thread is in."""
         entered: list[Acquisition] = self._mine.own.setdefault("entered", [])
         return entered
 
     def _push(self, hold: Hold) -> None:
-        self._stack().append(hold)
+        self._holds_of_thread().append(hold)
 
-    def _stack(self) -> list[Hold]:
+    def _holds_of_thread(self) -> list[Hold]:
         """Return the holds that this thread acquired and has not released, the newest last."""
         own = self._mine.own
         stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
@@ -363,7 +363,7 @@ class SessionLock(GuardsWork):
         return stack
 
     def _hold_of_thread(self) -> Hold | None:
-        stack = self._stack()
+        stack = self._holds_of_thread()
         return stack[-1] if stack else None
 
     def _current_hold(self) -> Hold | None:

@@ -409,7 +409,7 @@ class LeaderLatch(GuardsWork, Participant):
                             await wait_until_gone(position.ticket.key, any_ticket_blocks, waiter, forever)
                             and not self._leaving
                         ):
-                            raise self._queue.lost_error(position)
+                            raise self._queue.make_lost_error(position)
             finally:
                 cancel()
 

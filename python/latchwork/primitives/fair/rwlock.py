@@ -202,7 +202,7 @@ class ModeLock(SessionLock):
         """Record that this thread no longer holds the lock in this mode."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
-        self._mine.own["stack"] = [each for each in self._stack() if each is not hold]
+        self._mine.own["stack"] = [each for each in self._holds_of_thread() if each is not hold]
 
     def _refuse_acquire(self) -> None:
         theirs = self.other.held_by_this_thread()

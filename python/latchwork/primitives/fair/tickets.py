@@ -299,14 +299,14 @@ class TicketQueue:
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
             if position.name in names:
                 return set(names)
-        raise self.lost_error(position)
+        raise self.make_lost_error(position)
 
     async def _tickets_with_ours(self, position: QueuePosition) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == position.ticket.key for ticket in tickets):
                 return tickets
-        raise self.lost_error(position)
+        raise self.make_lost_error(position)
 
     async def are_tickets_gone(
         self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
@@ -332,7 +332,7 @@ class TicketQueue:
         there = {ticket.key for ticket in await self.tickets()}
         return position.ticket.key in there and there.isdisjoint(ahead)
 
-    def lost_error(self, position: QueuePosition) -> LockLost:
+    def make_lost_error(self, position: QueuePosition) -> LockLost:
         """Return the error for a ticket that another client has deleted.
 
         Raise ``SessionLost`` if its session has ended.

@@ -24,7 +24,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
 from latchwork.primitives.group.log import LogHead, ViewChangeStep, ViewLog, ViewState
-from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
+from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, compare_views, member_id
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waits import Waiter
@@ -186,7 +186,7 @@ class Replica:
                 self._head, self._log_id = entry, head.log_id
             if changes:
                 if self._reported is not None and self._reported.number >= changes[0].view.number:  # a new log_id
-                    changes = [difference(self._reported, changes[-1].view)]
+                    changes = [compare_views(self._reported, changes[-1].view)]
                 self._reported = changes[-1].view
                 self._notify(changes)
 
@@ -200,7 +200,7 @@ class Replica:
             if reported is None:
                 self._notify([_whole(view)])
             elif reported != view:
-                self._notify([difference(reported, view)])
+                self._notify([compare_views(reported, view)])
 
     def _notify(self, changes: list[ViewChange]) -> None:
         for listener in list(self._listeners.values()):
@@ -465,7 +465,7 @@ class ViewFollower:
                 self._members = watch
             while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
-                    dirty |= self._fold(await steps_of(watch.next)(pause_s), tokens)
+                    dirty |= self._update_tokens(await steps_of(watch.next)(pause_s), tokens)
                 dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
                 now = self._store.clock.now()
                 due = schedule.next_action(now, is_behind=bool(dirty))
@@ -478,7 +478,7 @@ class ViewFollower:
                     dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
                 pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
-    def _fold(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
+    def _update_tokens(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
         """Apply changes of member keys to a table of tokens by member ID. Return the IDs of the changed members."""
         names = set()
         for each in batch:

@@ -292,7 +292,7 @@ class ViewLog:
             return None
         before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
         ended = [] if at is not None else await self._log_prefixes()
-        based = await self._with_base(before, state)
+        based = await self._write_base_if_due(before, state)
         data = write_step(step)
         inline = step if len(data) <= MOST_INLINE_BYTES else None
         head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
@@ -301,12 +301,12 @@ class ViewLog:
         try:
             await self._delete_logs(ended)
             if based is not before:
-                await self._sweep(head)
+                await self._delete_old_steps(head)
         except LatchworkError as error:  # it goes with the next base, or the next log
             _log.info("%s: old views are not cleaned away yet: %s", self._what, error)
         return written.entries[0], head, step
 
-    async def _with_base(self, head: LogHead, state: ViewState) -> LogHead:
+    async def _write_base_if_due(self, head: LogHead, state: ViewState) -> LogHead:
         """Write the whole view if that is due. Return the head, which says where readers find it."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
@@ -316,11 +316,11 @@ class ViewLog:
             await ask(self._store.put, self._key(f"base/{head.log_id}/{state.number:012d}-{part:04d}"), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
-    async def _sweep(self, head: LogHead) -> None:
+    async def _delete_old_steps(self, head: LogHead) -> None:
         """Delete stored changes and whole views that are no longer needed."""
         for kind, least in (("log", head.first), ("base", head.base)):
             names = await ask(self._store.children, self._key(f"{kind}/{head.log_id}"))
-            await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _number(name) < least)
+            await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _parse_number(name) < least)
 
     async def remove(self) -> None:
         """Delete the log.
@@ -365,7 +365,7 @@ def _step_key(log_id: str, number: int) -> str:
     return f"log/{log_id}/{number:012d}"
 
 
-def _number(name: str) -> int:
+def _parse_number(name: str) -> int:
     """Return the number in the name of a stored step or chunk. Other names are not converted."""
     digits = name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 1 << 62

@@ -19,7 +19,7 @@ Label = str | bytes
 #: Bytes that one member may take in the store. Every view that it changes in is sent to everybody who follows them.
 MAX_MEMBER_BYTES = 4_096
 
-__all__ = ["STAND_IN_S", "View", "ViewChange", "change", "delay_s", "difference"]
+__all__ = ["STAND_IN_S", "View", "ViewChange", "change", "compare_views", "delay_s"]
 _by_id = attrgetter("id")
 _by_age = attrgetter("created", "id")
 
@@ -253,7 +253,7 @@ def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMe
     )
 
 
-def difference(before: View, after: View) -> ViewChange:
+def compare_views(before: View, after: View) -> ViewChange:
     """Return the changes from one view to another one."""
     old, new = ({member.id: member for member in view.members} for view in (before, after))
     return change(after, old, new, max(0, after.number - before.number - 1))

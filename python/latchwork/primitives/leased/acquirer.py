@@ -14,7 +14,7 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.leased.core import KeeperCore
-from latchwork.primitives.leased.inspect import state_of
+from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import InDoubt
 from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
@@ -173,7 +173,7 @@ class LockAcquirer:
 
     async def _still_held(self, name: str, timeout_s: float | None) -> str:
         try:
-            holder = (await state_of(self._table, name)).holder
+            holder = (await read_state(self._table, name)).holder
         except LatchworkError:
             holder = None
         return (
@@ -195,7 +195,7 @@ class LockAcquirer:
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
         await self._retry(lambda: self._table.renew_other(old), deadline, backoff)
-        found = await self._retry(lambda: self._table.locks_of_owner(old), deadline, backoff)
+        found = await self._retry(lambda: self._table.list_locks_of_owner(old), deadline, backoff)
         left = names = [name for name in found if only is None or name in only]
         claimer = object()
         with undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values()))):

@@ -203,7 +203,7 @@ class KeeperCore:
         for doubt in self.state.doubts:
             await self._settle(doubt)
         try:
-            for owner in await self.table.find_removed_owners(self._unwatched()):
+            for owner in await self.table.find_removed_owners(self._find_unwatched_owners()):
                 self.waits.recheck_locks_of(owner)
         except LatchworkError as error:
             _log.info("owners that hold what is waited for could not be read: %s", error)
@@ -359,11 +359,11 @@ class KeeperCore:
             if owner is not None and owner.id == gone:
                 self.lose(owner, "another owner took it over")
             self.waits.recheck_locks_of(gone)
-        if self._unwatched():
+        if self._find_unwatched_owners():
             self._cleanup_drain.signal()
         self.wake.set()
 
-    def _unwatched(self) -> list[str]:
+    def _find_unwatched_owners(self) -> list[str]:
         """Return the owners that block waiters but are not in the mirror, which therefore would not report their
         end.
         """

@@ -72,7 +72,7 @@ async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
     Returns:
         Sorted by name, including free locks. Not a snapshot.
     """
-    return await states_below(LockTable(store), below)
+    return await read_states_below(LockTable(store), below)
 
 
 @driven
@@ -99,7 +99,7 @@ async def force_release(
     """
     table = LockTable(store)
     entry = await ask(table.store.get, table.lock_key(name))
-    before = next(iter(await states_of(table, [entry] if entry is not None else [])), None)
+    before = next(iter(await read_states(table, [entry] if entry is not None else [])), None)
     if entry is None or before is None or before.holder is None:
         return None
     await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *resolved(store, also(before))])
@@ -116,7 +116,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
     """
     table = LockTable(store)
     found = (await table.list_locks(below))[:at_most]
-    names = {state.name for state in await states_of(table, found) if state.holder is None}
+    names = {state.name for state in await read_states(table, found) if state.holder is None}
     free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
@@ -135,19 +135,19 @@ async def _forget(store: Store, entries: list[Entry]) -> int:
     return len(entries)
 
 
-async def state_of(table: LockTable, name: str) -> LockState:
+async def read_state(table: LockTable, name: str) -> LockState:
     """Read the state of a lock. A lock that was never taken is free."""
     entry = await ask(table.store.get, table.lock_key(name))
-    states = await states_of(table, [entry] if entry is not None else [])
+    states = await read_states(table, [entry] if entry is not None else [])
     return states[0] if states else LockState(name, None, 0)
 
 
-async def states_below(table: LockTable, below: str) -> list[LockState]:
+async def read_states_below(table: LockTable, below: str) -> list[LockState]:
     """Read the states of all locks below a name, sorted by name. "" reads all. Not a snapshot."""
-    return await states_of(table, await table.list_locks(below))
+    return await read_states(table, await table.list_locks(below))
 
 
-async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
+async def read_states(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
     """Return the states of the locks in these entries, in the same order. Reads their owners."""
     holders = await _holders(table, owners_of(found))
     states = []
@@ -190,7 +190,7 @@ class LockSweeper:
 
     async def _sweep_owners(self) -> int:
         removed = 0
-        for key, version in await self._table.silent_owners():
+        for key, version in await self._table.find_silent_owners():
             removed += await self._unless_changed(At.of(key, version), Delete(key))
         return removed
 

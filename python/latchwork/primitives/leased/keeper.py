@@ -20,7 +20,7 @@ from latchwork._base.event import Signal
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.acquirer import LockAcquirer
 from latchwork.primitives.leased.core import SWEEP_PERIOD_S, KeeperCore
-from latchwork.primitives.leased.inspect import LockState, state_of, states_below
+from latchwork.primitives.leased.inspect import LockState, read_state, read_states_below
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
 from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, refuse_in_callback
@@ -239,7 +239,7 @@ class LockKeeper(Startable):
     @driven
     async def state(self, name: str) -> LockState:
         """Read the state of a lock."""
-        return await state_of(self._table, check_name(name, "lock"))
+        return await read_state(self._table, check_name(name, "lock"))
 
     @driven
     async def holders(self, below: str = "") -> list[LockState]:
@@ -248,7 +248,7 @@ class LockKeeper(Startable):
         Args:
             below: Only names below this one; "" for all.
         """
-        return [state for state in await states_below(self._table, below) if state.holder is not None]
+        return [state for state in await read_states_below(self._table, below) if state.holder is not None]
 
     def waiting(self) -> list[str]:
         """Return the names of the locks for which this keeper waits, sorted."""

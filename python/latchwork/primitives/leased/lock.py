@@ -17,7 +17,7 @@ from latchwork._base.execution_context import PerCaller, identity
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
-from latchwork.primitives.leased.inspect import LockHolder, state_of
+from latchwork.primitives.leased.inspect import LockHolder, read_state
 from latchwork.primitives.leased.keeper import LockKeeper
 from latchwork.primitives.leased.owner import HeldLock
 from latchwork.primitives.leased.protocol import raised_ttl_s
@@ -248,7 +248,7 @@ class PersistentLock(GuardsWork):
         """Read from the store who holds the lock, which may be this process. Return None if it is free."""
         if self._given is not None:
             return (await steps_of(self._given.state)(self.name)).holder
-        return (await state_of(LockTable(self._store), self.name)).holder
+        return (await read_state(LockTable(self._store), self.name)).holder
 
     def _refuse_closed(self) -> None:
         self._home.check()

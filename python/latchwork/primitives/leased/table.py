@@ -158,7 +158,7 @@ class LockTable:
         with self._lock:
             return self._sightings.first_alive(now)
 
-    async def silent_owners(self) -> list[tuple[str, Hashable]]:
+    async def find_silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all owners. Return the key and version of each one that was unchanged for two of its TTLs."""
         found = await ask(self.store.list, OWNERS)
         self._record_entries([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
@@ -357,7 +357,7 @@ class LockTable:
                 await ask(self.store.commit, [At(entry)], [Put(key, value)])
                 return
 
-    async def locks_of_owner(self, owner: str) -> list[str]:
+    async def list_locks_of_owner(self, owner: str) -> list[str]:
         """Return the names of the locks that an owner holds, sorted. Not a snapshot."""
         return [self.name_of(entry.key) for entry in await self.list_locks() if owner_of(entry) == owner]
 

@@ -78,7 +78,7 @@ class Reading:
         stored = _NUMBER.decode_entry(entry)
         return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
-    def changed(self, value: int, nonce: str) -> bytes:
+    def encode_change(self, value: int, nonce: str) -> bytes:
         """Return the bytes to store after a change to ``value``."""
         return encode(StoredNumber(value, self.writes + 1, (*self.recent, nonce)[-KEPT:]))
 
@@ -181,7 +181,7 @@ class NumberCell:
             except Unavailable as error:
                 trouble = error
             if deadline.has_passed:
-                raise change.why(trouble) from trouble
+                raise change.timeout_error(trouble) from trouble
             await Pause(self._store.clock, Signal(), deadline.left_s(backoff.next_s()))
 
     async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
@@ -195,7 +195,7 @@ class NumberCell:
             ops: Further operations of the transaction.
         """
         before, self._written, self._is_alone = self._written, None, False
-        put = Put(self._key, now.changed(after, nonce))
+        put = Put(self._key, now.encode_change(after, nonce))
         done = await ask(self._store.commit, [*checks, now.check], [put, *ops])
         self._is_alone = before is not None and before.version == now.version
         entry, recent = done.entries[0], (*now.recent, nonce)[-KEPT:]
@@ -250,7 +250,7 @@ class _Change:
         self.result = after
         return True
 
-    def why(self, trouble: LatchworkError | None) -> LatchworkError:
+    def timeout_error(self, trouble: LatchworkError | None) -> LatchworkError:
         """Return the error to raise when the timeout has passed."""
         if self._unknown is not None:
             return OutcomeUnknown(f"{self._cell}: whether it was changed could not be found out: {self._unknown.error}")

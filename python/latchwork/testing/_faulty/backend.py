@@ -304,12 +304,12 @@ class FaultyBackend(Backend):
                 self.call_later(fault.delay_s, send)  # the answer is not awaited
             return failed(_cut(what, writes=writes))
         if kind == "drop":
-            return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
+            return self._call_after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
         if kind == "slow_request":
-            return self._after(min(fault.delay_s, self._call_timeout_s), send)
+            return self._call_after(min(fault.delay_s, self._call_timeout_s), send)
         if kind == "slow_answer":
             answer = send()
-            return self._after(min(fault.delay_s, self._call_timeout_s), lambda: answer)
+            return self._call_after(min(fault.delay_s, self._call_timeout_s), lambda: answer)
         return drive(self._after_expiry(send))
 
     def _after_expiry(self, send: Callable[[], Future[T]]) -> Steps[T]:
@@ -324,7 +324,7 @@ class FaultyBackend(Backend):
             raise error from refused
         raise error
 
-    def _after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
+    def _call_after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
         """Make a call after a delay."""
 
         def steps() -> Steps[T]:

@@ -25,7 +25,7 @@ real_join = threading.Thread.join
 class Scheduler(Protocol):
     """The methods of the simulation's scheduler that a lock calls."""
 
-    def me(self) -> Any: ...
+    def current_task(self) -> Any: ...
     def point(self, task: Any) -> None: ...
     def block(self, task: Any, lock: SimLock, timeout: float) -> bool: ...
 
@@ -42,7 +42,7 @@ class SimLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock like ``threading.Lock.acquire`` does, in virtual time."""
-        task = self._sim.me()
+        task = self._sim.current_task()
         if task is None:
             return self._acquire_outside(blocking, timeout)
         self._sim.point(task)

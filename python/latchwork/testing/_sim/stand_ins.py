@@ -65,18 +65,18 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         """Return a function that calls ours in simulated threads, and the real one in others."""
 
         def stand_in(*args: Any) -> object:
-            return (ours if sim.me() is not None else real)(*args)
+            return (ours if sim.current_task() is not None else real)(*args)
 
         return stand_in
 
     def gettime(clock: int) -> float:
-        return sim.now() if clock in _RUNNING_CLOCKS and sim.me() is not None else _real_gettime(clock)
+        return sim.now() if clock in _RUNNING_CLOCKS and sim.current_task() is not None else _real_gettime(clock)
 
     def as_one_step(load: Callable[..., object]) -> Callable[..., object]:
         def import_outside(*args: Any, **options: Any) -> object:
-            if sim.me() is None:
+            if sim.current_task() is None:
                 return load(*args, **options)
-            with sim.outside():  # locks that a module makes for itself outlive the simulation
+            with sim.use_real_locks():  # locks that a module makes for itself outlive the simulation
                 return load(*args, **options)
 
         return import_outside
@@ -109,18 +109,18 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
 
 def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     def start(thread: threading.Thread) -> None:
-        if sim.me() is None:
+        if sim.current_task() is None:
             real_start(thread)
             return
         run: Callable[[], None] = thread.run
         task = sim.add(thread)
-        thread.run = lambda: sim.carry(task, run)  # type: ignore[method-assign]
-        with sim.outside():
+        thread.run = lambda: sim.run_task(task, run)  # type: ignore[method-assign]
+        with sim.use_real_locks():
             thread._started = threading.Event()  # type: ignore[attr-defined]  # noqa: SLF001 - set before its first turn
             real_start(thread)
 
     def join(thread: threading.Thread, timeout: float | None = None) -> None:
-        if sim.me() is None or not sim.join(thread, timeout):
+        if sim.current_task() is None or not sim.join(thread, timeout):
             real_join(thread, timeout)
 
     def is_alive(thread: threading.Thread) -> bool:
@@ -128,7 +128,7 @@ def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         return _real_is_alive(thread) if alive is None else alive
 
     def start_natively(thread: threading.Thread) -> None:
-        (_real_start_natively if sim.me() is None else start)(thread)
+        (_real_start_natively if sim.current_task() is None else start)(thread)
 
     return [
         (interrupts, "_start_natively", start_natively),

@@ -78,13 +78,13 @@ class Turns:
 
     # For the stand-ins
 
-    def me(self) -> Task | None:
+    def current_task(self) -> Task | None:
         """Return the simulated thread that calls this, or None for any other thread."""
         task = self._by_ident.get(threading.get_ident())
         return None if task is None or task.is_outside else task
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def use_real_locks(self) -> Iterator[None]:
         """Give the calling thread real locks and real time during a ``with`` block."""
         task = self._require()
         task.is_outside = True
@@ -102,7 +102,7 @@ class Turns:
         self._tasks.insert(0, task)
         return task
 
-    def carry(self, task: Task, run: Callable[[], None]) -> None:
+    def run_task(self, task: Task, run: Callable[[], None]) -> None:
         """Run a simulated thread in its real thread, from the first time it is chosen to its end."""
         ident = threading.get_ident()
         self._by_ident[ident] = task
@@ -173,7 +173,7 @@ class Turns:
     # Taking turns
 
     def _leave_if_stopped(self) -> None:
-        task = self.me()
+        task = self.current_task()
         if task is not None and not task.can_run(self._now) and not (task.held or task.pinned):
             self._switch(task, self._next())
 
@@ -261,7 +261,7 @@ class Turns:
             self._observing = False
 
     def _require(self) -> Task:
-        task = self.me()
+        task = self.current_task()
         if task is None:
             raise SimulationError("this thread does not belong to the running simulation; call it from inside")
         return task

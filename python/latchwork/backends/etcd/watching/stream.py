@@ -122,7 +122,7 @@ class Stream:
         if self.call is not None:
             self.call.cancel()
 
-    def outgoing(self, closing: Signal) -> Iterator[Any]:
+    def yield_requests(self, closing: Signal) -> Iterator[Any]:
         """Yield the requests to send as they arrive, and progress requests in between.
 
         Runs in gRPC's sending thread.
@@ -132,7 +132,7 @@ class Stream:
             try:
                 request = self._requests.get(timeout=max(0.0, next_at - self._clock.now()))
             except queue.Empty:
-                request = None if closing.is_set() else self._progress()
+                request = None if closing.is_set() else self._progress_request()
                 next_at = self._clock.now() + _PROGRESS_EVERY_S
                 if request is None:
                     continue
@@ -140,7 +140,7 @@ class Stream:
                 return
             yield request
 
-    def progressed(self) -> float | None:
+    def on_progress_answer(self) -> float | None:
         """Handle the answer to a progress request.
 
         Returns:
@@ -151,7 +151,7 @@ class Stream:
         self._answered_ask, self._asked_at = asked_at or proven_at, None
         return proven_at
 
-    def _progress(self) -> Any:
+    def _progress_request(self) -> Any:
         """Return a progress request, or None while the previous one is unanswered or nothing needs to be asked."""
         now = self._clock.now()
         if not self.parts or (self._asked_at is not None and now < self._asked_at + _ANSWER_WITHIN_S):

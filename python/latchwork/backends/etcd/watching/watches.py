@@ -174,7 +174,7 @@ class WatchHub:
             _log.debug("a watch waits for the server: %s", error)
             self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
 
-    def _restart(self, watch: EtcdWatch) -> None:
+    def _read_again(self, watch: EtcdWatch) -> None:
         """Read the state of a watch again after a gap, and deliver nothing more of its old ranges."""
         with self._lock:
             self._cancel(watch)
@@ -245,7 +245,7 @@ class WatchHub:
 
     def _follow(self, stream: Stream) -> None:
         """Open a stream, add all watches to it, and deliver its events until it ends."""
-        stream.call = self._link.watch_stream(stream.outgoing(self._closing))
+        stream.call = self._link.watch_stream(stream.yield_requests(self._closing))
         with self._lock:
             if self._closing.is_set():
                 stream.call.cancel()
@@ -272,7 +272,7 @@ class WatchHub:
         if self._closing.is_set():
             return
         _log.debug("the watch stream broke off: %s", rpc_errors.details(error))
-        effect = rpc_errors.effect(error)
+        effect = rpc_errors.classify_effect(error)
         if effect is rpc_errors.Effect.STALE_TOKEN:
             self._link.refresh_token()
         elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
@@ -284,7 +284,7 @@ class WatchHub:
         if response.events:
             self._events(stream, response)
         if response.created:
-            self._created(stream, response)
+            self._on_created(stream, response)
         elif response.canceled:
             self._canceled(stream, response)
         elif not response.events:
@@ -315,7 +315,7 @@ class WatchHub:
         if changes:
             self._deliver(watch, Delta(tuple(changes.values())))
 
-    def _created(self, stream: Stream, response: Any) -> None:
+    def _on_created(self, stream: Stream, response: Any) -> None:
         """Handle the server's answer to a request to watch a range.
 
         Answers are in the order of the requests. A refusal may lack the ID of the range.
@@ -336,13 +336,13 @@ class WatchHub:
                 part.behind = max(0, response.header.revision - part.resume_at)
                 self._note_live(part.watch)
         if response.canceled and current:
-            self._ended(stream, part.watch, response)
+            self._on_range_ended(stream, part.watch, response)
         elif current and part.resumes and part.behind > _FAR_BEHIND:
             _log.info("a watch is %d revisions behind after a disconnect; reading again", part.behind)
-            self._restart(part.watch)
+            self._read_again(part.watch)
         elif current and part.resumes and part.resume_at > response.header.revision + 1:
             _log.info("a watch is ahead of revision %d, the server's newest; reading again", response.header.revision)
-            self._restart(part.watch)
+            self._read_again(part.watch)
         elif current and part.watch.held is not None:
             self._read(part.watch)
 
@@ -363,9 +363,9 @@ class WatchHub:
             if part is not None:
                 part.ticket, part.watch_id = 0, None
         if part is not None:
-            self._ended(stream, part.watch, response)
+            self._on_range_ended(stream, part.watch, response)
 
-    def _ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
+    def _on_range_ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
         """Handle a range that the server has stopped watching.
 
         An expired token looks like a missing permission, so a new token is tried.
@@ -373,13 +373,13 @@ class WatchHub:
         reason = response.cancel_reason
         if response.compact_revision:
             _log.info("a watch fell behind compaction at revision %d; reading again", response.compact_revision)
-            self._restart(watch)
+            self._read_again(watch)
             return
         _log.debug("the server ended a watch: %s", reason)
         if "permission denied" not in reason:
             with self._lock:
                 self._cancel(watch)
-            self._link.timer.call_later(_RETRY_S, lambda: self._restart(watch))
+            self._link.timer.call_later(_RETRY_S, lambda: self._read_again(watch))
             return
         watch.denials += 1
         if watch.denials >= _DENIALS:
@@ -390,11 +390,11 @@ class WatchHub:
 
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
         """Read the state with a new token, and move all watches to a new stream that uses it."""
-        self._restart(watch)
+        self._read_again(watch)
         stream.end()
 
     def _progressed(self, stream: Stream) -> None:
-        proven_at = stream.progressed()
+        proven_at = stream.on_progress_answer()
         if proven_at is None:
             return
         with self._lock:

@@ -101,7 +101,7 @@ class Deletion:
                 raise unreadable_error(self._txn.what, error) from error
 
     def _handle_answer(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
-        effect = rpc_errors.effect(error)
+        effect = rpc_errors.classify_effect(error)
         if effect is Effect.STALE_TOKEN and self._link.clock.now() < deadline:
             yield self._link.refresh_token(deadline)
             return
@@ -111,19 +111,19 @@ class Deletion:
         self.may_land = self.may_land or effect is Effect.UNKNOWN
         yield from self._link.pause(error, self._txn.what, deadline)
 
-    def _found(self, answer: Any) -> list[int]:
+    def _current_revisions(self, answer: Any) -> list[int]:
         """Return the current revisions of the keys, in the order of ``seen``."""
         reads = answer.responses[len(self._txn.conditions) :]
         return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
 
     def _is_undone(self, answer: Any) -> bool:
         """Return whether the deletion was certainly not applied, because a key is unchanged or none existed."""
-        now = zip(self._seen.values(), self._found(answer), strict=True)
+        now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
 
     def _is_over(self, answer: Any) -> bool:
         """Return whether the deletion can no longer be applied, because a compared key has changed."""
-        now = zip(self._seen.values(), self._found(answer), strict=True)
+        now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True
         pairs = zip(self._txn.conditions, answer.responses, strict=False)

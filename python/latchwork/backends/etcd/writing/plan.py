@@ -20,7 +20,7 @@ from typing import Any
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
+from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, split_around
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import (
@@ -81,7 +81,7 @@ class Commit:
             self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
         return self._txn
 
-    def again(self) -> Txn:
+    def replan(self) -> Txn:
         """Return the transaction for another attempt, which uses what the last one has learned."""
         learned = self.txn().learned
         self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
@@ -147,7 +147,7 @@ class Compiler:
         return Txn(
             conditions,
             [request for spec in specs for request in spec.requests],
-            lambda answers, revision: _committed(specs, _seen(specs, answers), revision),
+            lambda answers, revision: _committed(specs, _facts_of_operations(specs, answers), revision),
             lambda revision: [spec.recall(revision) for spec in specs],
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
             describe(checks, ops),
@@ -164,7 +164,7 @@ class Compiler:
             SessionLost: The session was closed here.
         """
         txn = self.commit((), (create,), ended)
-        txn.ops.append(_oldest(self._keys.raw_key(stem)))
+        txn.ops.append(_read_oldest(self._keys.raw_key(stem)))
         decode, recalled = txn.decode, txn.decode_recall
         txn.decode = lambda answers, revision: Ordered(
             decode(answers[:-1], revision).entries[0], self._older(stem, answers[-1].response_range, revision)
@@ -259,7 +259,7 @@ class Compiler:
 
     def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
         holes = sorted(self._keys.raw_key(gone) for gone in deleted if gone.startswith(key + "/"))
-        return [absence(Kind.LEAF, span, key) for span in without(self._keys.ranges_below(key)[0], holes)]
+        return [absence(Kind.LEAF, span, key) for span in split_around(self._keys.ranges_below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
         """Return the etcd operations for an operation.
@@ -294,7 +294,7 @@ class _Spec:
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
-def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
+def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
     """Return for each operation the revision at which its key was created (0 for this one) and how many keys were
     deleted.
     """
@@ -311,7 +311,7 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
     return found
 
 
-def _oldest(stem: bytes) -> requests.Operation:
+def _read_oldest(stem: bytes) -> requests.Operation:
     """Return the operation that reads the oldest keys with a stem, one more than are returned because of the caller's
     own key.
     """

@@ -68,7 +68,7 @@ class Settling:
         Raises:
             OutcomeUnknown: It could not be determined before the deadline.
         """
-        settled = self._written_at(slot, deadline) if answered else self._settle_until(slot, deadline)
+        settled = self._find_revision(slot, deadline) if answered else self._settle_until(slot, deadline)
         try:
             revision = yield from settled
         except _GuardGone as gone:
@@ -100,7 +100,7 @@ class Settling:
             self.unsettled.append(settle)
         self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
-    def ready(self, deadline: float) -> Steps[None]:
+    def wait_until_ready(self, deadline: float) -> Steps[None]:
         """Wait until the server answers, this client has guard keys, and no earlier write can be applied any more.
 
         Raises:
@@ -116,7 +116,7 @@ class Settling:
                     raise
                 yield self._link.timer.after(0.05)
 
-    def settled(self, deadline: float) -> Steps[None]:
+    def wait_until_settled(self, deadline: float) -> Steps[None]:
         """Wait until no write whose outcome was reported as unknown can be applied any more.
 
         Raises:
@@ -124,7 +124,7 @@ class Settling:
         """
         while self.unsettled:
             try:
-                yield from self.ready(deadline)
+                yield from self.wait_until_ready(deadline)
             except StoreFull:  # a full server gives no lease to write with; to read there is no need of one
                 if self.unsettled:
                     raise
@@ -158,7 +158,7 @@ class Settling:
             self._slots.forget(slot.lease)
             raise _GuardGone from error
         except StoreFull:
-            revision = yield from self._written_at(slot, deadline)
+            revision = yield from self._find_revision(slot, deadline)
             if not revision:  # no put is taken that would keep it from landing: end its lease
                 yield from self._revoke(slot.lease, deadline)
                 raise _GuardGone from None
@@ -173,7 +173,7 @@ class Settling:
         slot.revision = kvs[0].mod_revision
         return slot.revision if kvs[0].value == WRITTEN else 0
 
-    def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
+    def _find_revision(self, slot: Slot, deadline: float) -> Steps[int]:
         """Return the revision at which the write of a slot was applied, or 0 if it was not applied.
 
         Raises:
@@ -246,4 +246,6 @@ class _GuardGone(Exception):
 def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:
     said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
     message = f"could not find out whether etcd did {txn.what} ({said}): {state}; "
-    return rpc_errors.caused(OutcomeUnknown(message + "read the key with this store, its answer will be final"), error)
+    return rpc_errors.with_cause(
+        OutcomeUnknown(message + "read the key with this store, its answer will be final"), error
+    )

@@ -66,7 +66,7 @@ class Txn:
         ops = [slot.write, *self.ops]
         if self.is_flat:
             return requests.transaction([slot.compare(), *self.compares()], ops, [slot.read, *self.reads()])
-        parts = [requests.nested(ops), *_assertions(keys, self.compares())]
+        parts = [requests.nested(ops), *_assert_compares(keys, self.compares())]
         return requests.transaction([slot.compare()], parts, [slot.read])
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
@@ -105,15 +105,20 @@ class Txn:
         return [condition.read() for condition in self.conditions]
 
 
-def _assertions(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
+def _assert_compares(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
     """Return nested transactions that make the server refuse the whole one when a comparison fails."""
     return [
-        {"request_txn": {"compare": compares[at : at + NESTED_LIMIT], "failure": [_refusal(keys.unused_key(at))]}}
+        {
+            "request_txn": {
+                "compare": compares[at : at + NESTED_LIMIT],
+                "failure": [_refuse_unless_exists(keys.unused_key(at))],
+            }
+        }
         for at in range(0, len(compares), NESTED_LIMIT)
     ]
 
 
-def _refusal(absent: bytes) -> requests.Operation:
+def _refuse_unless_exists(absent: bytes) -> requests.Operation:
     """Return an operation that the server refuses together with the whole transaction, as long as a key is absent."""
     return {"request_put": {"key": absent, "ignore_lease": True}}
 

@@ -56,7 +56,7 @@ class _Write(Outcome[Any]):
         if found is not None:
             self.slot.revision, result = found
             self._writer.slots.return_slot(self.slot)
-            self._writer.space.written()
+            self._writer.space.record_write()
             resolve(self, result)
         else:
             self._writer.go_on(rpc, self)
@@ -138,7 +138,7 @@ class Writer:
             try:
                 yield from self._ready_for(txn, deadline)
             except StoreFull as error:
-                self.space.refused(error)
+                self.space.record_refusal(error)
                 if self.settling.unsettled or not can_do_without_space(txn):
                     raise
                 return (yield from delete_without_space(self._link, txn, self.settling, deadline))
@@ -154,12 +154,12 @@ class Writer:
 
     def _ready_for(self, txn: Txn, deadline: float) -> Steps[None]:
         try:
-            yield from self.settling.ready(deadline)
+            yield from self.settling.wait_until_ready(deadline)
         except Unavailable as error:
             cause = error.__cause__ or error
             said = rpc_errors.details(cause) if isinstance(cause, grpc.RpcError) else str(error)
             message = f"could not {txn.what}: etcd did not answer in time ({said}); nothing was sent, try again"
-            raise rpc_errors.caused(Unavailable(message), cause) from cause
+            raise rpc_errors.with_cause(Unavailable(message), cause) from cause
 
     # What became of a try: its result, or None when it was not applied and may be sent again; else the error to tell.
 
@@ -175,7 +175,7 @@ class Writer:
         if found is not None:
             slot.revision, result = found
             self.slots.return_slot(slot)
-            self.space.written()
+            self.space.record_write()
             return result
         self._handle_refusal(txn, slot, decode_answer("Txn", answer).responses)
         self._require_time(txn, deadline)
@@ -198,7 +198,7 @@ class Writer:
                 raise error
 
     def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        effect = rpc_errors.effect(error)
+        effect = rpc_errors.classify_effect(error)
         if effect is Effect.UNKNOWN:
             self._link.record_failure(error)
             return (yield from self._settle(error, txn, slot, deadline))
@@ -231,7 +231,7 @@ class Writer:
         result = yield from self.settling.determine_outcome(txn, slot, error, deadline, answered=True)
         full = rpc_errors.translate(error, txn.what)
         assert isinstance(full, StoreFull)
-        self.space.refused(full)
+        self.space.record_refusal(full)
         if result is None:
             if not can_do_without_space(txn):
                 raise full from error

@@ -99,7 +99,7 @@ class SingleKeyWatches:
             begin, self._beating = not self._beating, True
         self._ask(watch)
         if begin:
-            self._timer.call_later(_RIGHTS_EVERY_S, self._reread_all)
+            self._timer.call_later(_RIGHTS_EVERY_S, self._read_all_again)
         return watch
 
     def _drop(self, watch: SingleKeyWatch) -> None:
@@ -112,7 +112,7 @@ class SingleKeyWatches:
         for watch in self._all():
             watch.close()
 
-    def reread(self, prefix: str) -> None:
+    def read_again(self, prefix: str) -> None:
         """Read the key again, because the server's watches of it were removed."""
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
@@ -155,7 +155,7 @@ class SingleKeyWatches:
             return
         del self._watches[path]
         if remove and not self._is_watched(watch.prefix):
-            self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
+            self._connection.call(REMOVE_WATCHES, wire.encode_path_request(path, wire.ANY_WATCH))
 
     def _ask(self, watch: SingleKeyWatch, *, barrier: bool = False) -> None:
         with self._lock:
@@ -165,7 +165,9 @@ class SingleKeyWatches:
             watch.waits = True
             number = watch.asks
             path = self._layout.path(watch.prefix)
-            payload = wire.read_and_watch(path) if not self._is_watched(watch.prefix) else wire.path_and_flag(path)
+            payload = (
+                wire.read_and_watch(path) if not self._is_watched(watch.prefix) else wire.encode_path_request(path)
+            )
             send = self._connection.read if barrier else self._connection.call
             call = send(GET_DATA, payload)
         call.add_done_callback(lambda _: self._answered(watch, number, call))
@@ -177,7 +179,7 @@ class SingleKeyWatches:
         error = call.exception()
         if error is not None:
             if not (isinstance(error, NoReply) and self._connection.over):
-                self._reread_later(watch, number)
+                self._read_again_later(watch, number)
             return
         reply = call.result()
         if reply.error not in {OK, NO_NODE}:
@@ -191,7 +193,7 @@ class SingleKeyWatches:
         else:
             self._ask(watch, barrier=True)
 
-    def _reread_later(self, watch: SingleKeyWatch, number: int) -> None:
+    def _read_again_later(self, watch: SingleKeyWatch, number: int) -> None:
         """Read the key of a watch again after an error. A new connection does so earlier."""
 
         def again() -> None:
@@ -200,7 +202,7 @@ class SingleKeyWatches:
 
         self._timer.call_later(_RETRY_S, again)
 
-    def _reread_all(self) -> None:
+    def _read_all_again(self) -> None:
         """Read again those keys that have changed unnoticed, or that may no longer be read."""
         with self._lock:
             paths = list(self._watches)
@@ -211,7 +213,7 @@ class SingleKeyWatches:
             some = paths[at : at + _AT_ONCE]
             call = self._connection.call(MULTI_READ, wire.multi([wire.read_data(path) for path in some]))
             call.add_done_callback(functools.partial(self._apply_answers, some))
-        self._timer.call_later(_RIGHTS_EVERY_S, self._reread_all)
+        self._timer.call_later(_RIGHTS_EVERY_S, self._read_all_again)
 
     def _apply_answers(self, paths: list[str], done: Future[wire.Reply]) -> None:
         if done.exception() is not None or done.result().error != OK:
@@ -224,7 +226,7 @@ class SingleKeyWatches:
 
     def _refused(self, watch: SingleKeyWatch, number: int, code: int) -> None:
         if code != NO_AUTH:
-            self._reread_later(watch, number)
+            self._read_again_later(watch, number)
             return
         watch.deliver(Broken(code_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
         watch.close()

@@ -130,9 +130,9 @@ class WatchHub:
             removed = not same and self._watches.pop(watch.prefix, None) is not None and not self._closed
             if removed:
                 path = self._layout.path(watch.prefix)
-                self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
+                self._connection.call(REMOVE_WATCHES, wire.encode_path_request(path, wire.ANY_WATCH))
         if removed:
-            self._leaves.reread(watch.prefix)
+            self._leaves.read_again(watch.prefix)
 
     def close(self) -> None:
         """Close all watches."""
@@ -198,21 +198,23 @@ class WatchHub:
             watch.dirty = set()
             load = watch.loads
             path = self._layout.path(watch.prefix)
-            payload = wire.path_and_flag(path, wire.RECURSIVE)
+            payload = wire.encode_path_request(path, wire.RECURSIVE)
             added = self._connection.call(ADD_WATCH, payload, self._clock.now() + _LOAD_TIMEOUT_S)
         drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
         context = self._lister.reader.context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
-        confirmed = self._connection.confirm(context.deadline)
-        first = self._lister.request_subtree(context, watch.prefix)  # all at once: answers come in the order of asking
+        confirmed = self._connection.send_barrier(context.deadline)
+        first = self._lister.send_subtree_requests(
+            context, watch.prefix
+        )  # all at once: answers come in the order of asking
         reply = yield added
         if reply.error != wire.OK:
             raise LatchworkError(
                 f"the server refused a recursive watch with error {reply.error}; it needs 3.6 or newer"
             )
         yield confirmed
-        entries = yield from self._lister.whole(context, watch.prefix, first)
+        entries = yield from self._lister.read_subtree_with_root(context, watch.prefix, first)
         with self._lock:
             if watch.loads != load:
                 return
@@ -314,7 +316,7 @@ class WatchHub:
         if self._connection.up:
             now = self._clock.now()
             if now < self._proofs_until:
-                call = self._connection.confirm(now + 2 * _HEARTBEAT_S)
+                call = self._connection.send_barrier(now + 2 * _HEARTBEAT_S)
                 call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
             self._beats += 1
             if self._beats % _RIGHTS_EVERY == 0:

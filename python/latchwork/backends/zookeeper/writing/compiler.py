@@ -56,12 +56,12 @@ def compile_plan(
     compiler = _Compiler(layout, known, {op.key for op in ops}, session_id)
     for each in checks:
         compiler.check(each)
-    for op in sorted(ops, key=_deletes_first):
+    for op in sorted(ops, key=_deletion_sort_key):
         compiler.op(op)
     return compiler.finish()
 
 
-def _deletes_first(op: Op) -> bool:
+def _deletion_sort_key(op: Op) -> bool:
     """Return a sort key that puts deletions first, because they make room for other operations."""
     return not isinstance(op, Delete)
 
@@ -110,7 +110,7 @@ class _Compiler:
         if seen.version != version:
             self._refuse(f"{check.key!r} was written since it was read; read it again", check)
         self._guard(check.key, seen)
-        self.pinned[check.key] = self._pin(check.key, seen)
+        self.pinned[check.key] = self._version_to_check(check.key, seen)
         if check.key not in self.touched:
             self._add_check(check.key, seen.data)
 
@@ -134,7 +134,7 @@ class _Compiler:
         """Make the transaction fail if the key exists."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
             self._guard(key, seen)
-            self._add_check(key, self._pin(key, seen))
+            self._add_check(key, self._version_to_check(key, seen))
             return
         if self.known.fresh and self._is_open(key):  # all at once: each look is another attempt
             raise NeedStates([key, *(each for each in self.touched if self._is_absent(each) and self._is_open(each))])
@@ -167,7 +167,7 @@ class _Compiler:
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
-        self._add_check(key, self._pin(key, node))
+        self._add_check(key, self._version_to_check(key, node))
 
     def _add_check(self, key: str, version: int) -> None:
         self.checks.append(MultiPart("check", key, wire.check(self.layout.path(key), version)))
@@ -195,7 +195,7 @@ class _Compiler:
         if owner is not None and owner != self.session_id:
             self.markers[owner] = None
 
-    def _pin(self, key: str, seen: Znode) -> int:
+    def _version_to_check(self, key: str, seen: Znode) -> int:
         """Return the version of a znode's data to check."""
         if seen.data == ANY:
             if not self.known.fresh:
@@ -283,7 +283,7 @@ class _Compiler:
             self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
         self._guard(key, node.seen)
-        pinned = self._pin(key, node.seen)
+        pinned = self._version_to_check(key, node.seen)
         if node.seen.is_marked:
             self._emit("op", key, wire.delete(self.layout.born_path(key)))
         if bound:
@@ -506,7 +506,9 @@ class MultiPlan:
         return sum(len(part.data) for part in self.parts)
 
 
-def entries_of(plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
+def written_entries(
+    plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]
+) -> tuple[Entry, ...]:
     """Return the entries that a transaction has written, given the server's reply.
 
     Args:

@@ -33,10 +33,10 @@ def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
     for at in range(0, len(parts), _BATCH):
         result = yield from task.send(parts[at : at + _BATCH])
         if result.error in FINAL_CODES:
-            raise task.refusal(result.error, plan.entries[0].key)
+            raise task.refusal_error(result.error, plan.entries[0].key)
 
 
-def missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
+def find_missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
     """Return which of a parent and the znodes above it do not exist, the topmost first."""
     ups = ancestors(parent_key)
     try:
@@ -80,7 +80,7 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
                 node = known.nodes[key]
                 is_known = UNKNOWN not in {node.gen, node.data}
                 if node.exists and node.version is None and not node.children and not node.leaf and is_known:
-                    removal = wire.multi(_removal(reader.layout, key, node))
+                    removal = wire.multi(_encode_removal(reader.layout, key, node))
                     flying.append((key, connection.call(MULTI, removal, deadline)))
             above = set()
             for key, call in flying:
@@ -92,7 +92,7 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
         left = sorted({*left[_BATCH:], *above} - {""}, key=len, reverse=True)
 
 
-def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
+def _encode_removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
     """Return the parts of a transaction that removes a parent, unless a key was created there meanwhile."""
     mark = [wire.delete(layout.born_path(key))] if node.is_marked else []
     return [wire.set_data(layout.guard_path(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]

@@ -30,7 +30,7 @@ from latchwork.backends.zookeeper.wire import (
     MultiReply,
     Reply,
 )
-from latchwork.backends.zookeeper.writing.parents import missing_parents
+from latchwork.backends.zookeeper.writing.parents import find_missing_parents
 from latchwork.backends.zookeeper.writing.states import VersionMemory
 from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
@@ -51,7 +51,7 @@ def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, ke
     by_server = [wire.check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
     parts, made, taken = by_server, "", 0
     while not task.connection.is_late(task.deadline):
-        gens = reader.gens()
+        gens = reader.guard_versions()
         try:
             reply: Reply = yield task.connection.write(parts, task.deadline)
         except NoReply as cut:
@@ -59,7 +59,7 @@ def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, ke
         result = wire.parse_multi(reply)
         if reply.settled or result.error == OK:
             if parts is by_server:
-                made = yield from _made_by_server(reader, task, key, reply, result)
+                made = yield from _key_numbered_by_server(reader, task, key, reply, result)
             memory.note_kept(above)
             version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
             entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
@@ -71,18 +71,18 @@ def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, ke
             yield from _prepare_counter(reader, task, key, result)
         elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
             taken += result.error == NODE_EXISTS  # else the server's counter has ended, or another creator was faster
-            number, version_of_keep = yield from _next(reader, task, above)
+            number, version_of_keep = yield from _next_number(reader, task, above)
             made = numbered(key, number + taken)
             parts = [
                 wire.set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
                 layout.create(layout.path(made), data, flags),
             ]
         else:
-            raise task.refusal(result.error, key)
+            raise task.refusal_error(result.error, key)
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
+def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
     """Return the key that the server has numbered.
 
     If its counter is nearly used up, continue to count in this client.
@@ -99,7 +99,7 @@ def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, res
     return made
 
 
-def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
+def _next_number(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
     """Return the next number below a parent for which the client counts, and the version of the parent's ``#keep``."""
     try:
         context = yield from reader.begin(task.connection, task.deadline)
@@ -114,16 +114,16 @@ def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]
 def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiReply) -> Steps[None]:
     """Create a parent of sequential keys with its ``#keep``. Other clients may do the same at once."""
     if result.error != NO_NODE:
-        raise task.refusal(result.error, key)
+        raise task.refusal_error(result.error, key)
     above, layout = parent(key), reader.layout
     parts: list[bytes] = []
     if above:
-        for each in (yield from missing_parents(reader, task, above)):
+        for each in (yield from find_missing_parents(reader, task, above)):
             parts += layout.create_parent(each)
     parts.append(layout.create(layout.keep_path(above)))
     made = yield from task.send(parts)
     if made.error in FINAL_CODES:
-        raise task.refusal(made.error, key)
+        raise task.refusal_error(made.error, key)
 
 
 def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
@@ -152,8 +152,8 @@ def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem:
     missing = [guessed] if guessed else []
     while not task.connection.is_late(task.deadline):
         parts = [part for each in missing for part in layout.create_parent(each)]
-        gens = reader.gens()
-        names = Request(GET_CHILDREN, wire.path_and_flag(layout.path(above)), task.deadline)
+        gens = reader.guard_versions()
+        names = Request(GET_CHILDREN, wire.encode_path_request(layout.path(above)), task.deadline)
         try:
             reply: Reply = yield task.connection.write([*parts, create], task.deadline, names)
         except NoReply as cut:
@@ -174,9 +174,9 @@ def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem:
         if result.failed == len(parts) + 1:
             task.check_evidence(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
-            missing = yield from missing_parents(reader, task, above)
+            missing = yield from find_missing_parents(reader, task, above)
         else:
-            raise task.refusal(result.error, key)
+            raise task.refusal_error(result.error, key)
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 

@@ -236,7 +236,7 @@ def read_states(
     together = False
     while not together:
         call = connection.read(MULTI_READ, payload, deadline)
-        others = [connection.call(EXISTS, wire.path_and_flag(layout.path(each)), deadline) for each in parents]
+        others = [connection.call(EXISTS, wire.encode_path_request(layout.path(each)), deadline) for each in parents]
         reply: Reply = yield call
         replies = []
         for other in others:

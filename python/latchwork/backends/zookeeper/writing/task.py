@@ -34,7 +34,7 @@ class WriteTask:
         """Return the error for a lost connection."""
         return no_reply_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
 
-    def refusal(self, code: int, key: str) -> LatchworkError:
+    def refusal_error(self, code: int, key: str) -> LatchworkError:
         """Return the error for a request that the server refused."""
         return code_error(code, what=self.what, key=key)
 
@@ -58,7 +58,7 @@ class WriteTask:
             SessionLost: The session has ended.
         """
         if result.error != NO_NODE:
-            raise self.refusal(result.error, "@w")
+            raise self.refusal_error(result.error, "@w")
         if self.session_id is not None:
             raise session_lost(self.session_id, self.what)
         self.connection.evidence = None
@@ -72,7 +72,7 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
         The number of the transaction that created it. The reader learns the versions of the guards.
     """
     layout = reader.layout
-    payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))
+    payload = wire.encode_single_request(layout.create(path, flags=wire.EPHEMERAL))
     while not task.connection.is_late(task.deadline):
         try:
             reply: Reply = yield task.connection.call(CREATE, payload, task.deadline)
@@ -80,7 +80,7 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
                 yield from _make_root(layout, task)
                 continue
             if reply.error not in {OK, NODE_EXISTS}:
-                raise task.refusal(reply.error, layout.root)
+                raise task.refusal_error(reply.error, layout.root)
             yield from _learn_guards(reader, task)
         except NoReply as cut:
             if cut.sent and not cut.over and task.may_retry():
@@ -94,16 +94,18 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
 def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
     """Create the missing znodes of the root: the root itself, its guards and its folders."""
     for path in layout.root_paths():
-        reply: Reply = yield task.connection.call(CREATE, wire.alone(layout.create(path)), task.deadline)
+        reply: Reply = yield task.connection.call(
+            CREATE, wire.encode_single_request(layout.create(path)), task.deadline
+        )
     if reply.error not in {OK, NODE_EXISTS}:
         # Above the root anything may be refused: it only matters that the root itself is there.
-        there: Reply = yield task.connection.call(EXISTS, wire.path_and_flag(layout.root), task.deadline)
+        there: Reply = yield task.connection.call(EXISTS, wire.encode_path_request(layout.root), task.deadline)
         if there.error != OK:
-            raise task.refusal(reply.error, layout.root)
+            raise task.refusal_error(reply.error, layout.root)
     parts = [layout.create(path) for path in (*layout.folders, *layout.guards)]
     error = wire.parse_multi((yield task.connection.call(MULTI, wire.multi(parts), task.deadline))).error
     if error not in {OK, NODE_EXISTS}:
-        raise task.refusal(error, layout.root)
+        raise task.refusal_error(error, layout.root)
 
 
 def _learn_guards(reader: Reader, task: WriteTask) -> Steps[None]:

@@ -24,7 +24,7 @@ from latchwork.backends.zookeeper.writing.compiler import (
     MultiPlan,
     NeedStates,
     compile_plan,
-    entries_of,
+    written_entries,
 )
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
 from latchwork.backends.zookeeper.writing.states import VersionMemory, read_states
@@ -75,7 +75,7 @@ class Writer:
                     yield from make_parents(task, plan)
                     known = KnownStates({})
                     continue
-                gens = self._reader.gens()
+                gens = self._reader.guard_versions()
                 reply = yield from self._send(task, plan)
                 if reply is None:  # it only checks, and the connection was lost
                     continue
@@ -83,10 +83,10 @@ class Writer:
                 if result.error == OK:
                     return self._done(plan, result.results, reply.zxid, gens)
                 self._raise_permanent(task, plan, result)
-            known = yield from self._fresh(task, checks, ops, extra, attempt)
+            known = yield from self._read_states(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
 
-    def _fresh(
+    def _read_states(
         self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
     ) -> Steps[KnownStates]:
         """Read the states of all keys of a transaction, after a pause if there were several attempts."""
@@ -148,7 +148,7 @@ class Writer:
                 self._reader.learn(number, guard.version)
         if not plan.writes:
             return Committed(0)
-        entries = entries_of(plan, results, token, now)
+        entries = written_entries(plan, results, token, now)
         self.memory.forget(plan.deleted)
         parents = self.memory.parents
         for entry in entries:
@@ -171,13 +171,13 @@ class Writer:
             if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
                 raise session_lost(task.session_id, task.what)
             if result.error in FINAL_CODES:
-                raise task.refusal(result.error, plan.parts[-1].key)
+                raise task.refusal_error(result.error, plan.parts[-1].key)
             return
         part = plan.parts[result.failed]
         if part.role == "probe" and result.error == wire.EPHEMERAL_PARENT:
             return  # nothing can be there, but that has to be guarded in another way
         if result.error not in _STALE_CODES:
-            raise task.refusal(result.error, part.key or plan.parts[-1].key)
+            raise task.refusal_error(result.error, part.key or plan.parts[-1].key)
 
     def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
         """Delete all keys that exist now at and below a prefix, the deepest first, in transactions of some keys
