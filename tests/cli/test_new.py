@@ -133,6 +133,8 @@ def test_the_commands_of_the_compose_file_of_a_new_project_run_it_on_postgresql(
     with running(commands, folder, environment(**env)):
         if kind == "workflows":
             eventually((tmp_path / "logs").exists, WAIT_S)
+            (words,) = re.findall(r"exec worker (.* --password)", (folder / "compose.yaml").read_text())
+            subprocess.run(shlex.split(words), env=environment(**env), input=b"correct horse battery", check=True)
         assert_works(kind, folder, environment(**env))
 
 

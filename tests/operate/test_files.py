@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import shlex
@@ -28,14 +27,13 @@ from latchwork.primitives.metrics import PrimitiveMetrics
 from latchwork.store.observe.metrics import StoreMetrics
 from latchwork.tasks import Functions
 from latchwork_workflows.api import server
+from operate.files import COMPOSE, FOLDER, UNITS, command_of, read_unit
 
-FOLDER = Path(__file__).parents[2] / "docs" / "operate"
 ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 DASHBOARDS = [json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))]
 MANIFESTS = list(yaml.safe_load_all((FOLDER / "kubernetes" / "jobs.yml").read_text()))
 FLEET = list(yaml.safe_load_all((FOLDER / "kubernetes" / "workflows.yml").read_text()))
-UNITS = sorted((FOLDER / "systemd").glob("*.service"))
 RUNBOOKS = FOLDER / "runbooks"
 #: Labels that Prometheus adds when it scrapes, and those of a histogram.
 SCRAPED = {"instance", "job", "le"}
@@ -135,30 +133,6 @@ def parsed(words):
         return context.params
 
 
-def read_unit(path):
-    found = configparser.ConfigParser(interpolation=None, strict=False)
-    found.optionxform = str
-    found.read_string(path.read_text())
-    return found
-
-
-def environment(path):
-    lines = [line.removeprefix("#") for line in path.read_text().splitlines() if not line.startswith("# ")]
-    return dict(line.split("=", 1) for line in lines if line)
-
-
-def command_of(service):
-    """The words of a unit after the name of the program."""
-    env = environment(FOLDER / "systemd" / Path(service["EnvironmentFile"]).name)
-    command = service["ExecStart"].replace("%i", "n1")
-    for name, value in env.items():
-        command = command.replace(f"${{{name}}}", value)
-    assert "${" not in command, "each variable is in the environment file"
-    program, *words = shlex.split(command)
-    assert program == "/opt/app/venv/bin/latchwork"
-    return words
-
-
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_unit_starts_its_role_with_options_that_exist(unit):
     service = read_unit(unit)["Service"]
@@ -166,6 +140,25 @@ def test_unit_starts_its_role_with_options_that_exist(unit):
     assert float(service["TimeoutStopSec"]) > (params.get("close_timeout_s") or params.get("drain_s") or 0.0)
     assert service["RestartPreventExitStatus"] == str(USAGE)
     assert read_unit(unit)["Install"]["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("name", [each for each, of in COMPOSE["services"].items() if of["image"] == "latchwork:demo"])
+def test_service_of_the_compose_file_starts_its_role_with_options_that_exist(name):
+    service = COMPOSE["services"][name]
+    parsed(service["command"])
+    for other, on in service["depends_on"].items():
+        needed = COMPOSE["services"][other]
+        assert on["condition"] == ("service_healthy" if "healthcheck" in needed else "service_completed_successfully")
+    for volume in service["volumes"]:
+        assert volume.partition(":")[0] in COMPOSE["volumes"]
+    hosts = re.findall(r"(?:@|etcd://)(\w+)[:/]", " ".join(service["environment"].values()))
+    assert set(hosts) == {"postgres", "etcd"} <= COMPOSE["services"].keys()
+
+
+def test_only_this_machine_reaches_the_ports_of_the_compose_file_and_images_have_a_version():
+    for name, service in COMPOSE["services"].items():
+        assert re.search(r":(?!latest)[\w.]+$", service["image"]), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
