@@ -9,14 +9,17 @@ from primitives.lock_simulation import Simulation
 STEPS = 40_000
 
 
-def test_no_two_nodes_ever_believe_that_they_hold_the_lock():
-    runs = [Simulation(seed).run(STEPS) for seed in range(6)]
-    figures = {name: sum(getattr(run, name) for run in runs) for name in ("steps", "grants", "takeovers", "unknown")}
+@pytest.mark.parametrize("sessions", [False, True], ids=["silence", "alive keys"])
+def test_no_two_nodes_ever_believe_that_they_hold_the_lock(sessions):
+    runs = [Simulation(seed, sessions=sessions).run(STEPS) for seed in range(6)]
+    names = ("steps", "grants", "takeovers", "unknown", "detachments")
+    figures = {name: sum(getattr(run, name) for run in runs) for name in names}
     print(figures)
     assert sum(run.overlaps for run in runs) == 0
     assert figures["grants"] > 200, "the schedules hardly ever take the lock"
     assert figures["takeovers"] > 50, "the schedules hardly ever take a lock over"
     assert figures["unknown"] > 500, "the schedules hardly ever lose an answer"
+    assert figures["detachments"] >= 20 * sessions, "owners hardly ever continue without their session"
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,16 @@ def test_no_two_nodes_ever_believe_that_they_hold_the_lock():
 )
 def test_leaving_out_one_step_of_the_protocol_is_caught(mutation):
     assert any(Simulation(seed, mutation=mutation).run(STEPS).overlaps for seed in range(30))
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        "takeover without At(O_old)",
+        "takeover without Absent(alive)",
+        "an owner outlives its session",
+        "take without At(L)",
+    ],
+)
+def test_leaving_out_one_step_of_the_protocol_with_alive_keys_is_caught(mutation):
+    assert any(Simulation(seed, mutation=mutation, sessions=True).run(STEPS).overlaps for seed in range(30))

@@ -1,4 +1,4 @@
-"""Owners of locks that share the renewals of a session: its end says that they are over, and one write renews both."""
+"""Owners of locks that name a session: they write nothing while it is alive, and end with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from msgspec.structs import replace
 
 from latchwork.backends.base import RenewsWithCommit
-from latchwork.errors import Conflict
+from latchwork.backends.futures import failed
+from latchwork.errors import Conflict, Unavailable
 from latchwork.primitives import LockKeeper
 from latchwork.primitives.leased.protocol import OwnerRecord, grace_s
 from latchwork.testing.faults import FaultyStore
@@ -38,7 +38,7 @@ def store(store):
 
 @pytest.fixture
 def shared(connect):
-    """Make a keeper that shares the renewals of a session of its store; both closed after the test."""
+    """Make a keeper with a session of its store. Both are closed after the test."""
     made = []
 
     def make(store=None, *, ttl_s=TTL_S, session_ttl_s=None):
@@ -104,7 +104,7 @@ def test_a_lock_survives_the_end_of_its_session_while_its_process_lives(shared, 
     store.commit([held.fence], [Put("written", b"1")])
 
 
-def test_a_sign_that_somebody_removes_costs_no_lock(shared, keepers, store, eventually):
+def test_an_alive_key_that_somebody_removes_costs_no_lock(shared, keepers, store, eventually):
     keeper, session = shared()
     held = keeper.acquire("orders", 10.0)
     waiting = keepers("waiting")
@@ -146,6 +146,17 @@ def test_a_session_shorter_than_the_locks_is_not_shared(shared, store):
     assert record(store, keeper).session == ""
 
 
+def test_an_owner_is_not_rewritten_while_its_session_lives(shared, keepers, store):
+    keeper, _session = shared()
+    held, other = keeper.acquire("orders", 10.0), keepers("other")
+    before = store.get(OWNER(keeper.owner_id))
+    time.sleep(2.5 * TTL_S)
+    assert store.get(OWNER(keeper.owner_id)) == before
+    assert held.is_held
+    assert other.try_acquire("orders") is None
+    assert other.sweep() == (0, 0)
+
+
 def test_an_owner_is_renewed_by_the_transaction_that_renews_its_session(shared, monkeypatch):
     keeper, session = shared()
     keeper.acquire("orders", 10.0)
@@ -164,7 +175,7 @@ def test_an_owner_is_renewed_by_the_transaction_that_renews_its_session(shared, 
         assert len(renewed) <= 1, "those of the owner are enough"
 
 
-def test_closing_removes_owner_and_sign(shared, store):
+def test_closing_removes_owner_and_alive_key(shared, store):
     keeper, _session = shared()
     keeper.acquire("orders", 10.0)
     owner = keeper.owner_id
@@ -174,8 +185,8 @@ def test_closing_removes_owner_and_sign(shared, store):
     assert store.get(ALIVE(owner)) is None
 
 
-def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
-    """A late watch shows no sign yet: the transaction looks itself."""
+def test_a_takeover_is_refused_while_the_alive_key_exists(shared, keepers, store):
+    """A late watch shows no alive key yet, so the transaction checks it."""
     keeper, _session = shared()
     held = keeper.acquire("orders", 10.0)
     other = keepers("other")
@@ -188,16 +199,99 @@ def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
     store.commit([held.fence], [Put("written", b"1")])
 
 
-@pytest.mark.threads
-def test_a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it(shared, store, eventually):
-    """One that was held up on its way lands late: it must not put the owner's fate back into that session's hands."""
-    keeper, session = shared()
+def test_a_sweep_is_refused_while_the_alive_key_exists(shared, keepers, store, monkeypatch, eventually):
+    """A listing that is no snapshot may miss an alive key, so the transaction checks it."""
+    keeper, _session = shared()
+    keeper.acquire("orders", 10.0).release()  # a sweep reads the owners of held locks again
+    owner, other = keeper.owner_id, keepers("other")
+    listed = other._store.list
+
+    def list_without_alive_keys(prefix, **options):
+        return [entry for entry in listed(prefix, **options) if not entry.key.endswith("/alive")]
+
+    other.start()
+    eventually(lambda: other._table.sighting(owner) is not None)  # from then on, the watch shows no alive key again
+    monkeypatch.setattr(other._store, "list", list_without_alive_keys)
+    other.sweep()
+    assert other._table.sighting(owner).missing_since is not None
+    time.sleep(grace_s(TTL_S) + 1.1 * TTL_S)
+    assert other.sweep() == (0, 0)
+    assert store.get(OWNER(owner)) is not None
+
+
+def test_a_takeover_is_refused_once_the_owner_goes_on_without_its_session(shared, keepers, store, cut, monkeypatch):
+    """The owner is rewritten just before the transaction of an observer that has waited for the grace."""
+    keeper, session = shared(cut)
     keeper.acquire("orders", 10.0)
-    store.delete(ALIVE(keeper.owner_id))
-    eventually(lambda: record(store, keeper).session == "")
-    with pytest.raises(Conflict):
-        keeper._table.renew(keeper.owner_id, replace(keeper._record, session=session.id), session).result(10)
-    assert record(store, keeper).session == ""
+    owner, other = keeper.owner_id, keepers("other")
+    cut.cut_off()
+    cut.expire_session(session)
+    commit, renewed = other._store.commit, []
+
+    def commit_later(checks, ops):
+        if OWNER(owner) in [op.key for op in ops] and not renewed:
+            renewed.append(store.put(OWNER(owner), OwnerRecord(TTL_S).encode()))
+        return commit(checks, ops)
+
+    monkeypatch.setattr(other._store, "commit", commit_later)
+    begun = time.monotonic()
+    other.acquire("orders", 4 * TTL_S)
+    assert renewed
+    assert time.monotonic() - begun > TTL_S, "the TTL counts from then on"
+
+
+def test_an_owner_that_lost_its_alive_key_goes_on_although_its_watch_is_silent(connect, shared, keepers, monkeypatch):
+    """Another client adopts one of its locks. The next renewal of the owner keeps the others."""
+    store = connect()
+    mirror = store.mirror
+    monkeypatch.setattr(store, "mirror", lambda prefix, **options: mirror(f"{prefix}-never-shown", **options))
+    keeper, _session = shared(store)
+    locks = keeper.try_acquire_many(["job/1", "job/2"])
+    other = keepers("other")
+    assert other.adopt(keeper.owner_id, ["job/1"]).keys() == {"job/1"}
+    time.sleep(1.5 * TTL_S)
+    assert other.try_acquire("job/2") is None
+    assert locks["job/2"].is_held
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["waits before", "comes after"])
+def test_an_alive_key_whose_removal_no_watch_shows_blocks_no_lock(
+    shared, keepers, cut, monkeypatch, in_thread, is_early
+):
+    keeper, session = shared(cut)
+    keeper.acquire("orders", 10.0)
+    key, other = ALIVE(keeper.owner_id), keepers("other", ttl_s=TTL_S)
+    record, shown = other._table.record_changes, []
+
+    def record_no_end(changes):
+        shown.extend(change for change in changes if change.key == key and change.entry is None)
+        return record([change for change in changes if change not in shown])
+
+    monkeypatch.setattr(other._table, "record_changes", record_no_end)
+    assert other.try_acquire("orders") is None
+    waiting = in_thread(lambda: other.acquire("orders", 4 * TTL_S)) if is_early else None
+    time.sleep(0.2)
+    cut.cut_off()
+    cut.expire_session(session)
+    if waiting is not None:
+        assert waiting.outcome().is_held
+        return
+    time.sleep(0.5)
+    assert other.try_acquire("orders") is None  # it reads again, and finds no alive key
+    time.sleep(1.5 * grace_s(TTL_S))
+    assert other.try_acquire("orders") is not None
+
+
+def test_a_lost_owner_does_not_keep_its_locks_by_a_session_that_lives(shared, keepers, monkeypatch):
+    """Its checks are not answered, and its holders release nothing."""
+    keeper, session = shared()
+    held, other = keeper.acquire("orders", 10.0), keepers("other")
+    lost = Unavailable("renewals are lost on their way")
+    monkeypatch.setattr(keeper._table, "renew_by_session", lambda *_owner: failed(lost))
+    monkeypatch.setattr(keeper._table, "renew_without_session", lambda *_owner: failed(lost))
+    other.acquire("orders", 4 * TTL_S)
+    assert not held.is_held
+    assert session.state == "active"
 
 
 def test_an_adopted_owner_does_not_end_with_the_session_of_its_dead_process(shared, keepers, store, cut):

@@ -30,6 +30,16 @@ class PersistentLockModel(Model):
             self.writes.write(me, lock.fence)
 
     @action
+    def hold_by_a_session(self, me):
+        session = me.store.open_session(LOCK_TTL_S)
+        with LockKeeper(me.store, ttl_s=LOCK_TTL_S, session=lambda: session) as keeper:
+            held = me.patiently(lambda: keeper.acquire("report", PATIENCE_S))
+            self.claims.add(me, lambda: held.is_held)
+            self.writes.write(me, held.fence)
+            me.pause(3.0)
+            self.writes.write(me, held.fence)
+
+    @action
     def try_once(self, me):
         with LockKeeper(me.store, ttl_s=LOCK_TTL_S) as keeper:
             held = keeper.try_acquire("report")

@@ -75,7 +75,7 @@ class ItemLocks:
         node_id: Name of the holder that others see.
         ttl_s: Seconds that locks outlive the last renewal.
         wake: Called when something may have become possible or necessary. It must not block.
-        session: Returns the node's session, whose renewals the locks share; None if there is none.
+        session: Returns the node's session, whose end other nodes treat as our death; None if there is none.
     """
 
     def __init__(

@@ -203,7 +203,8 @@ class KeeperCore:
         for doubt in self.state.doubts:
             await self._settle(doubt)
         try:
-            for owner in await self.table.find_removed_owners(self._find_unwatched_owners()):
+            # The watch may not have reported that an alive key is gone.
+            for owner in await self.table.find_removed_owners(self.waits.blocking()):
                 self.waits.recheck_locks_of(owner)
         except LatchworkError as error:
             _log.info("owners that hold what is waited for could not be read: %s", error)
@@ -225,7 +226,16 @@ class KeeperCore:
                 _log.info("records of free locks are not removed yet: %s", error)
 
     async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
-        """Delete the records of ended owners that hold no locks. A deletion that fails is repeated later."""
+        """Delete the records of ended owners that hold no locks, and the alive keys of lost owners that hold some.
+
+        An alive key that is left would keep other clients from the locks. A deletion that fails is repeated later.
+        """
+        for owner in self.state.find_lost_owners_with_session():
+            try:
+                await self.table.delete_alive_key(owner.id)
+                owner.drop_session()
+            except LatchworkError as error:
+                _log.info("lock owner %s is lost, but its alive key is not removed yet: %s", owner.id, error)
         for owner in self.state.find_removable_owners(also_current=also_current):
             owner.unfollow_session()
             if await self.delete(owner.id, has_alive_key=owner.session is not None):
@@ -342,6 +352,7 @@ class KeeperCore:
         owner.lost.set()
         for each in held:
             each.end_work()
+        self._cleanup_drain.signal()
         names = tuple(sorted(each.name for each in held))
         _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
         if names:

@@ -181,7 +181,7 @@ class LockSweeper:
         self._free_since: dict[str, tuple[object, float]] = {}
 
     async def sweep(self) -> tuple[int, int]:
-        """Remove owners that were not renewed for two TTLs, and release the locks of removed owners.
+        """Remove owners that have been dead for a TTL, and release the locks of removed owners.
 
         Returns:
             The number of removed owners, and the number of locks that were freed or, after a long time, forgotten.
@@ -190,8 +190,8 @@ class LockSweeper:
 
     async def _sweep_owners(self) -> int:
         removed = 0
-        for key, version in await self._table.find_silent_owners():
-            removed += await self._unless_changed(At.of(key, version), Delete(key))
+        for key, unchanged in (await self._table.find_long_dead_owners()).items():
+            removed += await self._unless_changed(unchanged, Delete(key))
         return removed
 
     async def _sweep_locks(self) -> int:
@@ -209,7 +209,7 @@ class LockSweeper:
     async def _sweep_lock(self, entry: Entry, gone: set[str]) -> int:
         owner = owner_of(entry)
         if owner in gone:
-            return await self._unless_changed(At(entry), Put(entry.key, FREE))
+            return await self._unless_changed([At(entry)], Put(entry.key, FREE))
         if owner is not None or LockRecord.decode(entry.value) is None:
             return 0
         now = self._store.clock.now()
@@ -218,12 +218,12 @@ class LockSweeper:
             self._free_since[entry.key] = (entry.version, now)
         elif now - since >= FORGET_FREE_AFTER_S:
             self._free_since.pop(entry.key, None)
-            return await self._unless_changed(At(entry), Delete(entry.key))
+            return await self._unless_changed([At(entry)], Delete(entry.key))
         return 0
 
-    async def _unless_changed(self, check: Check, op: Op) -> int:
+    async def _unless_changed(self, unchanged: Sequence[Check], op: Op) -> int:
         try:
-            await ask(self._store.commit, [check], [op])
+            await ask(self._store.commit, unchanged, [op])
         except (Conflict, KeyExists, Unavailable, OutcomeUnknown):
             return 0  # another client was faster, or the next sweep retries
         return 1

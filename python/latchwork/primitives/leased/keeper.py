@@ -1,6 +1,7 @@
 """Persistent locks: they outlive their process and its session for a TTL, and one write renews any number of them.
 
-Keys:   @locks/owners/<uuid>  one per owner, used once; TTL, label, host and PID; rewritten every third of the TTL
+Keys:   @locks/owners/<uuid>  one per owner, used once; TTL, label, host and PID; rewritten every third of the TTL,
+                              unless it has a session
         @locks/locks/<name>   the owner; names may have several segments (``report/item-1``)
 Holder: the owner in the lock, until its own deadline: the send of its last confirmed renewal + TTL.
 
@@ -48,8 +49,8 @@ class LockKeeper(Startable):
         store: The store, or a namespace of it. The caller closes it.
         ttl_s: Seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
         owner_label: The name of the holder for others.
-        session: Returns the session to share renewals with, None for none. Its end shows others, too, that we have
-            died.
+        session: Returns a session of this process, None for none. If its TTL is at least ``ttl_s``, other clients
+            treat its end as the death of the holder, and the keeper writes nothing while it holds locks.
         sweep_period_s: Seconds between two calls of ``sweep`` in the background, by one keeper of the store. None for
             never.
     """
@@ -86,7 +87,7 @@ class LockKeeper(Startable):
 
         Args:
             release: Release all locks at once. With False they expire within 1.05 TTL, for work that may still be
-                running.
+                running. If the server cannot be reached, locks of a keeper with a session expire with that session.
         """
         if self._home.is_foreign:
             return
@@ -259,7 +260,7 @@ class LockKeeper(Startable):
         """Remove what dead owners left. Safe at any time. One keeper of each store also does so regularly.
 
         Returns:
-            The number of removed owners (silent for 2 TTL), and the number of locks that were freed, or forgotten
+            The number of removed owners (dead for a TTL), and the number of locks that were freed, or forgotten
                 because they were free in an earlier sweep at least ten minutes ago.
         """
         self._core.start()

@@ -1,6 +1,7 @@
 """An owner of persistent locks, a lock that it holds, and the creation and renewal of owners.
 
-An owner is renewed separately, or by transactions that also renew a session.
+An owner without a session rewrites its record. With a session, an alive key that is bound to it shows that the owner is
+alive.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 #: Guards the creation of ownerships on first use: of thousands of held locks only a few have work.
 _making = mutex()
 
-#: Returns the session to share renewals with; None if there is none now.
+#: Returns the session whose end other clients treat as the end of the owner; None if there is none now.
 SessionProvider = Callable[[], Session | None]
 
 
@@ -44,7 +45,7 @@ class LockOwner(Renewer):
     Args:
         clock: The clock of its lease.
         ttl_s: Seconds that the lease lasts without a renewal.
-        session: The session of its sign, which its renewals also renew; None for none.
+        session: The session to which its alive key is bound; None for none.
         fork_guard: The process of its keeper.
         renew: Sends a renewal, and returns a future of the local time of the send.
         renewed: Called with the error of each finished renewal, or None, in any thread.
@@ -79,7 +80,7 @@ class LockOwner(Renewer):
         self._has_alive_key = session is not None
         self._unlisten: Callable[[], None] | None = None
         self._grace_s = grace_s(ttl_s) / TAKEOVER_FACTOR
-        retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 4)  # to go on without it in time
+        retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 2)  # to go on without it in time
         lease = Lease(self.idle_since, ttl_s, retry_s=retry_s)
         super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
 
@@ -254,19 +255,22 @@ class Renewals:
         await self._table.create_owner(owner.id, self._of(owner.session), owner.session)
 
     def renew(self, owner: LockOwner) -> Future[float]:
-        """Rewrite the record of an owner. Return a future of the local time at which the request was sent.
+        """Renew an owner. Return a future of the local time at which the request was sent.
 
-        After the end of its session, the owner is renewed without a session.
+        With a session, the request only checks that the alive key exists. After the end of the session, the owner is
+        renewed without a session. Without a session, its record is rewritten.
         """
         session = owner.session
-        if session is None or owner.has_alive_key:
-            return self._table.renew(owner.id, self._of(session), session)
+        if session is None:
+            return self._table.renew(owner.id, self._record)
+        if owner.has_alive_key:
+            return self._table.renew_by_session(owner.id, session)
 
-        def parted(sent_at: float) -> float:
+        def detached(sent_at: float) -> float:
             owner.drop_session()
             return sent_at
 
-        return then(self._table.renew_without_session(owner.id, self._record), parted)
+        return then(self._table.renew_without_session(owner.id, self._record), detached)
 
     def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
         """Return whether a renewal failed because another client has removed the owner.

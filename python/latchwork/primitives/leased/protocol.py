@@ -1,13 +1,14 @@
 """Decisions of the persistent lock. Pure: no I/O, no threads, no clock.
 
-    Keys:   owners/<uuid>         O: one per owner, rewritten to renew it; a UUID is never reused
+    Keys:   owners/<uuid>         O: one per owner, rewritten to renew it unless it names a session; a UUID is never
+                                  reused
             owners/<uuid>/alive   its alive key: bound to the session that O names, created with O and never again
             locks/<name>          L: names its O, or none
     Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
             session, ``grace_s`` after the end of that session.
-    Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or without its
-            alive key for ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and
-            that L (``plan_write``).
+    Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or, if O names a
+            session, without its alive key for ``grace_s`` (``Sightings``). The transaction checks exactly that O and
+            that L, and that there is no alive key (``plan_write``).
 
 docs/design/locks.md has the race that each check closes.
 """
@@ -15,6 +16,7 @@ docs/design/locks.md has the race that each check closes.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -118,8 +120,10 @@ def grace_s(ttl_s: float) -> float:
     """Return for how many seconds an owner still counts as alive after its session has ended.
 
     In that time, a running process whose session was ended by another client can renew its owner without a session.
+    The grace is the 5 % of the TTL by which other clients also wait longer for an owner without a session, but at
+    least 0.3 and at most 1 second.
     """
-    return min(1.0, max(0.3, ttl_s / 5))
+    return min(1.0, max(0.3, ttl_s * (TAKEOVER_FACTOR - 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +146,19 @@ class Sighting:
     missing_since: float | None = None
 
     @property
-    def silent_at(self) -> float:
-        """The local clock time at which the owner must have stopped if its record is still unchanged."""
-        return self.since + self.ttl_s * TAKEOVER_FACTOR
-
-    @property
     def dead_at(self) -> float:
-        """The local clock time at which the owner must have stopped if its record is still unchanged and its alive key
-        missing.
+        """The local clock time at which the owner must have stopped if nothing changes.
+
+        It is infinite while the owner has an alive key.
         """
-        if self.missing_since is None:
-            return self.silent_at
-        return min(self.silent_at, self.missing_since + grace_s(self.ttl_s))
+        if not self.session:
+            return self.since + self.ttl_s * TAKEOVER_FACTOR
+        return math.inf if self.missing_since is None else self.missing_since + grace_s(self.ttl_s)
+
+    def unchanged_checks(self, owner_key: str) -> tuple[Check, ...]:
+        """Return the checks that the owner has not changed since it was considered dead."""
+        no_alive_key = (Absent(alive_key(owner_key)),) if self.session else ()
+        return (At.of(owner_key, self.version), *no_alive_key)
 
 
 class Sightings:
@@ -208,9 +213,9 @@ class Sightings:
         """Return the lowest ID of the owners that may be alive, or None if there are none."""
         return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
 
-    def find_silent(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
-        """Return the owners whose records were seen unchanged for more than this many of their TTLs."""
-        return [(owner, seen) for owner, seen in self._seen.items() if now > seen.since + seconds_per_ttl * seen.ttl_s]
+    def find_long_dead(self, now: float) -> list[tuple[str, Sighting]]:
+        """Return the owners that have been dead for more than one of their TTLs."""
+        return [(owner, seen) for owner, seen in self._seen.items() if now > seen.dead_at + seen.ttl_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +239,12 @@ class LockIsHeld:
 
     Attributes:
         owner: ID of the owner.
-        dead_at: Local clock time at which to try again, if the record does not change before; None if only a change
-            helps.
+        dead_at: Local clock time at which to try again, if nothing changes before; infinite if only a change of the
+            lock, its owner or the alive key helps.
     """
 
     owner: str
-    dead_at: float | None
+    dead_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,18 +283,15 @@ def plan_write(
         return WriteLock((Absent(key), *alive), (write,))
     record = LockRecord.decode(entry.value)
     if record is None:
-        return LockIsHeld("", None)
+        return LockIsHeld("")
     if record.owner is None or owner_key == me:
         return WriteLock((At(entry), *alive), (write,))
     if seen is None:
         return WriteLock((At(entry), Absent(owner_key), *alive), (write,))
     if now < seen.dead_at:
         return LockIsHeld(record.owner, seen.dead_at)
-    unchanged = At.of(owner_key, seen.version)
-    no_alive_key: tuple[Check, ...] = (Absent(alive_key(owner_key)),) if now < seen.silent_at else ()
-    return WriteLock(
-        (At(entry), unchanged, *no_alive_key, *alive), (write, Delete(owner_key)), removes_owner=record.owner
-    )
+    checks = (At(entry), *seen.unchanged_checks(owner_key), *alive)
+    return WriteLock(checks, (write, Delete(owner_key)), removes_owner=record.owner)
 
 
 def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:
@@ -305,7 +307,7 @@ def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner
     """
     record = LockRecord.decode(entry.value) if entry is not None else None
     if entry is None or record is None or record.owner is None:
-        return LockIsHeld("", None)
+        return LockIsHeld("")
     if owner_key in {old, me}:  # me: an earlier try got through, its answer did not
         return WriteLock((At(entry), Exists(me)), (Put(key, value),))
-    return LockIsHeld(record.owner, None)
+    return LockIsHeld(record.owner)

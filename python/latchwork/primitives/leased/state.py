@@ -123,6 +123,11 @@ class KeeperState:
                 self.current = None
             return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
 
+    def find_lost_owners_with_session(self) -> list[LockOwner]:
+        """Return the owners that have expired with locks, but whose session may still make them look alive."""
+        with self._changed.mutex:
+            return [owner for owner in self._ended if owner.held and owner.has_ended and owner.session is not None]
+
     def record_removal(self, owner: LockOwner) -> None:
         """Record that the stored record of an owner was deleted."""
         with self._changed.mutex:

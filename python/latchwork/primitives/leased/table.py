@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from msgspec.structs import replace
@@ -92,12 +92,12 @@ class LockTable:
         owners: list[tuple[str, Entry | None]] = []
         with self._lock:
             for key, entry in found:
-                owner, _, sign = key[len(OWNERS) + 1 :].partition("/")
-                if not sign:
+                owner, _, child = key[len(OWNERS) + 1 :].partition("/")
+                if not child:
                     owners.append((owner, entry))
-                elif sign == ALIVE and entry is not None:
+                elif child == ALIVE and entry is not None:
                     self._sightings.record_alive_key(owner)
-                elif sign == ALIVE:
+                elif child == ALIVE:
                     self._sightings.record_missing_alive_key(owner, now)
             for owner, entry in owners:
                 if entry is None:
@@ -132,19 +132,27 @@ class LockTable:
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
     async def read_locks(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
-        """Read these locks, and the owners that they name and that were never seen.
+        """Read these locks, and the owners that they name and that were never seen or may have lost their alive key.
 
         Return the entries of the locks by name.
 
         Args:
             names: Names of the locks.
-            fresh: Also read owners that were seen before.
+            fresh: Also read all other owners that the locks name.
         """
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
         await self.find_removed_owners(
-            [owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None]
+            [owner for owner in owners_of(entries.values()) if fresh or self._must_read(owner)]
         )
         return entries
+
+    def _must_read(self, owner: str) -> bool:
+        """Return whether an owner was never seen, or counts as alive by its alive key.
+
+        A late response may have shown that key after it was removed.
+        """
+        seen = self.sighting(owner)
+        return seen is None or seen.dead_at == math.inf
 
     async def find_removed_owners(self, owners: Sequence[str]) -> list[str]:
         """Read the records and alive keys of these owners. Return the IDs of owners whose record does not exist."""
@@ -158,13 +166,17 @@ class LockTable:
         with self._lock:
             return self._sightings.first_alive(now)
 
-    async def find_silent_owners(self) -> list[tuple[str, Hashable]]:
-        """Read all owners. Return the key and version of each one that was unchanged for two of its TTLs."""
-        found = await ask(self.store.list, OWNERS)
-        self._record_entries([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
+    async def find_long_dead_owners(self) -> dict[str, tuple[Check, ...]]:
+        """Read all owners, and return those that have been dead for more than one of their TTLs.
+
+        Return their keys, each with the checks that the owner has not changed.
+        """
+        found = {entry.key: entry for entry in await ask(self.store.list, OWNERS, recursive=True)}
+        owners = [key for key in found if key.count("/") == 1]
+        self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, alive_key(owner))])
         with self._lock:
-            silent = self._sightings.find_silent(2.0, self.store.clock.now())
-        return [(self.owner_key(owner), seen.version) for owner, seen in silent]
+            dead = self._sightings.find_long_dead(self.store.clock.now())
+        return {self.owner_key(owner): seen.unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
 
     # Writing
 
@@ -314,20 +326,29 @@ class LockTable:
             await ask(self.store.delete, self.owner_key(owner))
         self._remove_ended_owners([owner])
 
-    def renew(self, owner: str, record: OwnerRecord, session: Session | None = None) -> Future[float]:
+    async def delete_alive_key(self, owner: str) -> None:
+        """Delete the alive key of an owner. Other clients can take its locks after the grace."""
+        await ask(self.store.delete, self.alive_key(owner))
+
+    def renew(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Rewrite the record of an owner, which must exist.
 
         Return a future of the local time at which the request was sent.
-
-        With a session, the alive key of the owner must exist too, and the same transaction renews the session.
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
-        if session is None:
-            written = self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])
-        else:
-            checks = [Exists(key), Exists(self.alive_key(owner))]
-            written = self.store.start_call("commit", checks, [Put(key, record.encode())], by=session)
+        written = self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])
         return then(written, lambda _written: sent_at)
+
+    def renew_by_session(self, owner: str, session: Session) -> Future[float]:
+        """Check that the record and the alive key of an owner exist, and write nothing.
+
+        Other clients judge the owner by its alive key. If the backend can, the same transaction renews the session.
+
+        Return a future as ``renew`` does.
+        """
+        sent_at = self.store.clock.now()
+        checks = [Exists(self.owner_key(owner)), Exists(self.alive_key(owner))]
+        return then(self.store.start_call("commit", checks, [], by=session), lambda _checked: sent_at)
 
     def renew_without_session(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Rewrite the record of an owner, which must exist, and delete its alive key.
@@ -337,24 +358,28 @@ class LockTable:
         From then on, other clients judge the owner only by its renewals.
         """
         sent_at = self.store.clock.now()
-        return then(self.store.start_call("commit", *self._detaching_write(owner, record)), lambda _written: sent_at)
+        written = self.store.start_call("commit", [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
+        return then(written, lambda _written: sent_at)
 
     async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
         """Rewrite the record of an owner and delete its alive key, and wait until that is done."""
-        await ask(self.store.commit, *self._detaching_write(owner, record))
+        await ask(self.store.commit, [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
 
-    def _detaching_write(self, owner: str, record: OwnerRecord) -> tuple[list[Check], list[Op]]:
-        key = self.owner_key(owner)
-        return [Exists(key)], [Put(key, record.encode()), Delete(self.alive_key(owner))]
+    def _detaching_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
+        return [Put(self.owner_key(owner), record.encode()), Delete(self.alive_key(owner))]
 
     async def renew_other(self, owner: str) -> None:
-        """Renew another process's owner once, if it exists, so that no client considers it dead meanwhile."""
-        key = self.owner_key(owner)
-        while (entry := await ask(self.store.get, key)) is not None:
-            record = OwnerRecord.decode(entry.value)  # without its session, which may end at any time
-            value = entry.value if record is None else replace(record, session="").encode()
+        """Renew another process's owner once, if it exists, so that no client considers it dead meanwhile.
+
+        Also remove the session from its record, because it may end at any time, and delete its alive key, so that its
+        process notices if it is running.
+        """
+        while (entry := await ask(self.store.get, self.owner_key(owner))) is not None:
+            record = OwnerRecord.decode(entry.value)
+            if record is None:
+                return  # no client considers it dead
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
-                await ask(self.store.commit, [At(entry)], [Put(key, value)])
+                await ask(self.store.commit, [At(entry)], self._detaching_ops(owner, replace(record, session="")))
                 return
 
     async def list_locks_of_owner(self, owner: str) -> list[str]:
