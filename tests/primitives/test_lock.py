@@ -553,14 +553,14 @@ def test_a_release_before_200_waiters_wakes_one_of_them_and_costs_one_request(
     store, connect, in_thread, eventually, monkeypatch
 ):
     """One client stands for all 200: what it asks during one hand-over is what all of them ask."""
-    asked, woken, follow = [], [], Waiter.follow
+    asked, woken, watch_until = [], [], Waiter.watch_until
 
     async def noted(*args, **how):
-        found = await follow(*args, **how)
+        found = await watch_until(*args, **how)
         woken.append(args)
         return found
 
-    monkeypatch.setattr(Waiter, "follow", noted)
+    monkeypatch.setattr(Waiter, "watch_until", noted)
     first, waiting_store = Lock(store, "orders"), connect()
     first.acquire(5.0)
     locks = [Lock(waiting_store, "orders") for _ in range(200)]

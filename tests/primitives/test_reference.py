@@ -55,7 +55,7 @@ def test_every_part_is_a_public_name_and_explained_in_a_section_that_there_is():
 def test_a_primitive_has_a_section_with_its_keys_what_it_promises_what_it_does_not_and_code_that_runs(name):
     section = SECTIONS[name]
     keys = re.search(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    same_as = re.search(r"^Keys as for `(\w+)`", section, re.MULTILINE)
+    same_as = re.search(r"^The keys are those of `(\w+)`", section, re.MULTILINE)
     assert keys is not None or (same_as is not None and same_as[1] in SECTIONS)
     assert section.count("**Guarantee.**") == section.count("**Not promised.**") == 1
     (code, *_) = re.findall(r"^```python runnable\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
