@@ -64,7 +64,7 @@ def demo(
     workers: Annotated[int, typer.Option(min=2, help="The number of worker processes.")] = 3,
     pace_s: Annotated[
         float, typer.Option("--pace-s", min=0.0, help="The least number of seconds per item, so that you can watch.")
-    ] = 0.15,
+    ] = 0.1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the keys and the logs.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +75,7 @@ def demo(
     items. At the end the totals are compared with a serial count. The exit code is 1 if they differ.
 
     Without --url the store is a SQLite file in a temporary directory. With --url, everything is stored below a new key
-    under the URL's root and removed at the end. It takes about 20 seconds.
+    under the URL's root and removed at the end. It takes about 15 seconds.
 
     The other parts run on SQLite in a temporary directory, and take no options but --json.
     """

@@ -57,7 +57,7 @@ class DemoOptions:
     kill: Literal["worker", "manager"] = "worker"
     workers: int = 3
     keep: bool = False
-    pace_s: float = 0.15
+    pace_s: float = 0.1
     ttl_s: float = 2.0
 
 
