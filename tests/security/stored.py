@@ -148,7 +148,7 @@ KINDS = {
     "number": Kind(
         "primitives.numbers.cell",
         dumped(value=5, writes=2, recent=["a", "b"]),
-        lambda value: Reading.from_entry("k", at(value)).changed(6, "n"),
+        lambda value: Reading.from_entry("k", at(value)).encode_change(6, "n"),
     ),
     "permits": Kind(
         "primitives.numbers.rate_limiter",
