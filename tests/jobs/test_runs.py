@@ -118,20 +118,20 @@ def test_a_cron_run_is_not_begun_when_its_locks_ran_low_while_its_start_was_writ
         def __init__(self, items):
             self.items = items
 
-        def next(self, cron, now_s, since_s, **_options):
+        def find_next_step(self, cron, now_s, since_s, **_options):
             return CronStep(items=self.items, at=now_s, wait_s=3600.0 if ran.is_set() else 0.0)
 
         def record_start(self, step):
             held.clear()  # as after a long freeze
             begun.set()
 
-        def called(self):
+        def confirm_start(self):
             pass
 
         def record_end(self, step):
             pass
 
-        def give_back(self):
+        def undo_start(self):
             pass
 
     start(lambda context: ran.set(), may_run=held.is_set, schedule=Cron("* * * * *"), fire_times=Turns)

@@ -189,12 +189,12 @@ def test_a_record_that_nobody_of_us_wrote_is_one_dead_letter_and_no_more(store):
     put(store, examples.square, 2, id="fine")
     put(store, examples.square, 2, id="broken", broken=True)
     with Node(store, max_attempts=2) as node:
-        node.system.extra = lambda item: ((), ())
+        node.system.claim_extras = lambda item: ((), ())
         assert result_of(store, "fine").result(PAYLOADS) == 4
         eventually(lambda: {letter.id for letter in WorkQueue(store, "work").dead_letters()} == {"junk", "broken"})
 
 
-@pytest.mark.parametrize("hook", ["accept", "extra", "refused"])
+@pytest.mark.parametrize("hook", ["should_claim", "claim_extras", "on_claim_refused"])
 def test_a_hook_that_raises_for_one_item_keeps_the_node_from_no_other(store, hook):
     put(store, examples.square, 1, id="bad", shelf="s0", owner="gone")
     put(store, examples.square, 2, id="fine")
@@ -323,9 +323,9 @@ def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store)
         begun.append(1)
 
     class Frozen(System):
-        def begin(self, claim):
+        def prepare_run(self, claim):
             claim.remaining_s = lambda: 0.0
-            return super().begin(claim)
+            return super().prepare_run(claim)
 
     with Node(store, Frozen()) as node:
         node.worker_loop._watchdog.check_at = node.worker_loop._prefetched._check_at = lambda _moment: None
@@ -337,7 +337,7 @@ def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store)
 def test_a_lost_claim_tells_its_run_to_stop():
     task = ClaimedTask(claim=None, path="", context=TaskContext("t"))
     task.mark_lost()
-    assert (task.is_lost, task.context.should_stop, task.runs) == (True, True, False)
+    assert (task.is_lost, task.context.should_stop, task.is_running) == (True, True, False)
 
 
 def test_a_removed_items_result_is_never_written(store, connect):
@@ -363,10 +363,10 @@ def test_an_end_whose_own_checks_fail_is_decided_anew(store):
     store.put("results/x", b"theirs")
 
     class Again(System):
-        def finish(self, claim, outcome):
+        def decide_ending(self, claim, outcome):
             from latchwork.tasks import Done
 
-            return super().finish(claim, outcome) if not self.finished else Done()
+            return super().decide_ending(claim, outcome) if not self.finished else Done()
 
     with Node(store, Again()) as node:
         eventually(lambda: node.worker_loop.stats().get("done") == 1)
@@ -381,7 +381,7 @@ def test_an_end_that_can_never_be_written_gives_the_item_back_and_buries_it_in_t
     from latchwork.types import Put
 
     class Broken(System):
-        def finish(self, claim, outcome):
+        def decide_ending(self, claim, outcome):
             return Done(ops=(Put("not a key!", b""),))
 
     with Node(store, Broken(), max_attempts=1):

@@ -348,14 +348,14 @@ store.watch("", lambda event: None)
 
 def test_interrupt_while_a_connection_is_put_back_leaves_the_file_unlocked(store, monkeypatch):
     pool = store._db._writer
-    give, interrupts = pool._give, [KeyboardInterrupt]
+    give, interrupts = pool._return_connection, [KeyboardInterrupt]
 
     def interrupted(turn):
         if interrupts and threading.current_thread() is threading.main_thread():
             raise interrupts.pop()
         give(turn)
 
-    monkeypatch.setattr(pool, "_give", interrupted)
+    monkeypatch.setattr(pool, "_return_connection", interrupted)
     with pytest.raises(KeyboardInterrupt):
         put(store, "a")
     put(store, "a")

@@ -130,7 +130,7 @@ def test_a_guard_at_that_version_is_read_again():
 
 def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
     entry = result(backend.commit([], [Put("k", b"1")])).entries[0]
-    real = backend._writer._fresh.__func__.__globals__["read_states"]
+    real = backend._writer._read_states.__func__.__globals__["read_states"]
     reads = []
 
     def read_states(*args):
@@ -141,7 +141,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
         nodes = {name: Znode(n.exists, n.version, n.data, n.children, ANY, n.leaf) for name, n in known.nodes.items()}
         return KnownStates(nodes, known.gone, fresh=True)
 
-    monkeypatch.setitem(backend._writer._fresh.__func__.__globals__, "read_states", read_states)
+    monkeypatch.setitem(backend._writer._read_states.__func__.__globals__, "read_states", read_states)
     backend._writer.memory.forget(["k"])
     again = result(backend.commit([At(entry), Absent("other")], [Put("k", b"2")])).entries[0]
     assert again.value == b"2"

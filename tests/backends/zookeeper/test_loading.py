@@ -10,7 +10,7 @@ from latchwork.types import Put
 
 
 def test_what_changes_between_the_look_and_the_first_state_is_told(backend, other, wait_until, monkeypatch):
-    looked, go_on, whole = threading.Event(), Future(), backend._lister.whole
+    looked, go_on, whole = threading.Event(), Future(), backend._lister.read_subtree_with_root
 
     def slowly(*arguments):
         entries = yield from whole(*arguments)
@@ -18,7 +18,7 @@ def test_what_changes_between_the_look_and_the_first_state_is_told(backend, othe
         yield go_on
         return entries
 
-    monkeypatch.setattr(backend._lister, "whole", slowly)
+    monkeypatch.setattr(backend._lister, "read_subtree_with_root", slowly)
     told = []
     watch = backend.watch("w", told.append)
     assert looked.wait(10)

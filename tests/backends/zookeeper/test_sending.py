@@ -106,7 +106,7 @@ def in_many_threads():
 def test_what_an_interrupted_sender_had_taken_and_not_sent_is_sent_by_the_next_connection(backend, monkeypatch):
     put(backend, "k")
     loop, sends = backend._main._link.loop, []
-    next_batch = loop._next_batch
+    next_batch = loop._take_batch
 
     def interrupted():
         sends.append(threading.current_thread())
@@ -115,7 +115,7 @@ def test_what_an_interrupted_sender_had_taken_and_not_sent_is_sent_by_the_next_c
             raise KeyboardInterrupt
         return next_batch()
 
-    monkeypatch.setattr(loop, "_next_batch", interrupted)
+    monkeypatch.setattr(loop, "_take_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         backend.commit([], [Put("k", b"interrupted")])
     assert backend.get("k", stale_ok=False).result(5) is not None
