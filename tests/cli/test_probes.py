@@ -55,7 +55,8 @@ def test_worker_reports_its_health_and_the_calls_of_its_store(cli, wait_until, p
     wait_until(lambda: asked(port, "/readyz")[0] == 200, "it is ready", 60.0)
     assert json.loads(asked(port, "/healthz")[1])["ok"]
     metrics = asked(port, "/metrics")[1]
-    assert f"latchwork_{system}_healthy 1\n" in metrics
+    labels = '{name="default"}' if system == "plans" else ""
+    assert f"latchwork_{system}_healthy{labels} 1\n" in metrics
     assert 'latchwork_store_calls_total{call="get",outcome="ok",store="default"}' in metrics
     started.send_signal(signal.SIGTERM)
     assert started.wait(60) == 0
