@@ -34,7 +34,7 @@ class OfNode:
 
     @property
     def here(self):
-        node = self._sim.me().node
+        node = self._sim.current_task().node
         if node not in self._made:
             self._made[node] = self._make()
         return self._made[node]
@@ -43,7 +43,7 @@ class OfNode:
         return getattr(self.here, name)
 
     def close_here(self):
-        made = self._made.pop(self._sim.me().node, None)
+        made = self._made.pop(self._sim.current_task().node, None)
         if made is not None:
             made.close()
 
