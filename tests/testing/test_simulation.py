@@ -341,7 +341,7 @@ def test_threads_outside_the_simulation_keep_real_locks_and_real_time():
     thread.start()
     with Simulation() as sim:
         go.set()
-        with sim.outside():
+        with sim.use_real_locks():
             thread.join(30)
     assert told[0] == "lock"
     assert told[1] >= 0.009
