@@ -30,7 +30,7 @@ def test_tasks_without_a_tenant_run_as_root_only_without_a_list(monkeypatch, uid
 @pytest.mark.parametrize("is_root", [True, False])
 def test_worker_that_is_root_without_a_list_warns_once_at_its_start(tmp_path, monkeypatch, caplog, is_root):
     monkeypatch.setattr(worker_module, "runs_as_root", lambda allowed: is_root and not allowed)
-    monkeypatch.setattr(Worker, "_live", lambda _: None)  # joins nothing
+    monkeypatch.setattr(Worker, "_run_sessions", lambda _: None)  # joins nothing
     with latchwork.connect("memory://tenants") as store:
         worker = Worker(store, logs=open_logs(tmp_path / "logs"), options=WorkerOptions(work_dir=tmp_path / "work"))
         worker.start()
