@@ -513,7 +513,7 @@ def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_pa
 @pytest.fixture
 def deaf(monkeypatch, tmp_path, logs):
     """A worker that looks only when it has a reason, on a store whose watches report nothing from now on."""
-    monkeypatch.setattr("latchwork_workflows.worker.session.WorkerLoop", partial(WorkerLoop, look_s=3600.0))
+    monkeypatch.setattr("latchwork_workflows.worker.session.WorkerLoop", partial(WorkerLoop, search_s=3600.0))
     url = f"memory://{uuid.uuid4().hex}"
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
         store = workflows_store(opened)

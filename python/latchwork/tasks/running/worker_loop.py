@@ -98,7 +98,7 @@ class WorkerLoop(Startable):
         if type(batch) is not int or batch < 1:
             raise ValueError(f"batch must be a whole number from 1, not {batch!r}")
         if not is_number(search_s) or search_s <= 0.0 or not (margin_s is None or is_number(margin_s, 0.0)):
-            raise ValueError(f"look_s must be above 0 seconds, and margin_s at least 0, not {search_s!r}, {margin_s!r}")
+            raise ValueError(f"search_s must be above 0 s and margin_s at least 0, not {search_s!r}, {margin_s!r}")
         self._backlog, self._slots, self._hooks, self._store = backlog, slots, hooks, store
         self._node_id, self._context, self._batch, self._search_s = node_id, context, batch, search_s
         self._margin_s = margin_s
