@@ -51,7 +51,7 @@ class ExecutorLoad(Load):
     def _watch_submitters(self) -> None:
         """Note when a submitter was seen dead: it has no key any more, and its id never comes back."""
         while not self._ended.is_set():
-            with contextlib.suppress(latchwork.LatchworkError), self._store.watch(KEYS.subs) as watch:
+            with contextlib.suppress(latchwork.LatchworkError), self._store.watch(KEYS.submitters) as watch:
                 while not self._ended.is_set():
                     with contextlib.suppress(latchwork.WaitTimeout):
                         for change in watch.next(0.2):
