@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _CLIENT_TIMEOUT_S = 5.0
 Answer = Callable[[str], tuple[int, str, bytes]]
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+UNKNOWN_PATH = (HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n")
 _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
@@ -105,7 +106,13 @@ def answer_worker(system: str, node: Probed, path: str, name: str | None = None)
         return _health_answer(node, is_readiness=path == "/readyz")
     if path == "/metrics":
         return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node, name) + process_metrics()).encode()
-    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
+    return UNKNOWN_PATH
+
+
+def format_health(body: Mapping[str, Any]) -> tuple[int, str, bytes]:
+    """Return the status, content type and body for a health document. The status is 503 if its ``ok`` is false."""
+    status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
+    return status, "application/json", json.dumps(body).encode()
 
 
 def format_metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
@@ -134,8 +141,7 @@ def _health_answer(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes
     if isinstance(node, Node):
         stats = node.stats()
         body |= {"worker": stats.node_id, "slots": stats.slots, "running": stats.running, "stuck": list(stats.stuck)}
-    status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
-    return status, "application/json", json.dumps(body).encode()
+    return format_health(body)
 
 
 def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
@@ -219,15 +225,14 @@ def answer(node: JobManager, path: str, unready_after: int | None = None) -> tup
                 if each.consecutive_failures >= unready_after
             ]
             body = {**body, "ok": body["ok"] and not failing, "reasons": [*body["reasons"], *failing]}
-        status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "application/json", json.dumps(body).encode()
+        return format_health(body)
     if path == "/metrics":
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
             return HTTPStatus.NOT_IMPLEMENTED, "text/plain", _NO_METRICS.encode()
         return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest()
-    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
+    return UNKNOWN_PATH
 
 
 def _health(node: JobManager) -> dict[str, Any]:

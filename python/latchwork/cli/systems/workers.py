@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +22,10 @@ from latchwork.cli.options import Json, Url, command, group, parse_label, requir
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, exit_on_sigterm, quiet_logs, report
 from latchwork.cli.probe import (
     METRICS_TYPE,
+    UNKNOWN_PATH,
     ProbeHost,
     ProbePort,
+    format_health,
     format_metric,
     process_metrics,
     serve_probes,
@@ -168,7 +170,7 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
     slots, errors = agent.slots, agent.errors
     if path in {"/healthz", "/readyz"}:
         body = {"ok": not errors, "reasons": [str(error) for error in errors], "slots": to_builtins(slots)}
-        return 503 if errors else 200, "application/json", json.dumps(body).encode()
+        return format_health(body)
     if path == "/metrics":
         restarts = sum(state.restarts for state in slots)
         running = sum(state.pid is not None for state in slots)
@@ -178,8 +180,8 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
             "latchwork_workers_restarts_total", "counter", "Restarts of the workers of this host.", restarts
         )
         text += format_metric("latchwork_workers_errors", "gauge", "Workers that are out of the group.", len(errors))
-        return 200, METRICS_TYPE, (text + process_metrics()).encode()
-    return 404, "text/plain", b"there are /healthz, /readyz and /metrics\n"
+        return HTTPStatus.OK, METRICS_TYPE, (text + process_metrics()).encode()
+    return UNKNOWN_PATH
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:
