@@ -151,7 +151,7 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
     assert "d.two.0" in told.out
     assert "\x1b" not in told.out
     assert executor("dead", "list", "--json").json["dead"][0]["function"] == "mytasks:square"
-    assert executor("dead", "revive", "d.two.0").out == "d.two: queued again\n"
+    assert executor("dead", "requeue", "d.two.0").out == "d.two: queued again\n"
     assert [each["id"] for each in executor("tasks", "--json").json["tasks"]] == ["d.two"]
     (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     claim.move_to_dead_letters("again")

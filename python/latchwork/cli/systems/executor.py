@@ -571,8 +571,8 @@ def _dead_row(task: DeadTask) -> dict[str, str]:
     return {name: str(value) for name, value in asdict(task).items()}
 
 
-@command("latchwork executor dead revive d.nightly.0")
-def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
+@command("latchwork executor dead requeue d.nightly.0")
+def dead_requeue(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Requeue a dead letter of a detached task. Its attempts so far count."""
     with open_store(url, of_cluster=False) as store:
         task_id = requeue_task(store, letter, name)
@@ -601,5 +601,6 @@ executor_app = group(
 
 
 executor_app.add_typer(
-    group("Dead letters: tasks that failed too often.", list=dead_list, revive=dead_revive, drop=dead_drop), name="dead"
+    group("Dead letters: tasks that failed too often.", list=dead_list, requeue=dead_requeue, drop=dead_drop),
+    name="dead",
 )
