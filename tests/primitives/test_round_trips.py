@@ -51,6 +51,12 @@ def test_one_level_is_read_in_two_round_trips(far):
     assert trips(lambda: store.list("tree/0/0")) <= 2
 
 
+def test_many_keys_are_read_in_one_round_trip_and_names_in_two(far):
+    store, trips, _ = far
+    assert trips(lambda: store.get_many(["tree/0/0/leaf", "tree/1/1/leaf", "missing"])) <= 1
+    assert trips(lambda: store.children("tree/0/0")) <= 2
+
+
 def test_a_free_latch_and_a_free_lock_take_one_round_trip(far):
     store, trips, _ = far
 

@@ -11,10 +11,11 @@ from latchwork.backends.futures import drive
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.timing import Timing
-from latchwork.backends.zookeeper.wire import GET_DATA, OK, Reply
+from latchwork.backends.zookeeper.wire import GET_DATA, NO_NODE, OK, Reply
 from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -65,7 +66,19 @@ READS = {
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_linearizable_read_begins_with_a_barrier(connection, read):
     drive(read(Reader(Layout("r")), connection, connection.deadline()))
-    assert connection.take(ALL)[0].payload == BARRIER
+    barrier, *reads = connection.take(ALL)
+    assert barrier.payload == BARRIER
+    assert reads, "it costs no round trip of its own"
+
+
+@pytest.mark.parametrize("read", [READS["level"], READS["subtree"], READS["children"]])
+def test_names_do_not_count_if_the_barrier_before_them_was_not_answered(connection, read):
+    names = drive(read(Reader(Layout("r")), connection, connection.deadline()))
+    barrier, asked = connection.take(ALL)
+    barrier.set_exception(ConnectionLoss())
+    asked.answer(Reply(NO_NODE, 50, b""))  # by a server that has not seen the latest writes, perhaps
+    with pytest.raises(NoReply):
+        names.result(0.0)
 
 
 def test_a_read_is_believed_only_behind_a_barrier_of_its_own_connection(connection):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from latchwork._core import ZooKeeperCodec
-from latchwork.backends.futures import Steps, drive
+from latchwork.backends.futures import Steps, completed, drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
@@ -76,17 +78,18 @@ class Reader:
         """Return the context for reads that follow a barrier, which is sent from now on."""
         return ReadContext(connection, deadline, self.guard_versions())
 
-    def begin(self, connection: Connection, deadline: float, *, stale_ok: bool = False) -> Steps[ReadContext]:
-        """Return the context for reads from now on: after a barrier, or with ``stale_ok`` from the connected server's
-        state.
+    def begin(
+        self, connection: Connection, deadline: float, *, stale_ok: bool = False
+    ) -> tuple[ReadContext, Future[Any]]:
+        """Send a barrier, unless ``stale_ok``, and return the context for reads from now on, and the barrier's future.
 
-        A check of a key that was read stale always reads the key again; see ``read_with_guards``.
+        The reads can be sent at once, because answers come in the order of asking. What they find counts once the
+        barrier was answered, so the caller yields its future last. A check of a key that was read stale always reads
+        the key again; see ``read_with_guards``.
         """
         if stale_ok:
-            return ReadContext(connection, deadline, _NO_GENS)
-        context = self.context(connection, deadline)
-        yield connection.send_barrier(deadline)
-        return context
+            return ReadContext(connection, deadline, _NO_GENS), completed(None)
+        return self.context(connection, deadline), connection.send_barrier(deadline)
 
     # One key.
 
@@ -121,8 +124,10 @@ class Reader:
         self, connection: Connection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
     ) -> Steps[list[Entry | None]]:
         """Read keys in order. Each read is linearizable unless ``stale_ok``."""
-        context = yield from self.begin(connection, deadline, stale_ok=stale_ok)
-        return (yield from self.read_keys(context, keys))
+        context, barrier = self.begin(connection, deadline, stale_ok=stale_ok)
+        entries = yield from self.read_keys(context, keys)
+        yield barrier
+        return entries
 
     def read_with_guards(
         self, connection: Connection, keys: Sequence[str], deadline: float
@@ -291,7 +296,8 @@ class Lister:
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
         """Read the entries directly below a prefix, sorted. Stale entries have versions that checks can use."""
-        context, names = yield from self._begin(connection, prefix, deadline, stale_ok=stale_ok)
+        context, barrier = self.reader.begin(connection, deadline, stale_ok=stale_ok)
+        names = yield from self.reader.names(connection, prefix, deadline)
         keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
         at = step = 0
@@ -304,16 +310,24 @@ class Lister:
                 found = yield from self.reader.read_keys(context, some)
             entries.extend(entry for entry in found if entry is not None)
             at += step
+        yield barrier
         return entries[:limit]
 
     def read_subtree_part(
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
         """Read the entries of a subtree in order, up to a limit."""
+        context, barrier = self.reader.begin(connection, deadline)
         if limit is None and start_after is None:
-            context, names = yield from self._begin(connection, prefix, deadline)
-            return (yield from self._subtree(context, below(prefix, names)))
-        context = yield from self.reader.begin(connection, deadline)
+            entries = yield from self.subtree(context, prefix)
+        else:
+            entries = yield from self._subtree_part(context, prefix, limit, start_after)
+        yield barrier
+        return entries
+
+    def _subtree_part(
+        self, context: ReadContext, prefix: str, limit: int | None, start_after: str | None
+    ) -> Steps[list[Entry]]:
         part = _SubtreePart(prefix, start_after)
         entries: list[Entry] = []
         while part.todo and (limit is None or len(entries) < limit):
@@ -325,15 +339,6 @@ class Lister:
             part.add(keys, found, (yield from self.reader.entries(context, keys, found)))
             entries += part.take()
         return entries[:limit]
-
-    def _begin(
-        self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
-    ) -> Steps[tuple[ReadContext, list[str]]]:
-        """Return the context for reads, as ``Reader.begin`` does, and the names below a prefix, with one request."""
-        beginning = drive(self.reader.begin(connection, deadline, stale_ok=stale_ok))
-        asked = self.reader.send_names_request(connection, prefix, deadline)
-        context: ReadContext = yield beginning
-        return context, (yield from self.reader.receive_names(prefix, asked))
 
     def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
         """Read the entries below a prefix, sorted. Sends no barrier."""
@@ -399,12 +404,13 @@ class Lister:
 
         A stale result contains all names of the connected server, even those of empty parents.
         """
-        context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
+        context, barrier = self.reader.begin(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.names(connection, prefix, deadline)
         if stale_ok:
             return sorted(names), []
         childless: list[str] = []
         alive = yield from self._find_alive(context, below(prefix, names), childless)
+        yield barrier
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
     def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:

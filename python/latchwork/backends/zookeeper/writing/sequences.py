@@ -102,8 +102,9 @@ def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Re
 def _next_number(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
     """Return the next number below a parent for which the client counts, and the version of the parent's ``#keep``."""
     try:
-        context = yield from reader.begin(task.connection, task.deadline)
+        context, barrier = reader.begin(task.connection, task.deadline)
         (found,) = yield from reader.read_data(context, [reader.layout.keep_path(above)])
+        yield barrier
     except NoReply as cut:
         raise task.error(cut, write=False) from cut
     if not isinstance(found, Data):

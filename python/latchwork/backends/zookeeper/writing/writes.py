@@ -184,11 +184,10 @@ class Writer:
         each.
         """
         try:
-            context = yield from self._reader.begin(task.connection, task.deadline)
-            entries = yield from self._lister.subtree(context, prefix)
-            if prefix:
-                own = yield from self._reader.read_keys(context, [prefix])
-                entries += [entry for entry in own if entry is not None]
+            context, barrier = self._reader.begin(task.connection, task.deadline)
+            asked = self._lister.send_subtree_requests(context, prefix)
+            entries = yield from self._lister.read_subtree_with_root(context, prefix, asked)
+            yield barrier
         except NoReply as cut:
             raise task.error(cut, write=False) from cut
         for entry in entries:
