@@ -1,15 +1,16 @@
-"""The interface of a backend: keys, sessions and watches, as futures. Everything else is built once, above it.
+"""The interface of a backend: keys, sessions and watches. Operations return futures.
 
-A backend knows nothing of locks, elections or jobs. Keys are absolute below the URL's root and validated by the store.
-First segments that start with ``@`` belong to the backend, which hides them in lists and watches.
+The layers above build everything else on this interface, so a backend knows nothing of locks, elections or jobs. Keys
+are relative to the root in the URL, and the store has validated them. Keys whose first segment starts with ``@`` are
+reserved for the backend, which hides them in lists and watches.
 
 Rules for every method that returns a future:
 
 - It does not block on the network. The embedded backend may do local work in the calling thread.
-- The future ends within ``call_timeout_s``, with a value or with an error of ``latchwork.errors``.
-- The error of a write is exact: ``Unavailable`` was not applied and never will be. ``OutcomeUnknown`` may have been
-applied, or may still be.
-- Its callbacks may run in a thread of a client library and must not block.
+- The future is done within ``call_timeout_s``, with a value or with an error of ``latchwork.errors``.
+- The error of a write is exact: with ``Unavailable`` the write was not applied and never will be. With
+    ``OutcomeUnknown`` it may have been applied, or may still be.
+- Callbacks of the future may run in a thread of a client library and must not block.
 
 ``waiting``, ``for_event_loop``, ``within`` and ``create_ordered`` have defaults that subclasses of ``Backend`` inherit.
 """
@@ -50,11 +51,12 @@ CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Watch event: the complete current state of the watched prefix. It is the first event, and follows every gap.
+    """A watch event with the complete current state of the watched prefix. It is the first event, and follows every
+    gap.
 
     Attributes:
         entries: All keys at or below the prefix, in any order.
-        as_of: Local clock time at or before which the state was current (when the read was sent).
+        as_of: Local clock time at which the read was sent. The state is at least as new.
     """
 
     entries: tuple[Entry, ...]
@@ -63,13 +65,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Watch event: the changes since the previous event. States in between may be merged.
+    """A watch event with the changes since the previous event. Several changes of a key may be merged into one.
 
     Attributes:
-        changes: At most one per key; an entry of None is a deletion.
-        as_of: Local clock time at or before which this was the newest state; None if unknown.
-        siblings: The sibling names of a leaf that has been deleted, from one state without the leaf; None if they were
-            not read.
+        changes: At most one per key. The entry of a deleted key is None.
+        as_of: Local clock time at which this was known to be the newest state, or None if unknown.
+        siblings: When a watched session-bound key was deleted: the names next to it, read after the deletion. None if
+            they were not read.
     """
 
     changes: tuple[Change, ...]
@@ -79,14 +81,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Watch event: nothing changed, and the reported state is known to be current as of this local time."""
+    """A watch event that reports no change: the reported state is known to have been up to date at this local time."""
 
     as_of: float
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The last watch event: the watch has ended permanently (a permission was revoked, or the backend was closed)."""
+    """The last event of a watch that has ended with an error, such as a revoked permission or a closed backend."""
 
     error: LatchworkError
 
@@ -100,19 +102,19 @@ class BackendWatch(Protocol):
     """A running watch."""
 
     def close(self) -> None:
-        """Stop the watch.
+        """Stop the watch. Idempotent.
 
-        No event is delivered after this returns, except when called from inside the sink. Idempotent.
+        No event is delivered after this returns, except when it is called from the watch's own callback.
         """
         ...
 
 
 @runtime_checkable
 class ProvesCurrent(Protocol):
-    """A watch that proves that its state is current only on request, because a proof costs a write."""
+    """A watch that confirms only on request that its state is up to date, because each confirmation costs a write."""
 
     def prove_current(self) -> None:
-        """Prove the state current, by delivering ``Current`` at least every 2 s for the next half minute.
+        """Start to confirm that the state is up to date: deliver ``Current`` at least every 2 s for the next 30 s.
 
         Does not block.
         """
@@ -121,10 +123,12 @@ class ProvesCurrent(Protocol):
 
 @runtime_checkable
 class ReportsNotices(Protocol):
-    """A backend that knows of problems that its server will soon have."""
+    """A backend that can warn of upcoming problems of its server."""
 
     def notices(self) -> tuple[str, ...]:
-        """Return a sentence for each problem, with its remedy. It is at most an hour old. Does not block."""
+        """Return one sentence per upcoming problem, each with its remedy. They are at most an hour old. Does not
+        block.
+        """
         ...
 
 
@@ -143,68 +147,76 @@ class BackendSession(Protocol):
 
     @property
     def opened_at(self) -> float:
-        """The local clock time at which the request that opened the session was sent."""
+        """The local clock time at which the request to open the session was sent."""
         ...
 
     @property
     def token(self) -> int:
-        """A number that is greater than the tokens of all writes before the session was opened."""
+        """A number that is greater than the tokens of all writes that were made before the session was opened."""
         ...
 
     @property
     def renew_every_s(self) -> float:
-        """The number of seconds between two calls of ``renew``."""
+        """The interval in seconds between two calls of ``renew``."""
         ...
 
     @property
     def confirm_gap_s(self) -> float:
-        """The number of seconds by which another confirmed renewal must follow before a renewal counts.
+        """The seconds that must lie between two confirmed renewals before the earlier one counts.
 
         With 0, each confirmed renewal counts at once.
         """
         ...
 
     def renew(self) -> Future[float]:
-        """Renew the session at an authority that can expire it.
+        """Renew the session at the server that can expire it.
 
-        The future returns the local clock time at which the confirmed renewal was sent. ``SessionLost`` means that the
-        server says that the session is gone. Any other error means nothing and extends nothing.
+        Returns:
+            A future of the local clock time at which the confirmed renewal was sent.
+        Raises:
+            SessionLost: (from the future) The server reports that the session has ended.
+            LatchworkError: (from the future) The renewal failed for another reason. The session may still be active.
         """
         ...
 
     def close(self) -> Future[None]:
-        """End the session on the server. Its keys disappear at once if the server is reachable.
+        """End the session on the server. Its keys are deleted at once if the server is reachable. Idempotent.
 
-        From this call on, every use of the session fails with ``SessionLost``, and no earlier request of it is applied
-        later. Idempotent.
+        From this call on, every use of the session fails with ``SessionLost``, and none of its earlier requests is
+        applied later.
         """
         ...
 
 
 @runtime_checkable
 class Touchable(Protocol):
-    """A session whose renewals count sooner if its server answers a cheap request ("touch") in between."""
+    """A session that can send a cheap request, called a touch, to make its renewals count sooner."""
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """The number of seconds from a confirmed renewal to each touch that is sent before the next renewal."""
+        """The seconds after a confirmed renewal at which touches are sent, one value per touch, all before the next
+        renewal.
+        """
         ...
 
     def touch(self) -> Future[float]:
-        """Send a cheap request, which costs no transaction. Return a future of the local time at which it was sent.
+        """Send a cheap request to the server, which needs no transaction.
 
-        An answered touch counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s`` later. A
-        renewal counts once a touch is answered that was sent that much later.
+        An answered touch counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s`` later. In
+        the same way, a renewal counts once a touch is answered that was sent ``confirm_gap_s`` later.
+
+        Returns:
+            A future of the local clock time at which the touch was sent.
         """
         ...
 
 
 @runtime_checkable
 class RenewsWithCommit(Protocol):
-    """A session that can be renewed by a transaction with other contents."""
+    """A session that can be renewed as part of any other transaction."""
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction like ``Backend.commit`` does, and renew the session with it."""
+        """Commit a transaction that also renews the session. See ``Backend.commit``."""
         ...
 
 
@@ -218,145 +230,166 @@ class Backend(Protocol):
 
     @property
     def waiting(self) -> Backend:
-        """A form of this backend for callers that wait for each answer; by default the backend itself.
+        """A variant of this backend for callers that block until each answer arrives. The default is the backend
+        itself.
 
-        Its methods may do their work in the calling thread and return a finished future, where that saves thread
-        switches. The deadlines are the same.
+        Its methods may do their work in the calling thread and return a completed future. The deadlines are the same.
         """
         return self
 
     @property
     def for_event_loop(self) -> Backend:
-        """A form of this backend for callers that must not block, such as an event loop; by default the backend itself.
+        """A variant of this backend for callers that must not block, such as an event loop. The default is the backend
+        itself.
 
-        A backend that does its work in the calling thread uses other threads here.
+        A backend that does its work in the calling thread uses separate threads here.
         """
         return self
 
     def within(self, limit_s: float) -> Backend:  # noqa: ARG002 - see there
-        """Return a form of this backend whose calls end within ``limit_s`` seconds, if ``call_timeout_s`` is not
-        shorter.
+        """Return a variant of this backend whose calls end within ``limit_s`` seconds, and within ``call_timeout_s``.
 
-        The default is the backend itself, which is right if calls only return futures, because the caller stops
-        waiting. A backend that does its work in the calling thread must end it in time.
+        The default is the backend itself. That suffices if calls only return futures, because the caller stops waiting.
+        A backend that does its work in the calling thread must enforce the limit itself.
         """
         return self
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Read a key. The future returns its entry, or None. Linearizable unless ``stale_ok``."""
+        """Read a key. The future returns its entry, or None if it does not exist.
+
+        The read is linearizable unless ``stale_ok``.
+        """
         ...
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read several keys. The future returns an entry or None for each key, in order.
 
-        Each read is linearizable unless ``stale_ok``. Together they are no snapshot. With ``stale_ok``, up to 100 keys
-        are read in order, each from a state that is not older than the previous one.
+        Each single read is linearizable unless ``stale_ok``, but the keys are not read at one point in time. With
+        ``stale_ok``, at most 100 keys are read in order, each from a state that is not older than the previous one.
         """
         ...
 
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
-        """Return the keys directly below the prefix, or its whole subtree, without the prefix itself; "" is the root.
+        """Read the entries below a prefix, sorted by key. The future returns a list.
 
-        The entries are sorted by the full key. ``start_after`` is a full key, exclusive. Reserved keys are hidden. Each
-        entry is linearizable unless ``stale_ok``; the list is no snapshot.
+        Each entry is linearizable unless ``stale_ok``, but the entries are not read at one point in time.
+
+        Args:
+            prefix: The prefix, which is not in the result itself. "" is the root.
+            recursive: Read the whole subtree. Otherwise only the keys directly below the prefix.
+            limit: The maximum number of entries. None is unlimited.
+            start_after: Return only keys that sort after this full key.
+            stale_ok: Allow a read from a server that is not up to date.
         """
         ...
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """Return the unique names directly below the prefix, sorted: keys, and implied parents of at least one key.
+        """Read the names directly below a prefix, unique and sorted, including names that only have keys below them.
 
-        With ``stale_ok`` the names are either linearizable, or all from one older state, which may contain a parent
-        without keys.
+        With ``stale_ok``, the names may be those of an older state, which may include a name without any keys.
         """
         ...
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction.
+        """Commit a transaction: if all checks hold, apply all operations. Otherwise apply none.
 
-        A single write is a transaction of one operation, for which a backend may have a fast path.
+        The store has validated limits, duplicates and key syntax. Without operations, the transaction only checks,
+        linearizably, and ``Committed.token`` is 0.
 
-        The store has validated limits, duplicates and key syntax. Without operations it only checks (linearizable), and
-        ``Committed.token`` is 0. Errors: ``Conflict`` with at least one failed check (or ``Create`` of an existing
-        key); ``InvalidKey`` for a key below a session-bound key, or a session-bound key above others; ``SessionLost``
-        if the session of an operation has ended on the server or was closed here.
+        Raises:
+            Conflict: A check failed, or the key of a ``Create`` exists.
+            InvalidKey: A key is below a session-bound key, or a session-bound key has keys below it.
+            SessionLost: The session of an operation has ended on the server or was closed here.
         """
         ...
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create ``key`` plus a suffix of fixed width that is greater than every suffix committed before below its
-        parent.
+        """Create ``key`` plus a numeric suffix. The future returns the entry.
 
-        The order holds for strings, too. A parent that is never removed keeps its counter when all children are gone.
+        The suffix has a fixed width and is greater than every suffix that was committed before below the same parent,
+        also when compared as text. The counter of a parent continues after all its children were deleted.
         """
         ...
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create the key ``stem + unique``, and return the older keys of its kind.
+        """Create the key ``stem + unique``, and return the older keys with the same stem.
 
-        Keys are of one kind if they have the same parent and start with the same stem. ``unique`` contains no slash and
-        is used once per kind. A backend may append a suffix of at most ``MAX_ORDER_SUFFIX`` characters.
+        ``Ordered.older`` has the last segment of every key with the same stem and a smaller ``created``, the oldest
+        first. They are read at the time of the creation or later. It must not miss a key, because two clients could
+        then hold one lock. An additional name of a deleted key only costs a request. It is None if the names would cost
+        another round trip or if there are many: the caller then lists the keys and sorts them by ``created``. The
+        default returns None.
 
-        ``Ordered.older`` contains the last segment of every key of the kind with a smaller ``created`` that existed at
-        one time, which is that of the creation or later; oldest first. A missing name lets two clients hold one lock.
-        An additional name of a deleted key costs one request. ``older`` is None if it would cost another round trip, or
-        if there are many: the caller then lists the keys and sorts them by ``created``. The default returns None.
+        Two keys that this method creates never have the same ``created``.
 
-        Two keys that this method creates never have the same ``created``. Errors: as for ``commit``.
+        Args:
+            stem: The parent and the beginning of the last segment.
+            unique: The rest of the key, without a slash, used only once per stem. A backend may append a suffix of at
+                most ``MAX_ORDER_SUFFIX`` characters.
+            value: The value.
+            session: The session to which the key is bound, or None.
+        Raises:
+            LatchworkError: The same errors as those of ``commit``.
         """
         created = self.commit((), (Create(stem + unique, value, session),))
         return mapped(created, lambda done: Ordered(done.entries[0], None))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and everything below it, and return how many keys existed.
+        """Delete the key at a prefix and everything below it. The future returns the number of deleted keys.
 
-        Not atomic. "" is the root.
+        Not atomic. The prefix "" is the root.
         """
         ...
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session.
+        """Open a session. The future returns it.
 
-        A ``ttl_s`` below the server's minimum is raised; the granted TTL is in ``ttl_s`` of the session.
-
-        ``on_gone`` may be called at most once, from any thread, when the backend learns that the server has ended the
-        session. It must not block. It is optional, because ``renew`` reports the end, too.
+        Args:
+            ttl_s: The requested TTL in seconds. A TTL below the server's minimum is raised, and ``ttl_s`` of the
+                session has the granted one.
+            on_gone: Called when the backend learns that the server has ended the session: at most once, from any
+                thread. Must not block. A backend need not call it, because ``renew`` reports the end, too.
         """
         ...
 
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``); "" is the root.
+        """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``). "" is the root.
 
-        The first event is a ``Snapshot``. Then every committed change is reported; states in between may be merged.
-        After a gap (disconnect, restart, compaction) the missed changes or a new ``Snapshot`` follow automatically when
-        the server is back. A key never moves backwards. While connected, ``Current`` or another event with ``as_of``
-        arrives at least every 2 s; for a watch that ``ProvesCurrent``, on request. There is no thread per watch.
+        The first event is a ``Snapshot``. Every later committed change is reported, but several changes of a key may be
+        merged. After a gap (disconnect, restart, compaction) the missed changes or a new ``Snapshot`` follow
+        automatically. A key never moves back to an older state. While connected, an event with ``as_of`` arrives at
+        least every 2 s, or on request if the watch is a ``ProvesCurrent``. There is no thread per watch.
 
-        ``leaf`` asks for less, which may cost less: the prefix is a session-bound key without keys below it, and only
-        its end must be reported. The first state may be old if it contains the key. With ``siblings``, the caller will
-        need the names next to the leaf after its end, and the backend may read them at once. Without ``beats``,
-        ``Current`` need not arrive, and a quiet watch costs nothing.
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            leaf: Watch a single session-bound key, and report only its deletion. This may be cheaper. The first state
+                may be old if it contains the key.
+            siblings: With ``leaf``: the caller needs the names next to the key after its deletion, so the backend may
+                read them at once.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         ...
 
     def close(self) -> None:
-        """End all watches, without the event ``Broken``, close all sessions, and join all threads. Idempotent."""
+        """End all watches without a ``Broken`` event, close all sessions, and join all threads. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says about itself.
+    """The version and state that a server reports.
 
     Attributes:
-        version: The version of the server; "" if it does not say.
-        least_version: The least version that the backend supports.
-        wall_clock_s: The wall clock of the server during the call, in seconds since the epoch; None if it has none.
-        usage: How much of a limit of the server is used, as text; "" if unknown.
-        remedy: What to do about the usage; "" if there is room.
+        version: The version of the server, or "" if it is unknown.
+        least_version: The oldest version that the backend supports.
+        wall_clock_s: The wall clock of the server during the call, in seconds since the epoch. None if it has none.
+        usage: How much of a server's limit is used, as text, or "" if unknown.
+        remedy: How to free space, or "" if there is enough.
     """
 
     version: str
@@ -374,7 +407,7 @@ class DescribesServer(Protocol):
         """Read the version and the state of the server. Blocks until it answers.
 
         Raises:
-            LatchworkError: The server did not answer, or the account may not ask.
+            LatchworkError: The server did not answer, or the account lacks the permission.
         """
         ...
 
@@ -395,7 +428,9 @@ class _WithDefaults:
 
 
 def with_defaults(backend: Backend) -> Backend:
-    """Return a backend that has every method of ``Backend``: the given one, or a wrapper that adds missing methods."""
+    """Return a backend that has every method of ``Backend``: the given one, or a wrapper that adds the missing
+    methods.
+    """
     complete = all(hasattr(backend, name) for name in _DEFAULTS)
     return backend if complete else cast("Backend", _WithDefaults(backend))
 
@@ -411,10 +446,13 @@ class VersionKey:
 
 
 def check_version(version: Hashable, kind: type) -> None:
-    """Raise an error if a version was made by another kind of backend.
+    """Raise an error if a version was created by another kind of backend.
 
+    Args:
+        version: The version to check.
+        kind: The class of the versions of this backend.
     Raises:
-        ValueError: The version is not from this kind of backend.
+        ValueError: The version is from another kind of backend.
     """
     if not isinstance(version, kind):
         msg = f"version {version!r} did not come from this store; read the key again with the store you write with"

@@ -1,8 +1,8 @@
-"""The capabilities of a backend: what it may do differently from the others. Everything else is the contract.
+"""The capabilities of a backend, which are the allowed differences between backends.
 
 A backend declares them in its ``SchemeSpec``, so that they can be read without a server and without its client library.
-``latchwork backends`` and docs/how-to/choose-a-backend.md show them. The conformance kit skips a test only if one of
-them says so.
+``latchwork backends`` and docs/how-to/choose-a-backend.md show them. The conformance kit skips a test only if a
+capability allows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Survives = Literal["nothing", "restart", "crash", "power loss"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend supports, and its limits.
+    """The features and limits of a backend.
 
     Attributes:
         name: The scheme, for messages.
@@ -31,9 +31,9 @@ class Capabilities:
         survives: The worst event that acknowledged writes survive: nothing (they end with the process), an orderly
             restart, a crash of the server or of all processes, or a power loss.
         verifies_password: A wrong password is refused when connecting.
-        min_ttl_s: The least session TTL in seconds, with the default settings of the server. A lower one is raised.
-        max_ttl_s: The greatest session TTL in seconds, likewise. A higher one is lowered.
-        poll_interval_s: Seconds between two looks for changes of other processes. 0 if changes are pushed.
+        min_ttl_s: The minimum session TTL in seconds with the default settings of the server. A shorter one is raised.
+        max_ttl_s: The maximum session TTL in seconds with the default settings. A longer one is lowered.
+        poll_interval_s: Seconds between two polls for changes of other processes. 0 if changes are pushed.
         max_txn_checks: The maximum number of checks in one transaction.
         max_txn_ops: The maximum number of operations in one transaction.
         max_txn_bytes: The maximum size of the keys and values of one transaction, including those of checks, in bytes.

@@ -19,9 +19,14 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 class DeliveringWatch:
-    """A ``BackendWatch``. Any thread may close it. Its owner delivers from one thread at a time.
+    """A ``BackendWatch`` that passes events to its callback until it is closed. Any thread may close it.
 
-    ``drop`` is called once with the watch when it is closed.
+    Its owner must deliver events from one thread at a time.
+
+    Args:
+        prefix: The watched prefix.
+        sink: Callback for the events.
+        drop: Called once with the watch when it is closed.
     """
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[Any], None]) -> None:
@@ -34,7 +39,7 @@ class DeliveringWatch:
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:
-        """Pass an event to the user of the watch, unless the watch is closed."""
+        """Call the watch's callback with an event. Does nothing if the watch is closed."""
         with self._mutex:
             if self.closed:
                 return
@@ -51,7 +56,7 @@ class DeliveringWatch:
                 idle.set()
 
     def close(self) -> None:
-        """Stop the watch, and wait until a delivery in another thread has ended. Idempotent."""
+        """Stop the watch, and wait until a callback that runs in another thread has returned. Idempotent."""
         with self._mutex:
             first, self.closed = not self.closed, True
         if first:

@@ -1,7 +1,7 @@
-"""Futures without an event loop: an operation of several steps is a generator that yields futures.
+"""Futures for threads. An operation with several steps is a generator that yields the futures for which it waits.
 
-A step is ``result = yield future``. An error of the future is raised at the yield. An interrupt of the thread that runs
-a step is raised in that thread, and the future fails.
+``result = yield future`` waits for a future, and raises its error. An interrupt of the thread that runs the generator
+is raised in that thread, and the future of the operation fails.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ CallbackQueue = Callable[[_Callback, "Future[Any]"], None]
 
 
 class Outcome(Future[T]):
-    """A cheap future: a lock, and no condition, lists or dictionary until it is waited for.
+    """A future that is cheaper than ``concurrent.futures.Future``: it creates no condition until a thread waits for it.
 
-    It is a ``Future`` for other code. The fields of the base class are created when they are accessed, by ``cancel``,
-    ``concurrent.futures.wait`` and so on, in the same state. From then on the base class does the work.
+    It can be used everywhere instead of a ``Future``. The fields of the base class are created when they are accessed,
+    for example by ``cancel`` or ``concurrent.futures.wait``. From then on the base class does the work.
 
     Attributes:
-        callback_queue: Runs the callbacks that are added from now on. It is set once the future has been returned to a
-            user, whose code must not run in a thread of a client library. None runs them in the thread that ends the
-            future.
+        callback_queue: Runs the callbacks that are added from now on. It is set when the future is returned to a user,
+            whose code must not run in a thread of a client library. With None, the thread that completes the future
+            runs them.
     """
 
     __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "callback_queue")
@@ -72,18 +72,18 @@ class Outcome(Future[T]):
             vars(self).update(vars(plain))
 
     def cancel(self) -> bool:
-        """Cancel the future.
+        """Cancel the future, and return whether it was canceled.
 
-        Has no effect on one that was returned to a user, because its call may still be applied.
+        A future that was returned to a user is not canceled, because its call may still be applied.
         """
         return self.callback_queue is None and super().cancel()
 
     def running(self) -> bool:
-        """Return whether the call is in flight and cannot be canceled."""
+        """Return whether the call is in progress and cannot be canceled."""
         return super().running() if self.callback_queue is None else not self.done()
 
     def done(self) -> bool:
-        """Return whether the future has ended or was canceled."""
+        """Return whether the future is completed or canceled."""
         return self._has_ended or (self._is_plain and super().done())
 
     def cancelled(self) -> bool:
@@ -107,8 +107,8 @@ class Outcome(Future[T]):
     def _wait(self, timeout: float | None) -> None:
         """Wait until the future is done, or until the timeout.
 
-        The base class would hold its condition here. The thread that completes the future needs it too, and would wait
-        for a thread that was interrupted or is inside a signal handler.
+        The base class would hold its condition meanwhile. The thread that completes the future needs that condition
+        too, and would wait for a thread that was interrupted or is inside a signal handler.
         """
         gate = threading.Lock()
         gate.acquire()
@@ -118,7 +118,7 @@ class Outcome(Future[T]):
             raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` in the callback queue when the future is done, or at once if it is.
+        """Call ``fn`` through the callback queue when the future is done, or at once if it is already done.
 
         Without a callback queue, the thread that completes the future calls it.
         """
@@ -126,7 +126,9 @@ class Outcome(Future[T]):
         self.call_at_once(fn if callback_queue is None else partial(callback_queue, fn))
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` in the thread that completes the future, or now if it is done. For fast internal functions."""
+        """Call ``fn`` in the thread that completes the future, or now if it is done. Only for fast internal
+        functions.
+        """
         with self._mutex:
             if not self._has_ended and not self._is_plain:
                 self._callbacks = (*self._callbacks, fn)
@@ -145,7 +147,11 @@ class Outcome(Future[T]):
         self._end(None, exception)
 
     def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
-        """Convert the result with ``fn``; see ``mapped``. Return False if that requires another future."""
+        """Convert the result with ``fn`` and the error with ``explain``, in this future. See ``mapped``.
+
+        Returns:
+            Whether that was possible. False means that the caller needs another future.
+        """
         with self._mutex:
             if self._is_plain or (self._mapping is not None and not self._has_ended):
                 return False
@@ -190,7 +196,7 @@ class Outcome(Future[T]):
 
 
 class _Field:
-    """A field of the base class that is only created when it is needed."""
+    """A field of the base class that is created when it is first accessed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -205,7 +211,7 @@ for _name in vars(Future()):
 
 
 def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Apply the conversions of a future to its value or error."""
+    """Return the value or error of a future after the conversions in ``mapping``."""
     if mapping is None:
         return result, error
     fn, explain = mapping
@@ -218,27 +224,29 @@ def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -
 
 
 def _raise_interrupt(error: BaseException | None, before: BaseException | None) -> None:
-    """Raise an error if it is an interrupt of this thread that was not there before."""
+    """Raise an error that interrupts this thread, such as KeyboardInterrupt, unless it is the earlier error
+    ``before``.
+    """
     if error is not None and error is not before and not isinstance(error, Exception):
         raise error
 
 
 def completed(value: T) -> Future[T]:
-    """Return a future that is done and has this value."""
+    """Return a future that is already completed with this value."""
     future: Future[T] = Outcome()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> Future[Any]:
-    """Return a future that is done and has this error."""
+    """Return a future that has already failed with this error."""
     future: Future[Any] = Outcome()
     future.set_exception(error)
     return future
 
 
 def resolve(future: Future[T], value: T) -> bool:
-    """Complete a future with a value, unless it is already done. Return whether it was completed."""
+    """Complete a future with a value. Return False if the future was already done."""
     try:
         future.set_result(value)
     except InvalidStateError:
@@ -247,7 +255,7 @@ def resolve(future: Future[T], value: T) -> bool:
 
 
 def reject(future: Future[Any], error: BaseException) -> bool:
-    """Complete a future with an error, unless it is already done. Return whether it was completed."""
+    """Fail a future with an error. Return False if the future was already done."""
     try:
         future.set_exception(error)
     except InvalidStateError:
@@ -256,7 +264,7 @@ def reject(future: Future[Any], error: BaseException) -> bool:
 
 
 def attempt(call: Callable[[], T]) -> Future[T]:
-    """Call a function in this thread, and return a future of its value or error."""
+    """Call a function in this thread, and return a completed future of its result or error."""
     try:
         return completed(call())
     except Exception as error:
@@ -264,7 +272,7 @@ def attempt(call: Callable[[], T]) -> Future[T]:
 
 
 def chain(source: Future[Any], outcome: Future[Any]) -> None:
-    """Complete one future in the same way as another one, when that is done."""
+    """Copy the result or error of ``source`` to ``outcome`` when ``source`` is done."""
 
     def ended(done: Future[Any]) -> None:
         error = CancelledError() if done.cancelled() else done.exception()
@@ -277,9 +285,12 @@ def chain(source: Future[Any], outcome: Future[Any]) -> None:
 
 
 def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Return a future of ``fn(result)``. ``fn`` is called in the thread that completes the source.
+    """Return a new future of ``fn(result)``, where ``result`` is that of ``future``.
 
-    Errors are passed on, after ``explain`` has converted them if it is given.
+    Args:
+        future: The source future.
+        fn: Converts the result. Called in the thread that completes the source future.
+        explain: Converts the error. None passes it on unchanged.
     """
     outcome: Outcome[Any] = Outcome()
     outcome.map(fn, explain)
@@ -288,7 +299,7 @@ def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = Non
 
 
 def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Convert the result of a future like ``then``, but in the same future if possible.
+    """Convert the result of a future like ``then``, but reuse the same future if possible.
 
     Only the exclusive owner of the future may call this. ``fn`` and ``explain`` must be fast and take no locks.
     """
@@ -298,7 +309,7 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
 
 
 def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
-    """Return a future of the results of several futures in order, or of the first error."""
+    """Return a future of the results of several futures, in order. It fails with the first error."""
 
     def steps() -> Steps[list[T]]:
         found: list[T] = []
@@ -321,7 +332,9 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
 
 def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Future[T]:
-    """Return a future whose callbacks run in a callback queue, for users; the same future if possible."""
+    """Return a future whose callbacks run in a callback queue, to be given to a user. Reuse the same future if
+    possible.
+    """
     outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
     assert isinstance(outcome, Outcome)
     outcome.callback_queue = callback_queue

@@ -1,6 +1,6 @@
-"""The syntax of keys, for backends that may find keys of other programs below their root.
+"""The syntax of keys, also for backends that may find keys of other programs below their root.
 
-Invalid keys are skipped: they are not entries, imply no parents and change nothing. They are counted, and each is named
+Invalid keys are skipped: they are not listed, imply no parents and change nothing. They are counted, and each is named
 once in a warning.
 """
 
@@ -34,10 +34,10 @@ _SHOWN = 100
 
 
 def numbered(key: str, number: int) -> str:
-    """Return a key with a sequential number as suffix.
+    """Return a key with a sequential number appended, padded with zeros to ten digits.
 
     Raises:
-        QuotaExceeded: The number has more digits than the suffix, and would sort before others.
+        QuotaExceeded: The number has more digits, so that the key would sort before others.
     """
     if number >= 10**SUFFIX_DIGITS:
         raise QuotaExceeded(f"all numbers of sequential keys next to {key!r} were given out; use another parent")
@@ -50,7 +50,13 @@ def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_S
 
 
 def describe_size(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
-    """Describe the size of a key that is too long, for a message."""
+    """Describe the size of a key that is too long, for an error message.
+
+    Args:
+        text: The key.
+        chars: The allowed number of characters.
+        segments: The allowed number of segments.
+    """
     return (
         f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "
         f"and may have {chars:,} and {segments}; use a shorter one"
@@ -58,15 +64,15 @@ def describe_size(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY
 
 
 def is_key(text: str) -> bool:
-    """Return whether a text below a root is a valid key, reserved or not, with any number of segments.
+    """Return whether a path relative to the root is a valid key. Reserved keys count as valid.
 
-    Takes time proportional to its length.
+    Takes time proportional to the length of the text.
     """
     return _KEY.match(text) is not None
 
 
 class Strangers:
-    """Counts invalid keys below a root, and warns of each once. Thread-safe.
+    """Counts invalid keys below a root, and logs a warning once for each. Thread-safe.
 
     Args:
         where: The root, for messages.
@@ -79,11 +85,11 @@ class Strangers:
 
     @property
     def count(self) -> int:
-        """The number of invalid keys that were found, up to a thousand."""
+        """The number of invalid keys that were found, at most a thousand."""
         return len(self._seen)
 
     def note(self, found: Iterable[bytes | str]) -> None:
-        """Record invalid keys, some of which may have been recorded before."""
+        """Record invalid keys. Keys that were recorded before are ignored."""
         if not found:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Descriptions of operations, and errors of operations that take several transactions."""
+"""Descriptions of operations for messages, and the error of a deletion that stopped halfway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    """Describe a transaction for messages: its operations and keys, writes first."""
+    """Describe a transaction for messages: its operations and their keys, then its checks."""
     if len(ops) == 1 and not checks:
         return _step(ops[0], "")
     steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
@@ -24,7 +24,7 @@ def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
 
 
 def read_of(keys: Sequence[str]) -> str:
-    """Describe a read for messages."""
+    """Describe a read of these keys for messages."""
     return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
 
 
@@ -41,8 +41,13 @@ def _and_more(named: str, count: int) -> str:
 def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
     """Return the error for the deletion of a tree that stopped after some keys were deleted.
 
-    It has the type of the transaction's error, unless that type means that nothing was done. ``what`` is the call, at
-    the beginning of the message.
+    It has the type of the original error, unless that type means that nothing was done. Then it is ``OutcomeUnknown``.
+
+    Args:
+        what: Description of the call, with which the message begins.
+        deleted: The number of keys that were deleted.
+        found: The number of keys that were to be deleted.
+        error: The error at which the deletion stopped.
     """
     reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for that transaction
     told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"

@@ -41,11 +41,11 @@ class SchemeSpec:
 
     Attributes:
         schemes: The canonical scheme, then its aliases.
-        capabilities: The capabilities and limits of its backend, without options that change them.
-        default_port: The port of a host without one; None: a port is required.
+        capabilities: The capabilities and limits of the backend, with the default options.
+        default_port: The port that is used if a host has none. None means that a port is required.
         options: The options of this scheme, with their validators.
         location: What follows ``//``: hosts and a root, hosts and a database, a file path, or a name in this process.
-        extra: The extra of latchwork that installs the client library; None if there is nothing to install.
+        extra: The extra of latchwork that installs the client library. None if there is nothing to install.
     """
 
     schemes: tuple[str, ...]
@@ -56,7 +56,7 @@ class SchemeSpec:
     extra: str | None = None
 
     def known_options(self) -> list[str]:
-        """Return all options of URLs with this scheme, sorted."""
+        """Return the names of all options that URLs with this scheme may have, sorted."""
         place = {"hosts": ["password_file"], "database": ["password_file", "root"], "file": ["root"], "name": []}[
             self.location
         ]
@@ -64,23 +64,25 @@ class SchemeSpec:
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """Call ``importlib.metadata.entry_points``, imported only now because the import is slow."""
+    """Call ``importlib.metadata.entry_points``, which is imported only now because the import is slow."""
     from importlib.metadata import entry_points as installed
 
     return installed(group=group)
 
 
 def known_schemes() -> list[str]:
-    """Return all schemes of URLs, sorted: the built-in ones with their aliases, and those of installed packages."""
+    """Return all known URL schemes, sorted: the built-in ones with their aliases, and those that other packages
+    added.
+    """
     return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def find_spec(scheme: str) -> SchemeSpec:
-    """Return the description of a URL scheme or alias.
+    """Return the ``SchemeSpec`` of a URL scheme or alias.
 
     Raises:
         InvalidURL: The scheme is unknown.
-        BackendNotInstalled: The package that added it cannot be imported.
+        BackendNotInstalled: The package that added the scheme cannot be imported.
     """
     module = module_of(scheme.lower())
     specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
@@ -88,7 +90,7 @@ def find_spec(scheme: str) -> SchemeSpec:
 
 
 def one_of(*allowed: str) -> Validator:
-    """Return a validator for options that allow only these values."""
+    """Return a validator that accepts only these option values."""
 
     def check(text: str) -> str:
         if text not in allowed:
@@ -99,7 +101,11 @@ def one_of(*allowed: str) -> Validator:
 
 
 def readable_file(text: str) -> Path:
-    """Validate an option that names a file, and return its path."""
+    """Validate the value of an option that must be the path of an existing file, and return the path.
+
+    Raises:
+        ValueError: There is no file at this path.
+    """
     path = Path(text)
     try:
         is_file = path.is_file()
@@ -111,8 +117,10 @@ def readable_file(text: str) -> Path:
 
 
 def file_mode(text: str) -> str:
-    """Validate the permissions of a file: its owner must be able to read and write it, and it must not be
-    executable.
+    """Validate file permissions in octal digits, and return them without leading zeros.
+
+    Raises:
+        ValueError: The owner could not read and write the file, or it would be executable.
     """
     try:
         mode = int(text, 8)
@@ -124,7 +132,7 @@ def file_mode(text: str) -> str:
 
 
 def module_of(scheme: str) -> Any:
-    """Return the module that opens backends of a scheme. Raises the errors of ``find_spec``."""
+    """Return the module that opens backends of a scheme. Raises the same errors as ``find_spec``."""
     if scheme in _MODULES:
         return importlib.import_module(_MODULES[scheme])
     added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
@@ -137,15 +145,21 @@ def module_of(scheme: str) -> Any:
 
 
 def not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
-    """Return the error for a scheme whose module or client library cannot be imported."""
+    """Return the error for a scheme whose module or client library cannot be imported.
+
+    Args:
+        scheme: The scheme.
+        extra: The extra of latchwork that installs the library, or None.
+        error: The error of the import.
+    """
     remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
     return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")
 
 
 def installed_specs() -> dict[str, SchemeSpec | str]:
-    """Return the description of each backend by its main scheme.
+    """Return the ``SchemeSpec`` of every known backend, by its main scheme.
 
-    If the package that adds a backend cannot be imported, the value is the reason.
+    If the package that adds a backend cannot be imported, the value is the reason as text.
     """
     found: dict[str, SchemeSpec | str] = {}
     for scheme in known_schemes():

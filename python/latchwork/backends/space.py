@@ -1,4 +1,4 @@
-"""Warns once that a store is out of space, and says once that it has space again."""
+"""A log message when a store runs out of space, and another one when it has space again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SpaceNotice:
     """Logs once that a store is out of space, and once that it has space again. Thread-safe.
 
     Args:
-        where: The store, for messages.
-        has_space: Returns whether a successful write shows that there is space.
+        where: Description of the store for messages.
+        has_space: Called after a successful write. Returns whether there is enough space again.
     """
 
     def __init__(self, where: str, has_space: Callable[[], bool] = lambda: True) -> None:
@@ -26,14 +26,14 @@ class SpaceNotice:
         self._lock = mutex()
 
     def record_refusal(self, error: StoreFull) -> None:
-        """Record that a write was refused because there is no space."""
+        """Record that a write failed because the store is out of space."""
         with self._lock:
             is_new, self.is_full = not self.is_full, True
         if is_new:
             _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
 
     def record_write(self) -> None:
-        """Record that a write that needs space has succeeded. Cheap unless the store was full."""
+        """Record that a write that needs space has succeeded. Cheap while the store has space."""
         if not self.is_full or not self._has_space():
             return
         with self._lock:

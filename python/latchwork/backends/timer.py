@@ -1,4 +1,4 @@
-"""A thread that runs short functions later: retries, deadlines, heartbeats."""
+"""A thread that calls short functions at a later time, for retries, deadlines and heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Timer:
-    """Calls functions at a later time in a thread. The functions must not block. Thread-safe."""
+    """A thread that calls functions at a later time. The functions must not block. Thread-safe."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
@@ -32,14 +32,14 @@ class Timer:
         self._thread.start()
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Call a function after ``delay_s`` seconds, unless the timer is closed before."""
+        """Call a function after ``delay_s`` seconds. It is not called if the timer is closed first."""
         with self._mutex:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
             self._changed.notify()
 
     def after(self, delay_s: float) -> Future[None]:
-        """Return a future that completes after ``delay_s`` seconds, or fails with ``Closed`` if the timer is closed
-        before.
+        """Return a future that completes after ``delay_s`` seconds. It fails with ``Closed`` if the timer is closed
+        first.
         """
         future: Future[None] = Outcome()
         with self._mutex:

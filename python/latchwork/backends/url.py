@@ -72,15 +72,15 @@ class StoreURL:
 
     Attributes:
         scheme: The canonical scheme: memory, sqlite, zk, etcd, postgresql, or one that another package added.
-        hosts: In the given order, unique; empty for embedded stores.
-        user: None if the URL has none.
-        password: From the URL, an override, or the file of ``password_file``.
+        hosts: The hosts and ports in the given order, without duplicates. Empty for embedded stores.
+        user: The user, or None if the URL has none.
+        password: The password from the URL, an override, or the file of ``password_file``.
         root: Segments joined by ``/``, without a leading slash.
-        path: The file of an embedded store, its name in memory, or the database on a server; else None.
+        path: The file or the memory name of an embedded store, or the database on a server. Otherwise None.
         options: All other options, validated by the scheme.
-        session_ttl_s: The requested TTL of the primary session.
-        given_session_ttl_s: The same if the URL or an override gives it, else None.
-        connect_timeout_s: Seconds after which an unreachable server is ``ConnectFailed``.
+        session_ttl_s: The requested TTL of the primary session in seconds.
+        given_session_ttl_s: The TTL that the URL or an override contains, or None if it is the default.
+        connect_timeout_s: Seconds after which connecting fails with ``ConnectFailed``.
         call_timeout_s: Seconds within which every call ends.
     """
 
@@ -97,7 +97,7 @@ class StoreURL:
     given_session_ttl_s: float | None = field(default=None, compare=False)
 
     def redacted(self) -> str:
-        """Return the URL for logs and messages: without the password, and with durations that differ from their
+        """Return the URL for logs and messages, without the password. Durations are shown if they differ from their
         defaults.
         """
         options = dict(self.options)
@@ -126,10 +126,10 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
 
     Args:
         url: As described in the module docstring. User, password, root and option values may be percent-encoded.
-        overrides: Options that override those of the URL, plus ``root``, ``user`` and ``password``. None is "not
-            given".
+        overrides: Options that override those of the URL, plus ``root``, ``user`` and ``password``. None means not
+            given.
     Raises:
-        InvalidURL: Unknown scheme or option, malformed host, root or value. The message lists what is known.
+        InvalidURL: Unknown scheme or option, or malformed host, root or value. The message lists the known ones.
         BackendNotInstalled: The scheme belongs to another package that cannot be imported.
     """
     if not url.isascii() and any("\ud800" <= letter <= "\udfff" for letter in url):
@@ -177,16 +177,20 @@ def url_of_client(client: object) -> str:
     """Return the URL of the server to which a client of another library is connected.
 
     Raises:
-        TypeError: It is not a client of python-etcd3.
+        TypeError: The object is not a client of python-etcd3.
     """
     return cast("str", module_of("etcd").url_of_client(client))
 
 
 def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
-    """Open the backend for a URL, on the connection of a client if one is given. Blocks until connected.
+    """Connect to the server of a URL, or open its file, and return the backend. Blocks until connected.
 
+    Args:
+        url: The parsed URL.
+        clock: The local clock.
+        client: A connected client of another library whose connection is used, or None.
     Raises:
-        BackendNotInstalled: Its client library is missing. The message has the install command.
+        BackendNotInstalled: The client library is missing. The message has the install command.
         ConnectFailed: No server answered within ``connect_timeout_s``.
         AuthenticationFailed: The server refused the account, if it verifies passwords.
     """
@@ -236,7 +240,7 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
 
 
 def _option_for_message(name: str) -> str:
-    """Return the name of an option for a message. Text that may be a part of a password is hidden."""
+    """Return the text for an option name in an error message. A name that may contain a password is hidden."""
     return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
 
@@ -244,7 +248,7 @@ _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | N
 
 
 def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
-    """Return the hosts, user, password, path and root in a URL."""
+    """Return the hosts, user, password, path and root that a URL contains."""
     if spec.location == "file":
         return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT).removeprefix("/")
     root = unquote(path[1:]) or DEFAULT_ROOT
@@ -258,9 +262,9 @@ def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]
 
 
 def _database(spec: SchemeSpec, path: str) -> str:
-    """Return the name of the database in a path.
+    """Return the name of the database in the path of a URL.
 
-    A malformed name is not shown, because it may be a part of a password.
+    An error message does not show a malformed name, because it may contain a part of a password.
     """
     name = unquote(path[1:])
     if not _DATABASE.fullmatch(name):
@@ -303,9 +307,9 @@ def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str 
 
 
 def _hosts_with_shown_text(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
-    """Yield each host in an authority, with the text that a message may show.
+    """Yield each host in an authority, with the text that an error message may show for it.
 
-    Text after a colon is not shown if it may be a password whose host is missing.
+    Text after a colon is hidden, because it may be a password if the host was forgotten.
     """
     at = len(authority) - len(hosts)
     for host in hosts.split(","):
@@ -328,7 +332,9 @@ def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
 
 
 def _is_address(text: str | None) -> bool:
-    """Return whether the text in brackets is an IPv6 address. True without brackets."""
+    """Return whether the text in brackets is an IPv6 address. None means that there are no brackets and returns
+    True.
+    """
     try:
         return text is None or bool(ipaddress.IPv6Address(text))
     except ValueError:
@@ -336,7 +342,12 @@ def _is_address(text: str | None) -> bool:
 
 
 def _check_root(root: str, *, show: bool) -> str:
-    """Validate the root in a URL. A message shows it unless it may be a part of a password whose host is missing."""
+    """Validate the root in a URL and return it.
+
+    Args:
+        root: The root.
+        show: Whether an error message may show it. It must not if it may contain a part of a password.
+    """
     segments = root.split("/")
     if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} or part.startswith("@") for part in segments):
         what = f"malformed root {root!r}" if show else "malformed root"
@@ -387,7 +398,7 @@ def _credentials(user: str | None, password: str | None) -> str:
 
 
 def join_hosts(hosts: Iterable[tuple[str, int]]) -> str:
-    """Join hosts and ports as in a URL."""
+    """Join hosts and ports with commas, in the syntax of a URL."""
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 

@@ -1,4 +1,4 @@
-"""Which versions of servers have which defects fixed."""
+"""The versions of servers in which known defects are fixed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,25 @@ _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
 def warn_once(log: logging.Logger, message: str, *what: str) -> None:
-    """Log a warning about a server once per process. ``what`` identifies it, such as its version and hosts."""
+    """Log a warning about a server once per process.
+
+    Args:
+        log: The logger.
+        message: The message, with a placeholder for each of ``what``.
+        what: Identifies the warning, such as the version and the hosts of the server.
+    """
     if (message, *what) not in _warned:
         _warned.add((message, *what))
         log.warning(message, *what)
 
 
 def has(version: str, cured: Patches) -> bool:
-    """Return whether a server of this version has a fix. A server without a version counts as old."""
+    """Return whether a server of this version contains a fix. An unknown version is treated as old.
+
+    Args:
+        version: The version of the server.
+        cured: The first fixed patch release of each minor version.
+    """
     try:
         major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
     except ValueError:
@@ -36,27 +47,36 @@ def has(version: str, cured: Patches) -> bool:
 
 
 def survives_cut_reads(version: str) -> bool:
-    """Return whether this version of etcd survives a read-only transaction that is canceled."""
+    """Return whether an etcd server of this version keeps working after a client cancels a read-only transaction."""
     return has(version, _SURVIVES_CUT_READS)
 
 
 def progress_is_proof(version: str) -> bool:
-    """Return whether etcd answers a progress request only after all watches of the stream have caught up."""
+    """Return whether etcd answers a progress request only after all watches of the stream have received their
+    events.
+    """
     return has(version, _PROGRESS_IS_PROOF)
 
 
 def etcd_may_lose_data(version: str) -> bool:
-    """Return whether a server of this version may lose confirmed writes when it is killed. No client can prevent that.
+    """Return whether an etcd server of this version may lose confirmed writes when it is killed.
 
-    Single servers may lose the last writes before 3.4.21 and 3.5.5. Members of a cluster may diverge before 3.5.3. A
-    server that does not report its version is not reported.
+    No client can prevent that. Single servers may lose the last writes before 3.4.21 and 3.5.5. Members of a cluster
+    may diverge before 3.5.3.
+
+    Returns:
+        False if the version is unknown.
     """
     return version[:1].isdigit() and not has(version, _ETCD_KEEPS_DATA)
 
 
 def parse_server_info(answer: str) -> tuple[str, bool]:
-    """Return the version of a ZooKeeper server, and whether it is a member of an ensemble. ("", False) if it does not
-    say.
+    """Return the version of a ZooKeeper server, and whether it is a member of an ensemble.
+
+    Args:
+        answer: The server's answer to the command ``srvr``.
+    Returns:
+        The version, or "" if the answer has none, and whether the server is a member of an ensemble.
     """
     found = {name: line[len(name) :] for line in answer.splitlines() for name in (_VERSION, _MODE) if name in line[:20]}
     version = found.get(_VERSION, "").partition("-")[0].partition(",")[0].strip()
@@ -64,9 +84,11 @@ def parse_server_info(answer: str) -> tuple[str, bool]:
 
 
 def zookeeper_may_lose_data(version: str) -> bool:
-    """Return whether an ensemble of this version may lose confirmed writes when its leader changes.
+    """Return whether a ZooKeeper ensemble of this version may lose confirmed writes when its leader changes.
 
-    Fixed in 3.8.4 and 3.9.2; 3.9.3 has another defect with the same effect. A server that does not report its version
-    is not reported.
+    Fixed in 3.8.4 and 3.9.2. 3.9.3 has another defect with the same effect.
+
+    Returns:
+        False if the version is unknown.
     """
     return version[:1].isdigit() and (version in _LOSES_ALL_THE_SAME or not has(version, _ZOOKEEPER_KEEPS_DATA))
