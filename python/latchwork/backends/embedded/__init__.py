@@ -1,7 +1,7 @@
-"""The embedded store: one machine, SQLite, no server.
+"""The embedded store: a SQLite database on one machine, without a server.
 
-``sqlite:///file.db`` is shared by all processes of the machine and outlives them. ``memory://name`` is shared by the
-stores of one process and ends with the last of them. Both run the same code.
+``sqlite:///file.db`` is shared by all processes of the machine and remains when they end. ``memory://name`` is shared
+by the stores of one process and ends with the last of them. Both run the same code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     """Open a database in a file or in the memory of this process. Create it if it does not exist.
 
     Raises:
-        ConnectFailed: The file's directory is missing, or the file is not a database or is damaged.
-        PermissionDenied: The file or its directory cannot be written.
+        ConnectFailed: The directory of the file does not exist, or the file is damaged or not a database.
+        PermissionDenied: The file or its directory is not writable.
     """
     from latchwork.backends.embedded.backend import EmbeddedBackend
 

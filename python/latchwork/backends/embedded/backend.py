@@ -1,7 +1,7 @@
-"""The embedded backend: the operations of the contract as transactions on one SQLite database.
+"""The embedded backend, which runs every operation as a transaction on one SQLite database.
 
-The calling thread does the work, and the returned futures have ended. ``ThreadedBackend`` is for callers whose thread
-must not do the work. A store in memory is shared by name.
+The calling thread does the work, and the returned futures are completed. ``ThreadedBackend`` is for callers that must
+not block. Stores in memory are shared by name.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _lock = mutex()
 
 
 class EmbeddedBackend(Backend):
-    """An open store. Thread-safe."""
+    """A ``Backend`` on a SQLite database in a file or in memory. Thread-safe."""
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
-        """Open the file or join the named memory. ``open_backend`` documents the errors."""
+        """Open the file, or the database in memory. ``open_backend`` documents the errors."""
         self._root = url.root
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -87,20 +87,22 @@ class EmbeddedBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The features and limits of a store in a file or in memory.
+        """The features and limits of this store.
 
-        With ``sync=full``, a file also survives a power loss. Changes of other processes are polled for only where the
-        system has no signal for them.
+        With ``sync=full``, a file also survives a power loss. Changes of other processes are polled for only if the
+        system has no inotify.
         """
         return self._capabilities
 
     @property
     def for_event_loop(self) -> Backend:
-        """A form of this store that makes its calls in a few threads of its own."""
+        """A variant of this backend that makes its calls in a few separate threads."""
         return cast("Backend", self._threaded)
 
     def within(self, limit_s: float) -> EmbeddedBackend:
-        """Return a form of this store whose calls end within ``limit_s`` seconds. Calls wait for other writers."""
+        """Return a variant of this backend whose calls end within ``limit_s`` seconds, including the wait for other
+        writers.
+        """
         face = copy.copy(self)
         face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
         return face
@@ -108,7 +110,7 @@ class EmbeddedBackend(Backend):
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
-        """Read a key. The future returns its entry, or None. Linearizable."""
+        """Read a key, linearizably. The future returns its entry, or None if it does not exist."""
         return self._read(lambda conn: reads.get(conn, self._root, key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
@@ -129,10 +131,7 @@ class EmbeddedBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """Read the entries directly below a prefix, or its whole subtree, at one point in time.
-
-        They are sorted by key.
-        """
+        """Read the entries below a prefix at one point in time, sorted by key. See ``Backend.list``."""
         return self._read(
             lambda conn: reads.list_below(
                 conn,
@@ -152,11 +151,11 @@ class EmbeddedBackend(Backend):
     # Writes.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction: check all conditions, and apply all operations if they hold."""
+        """Commit a transaction: apply all operations if all checks hold, otherwise none."""
         return attempt(lambda: self._commit(checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with a suffix of ten digits. The numbers below a parent are never reused."""
+        """Create a key with a ten-digit number as suffix. Numbers below a parent are never reused."""
 
         def work(conn: sqlite3.Connection) -> Entry:
             alive = self._sweep_and_read_alive(conn)
@@ -165,7 +164,9 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: self._write(work))
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys of its kind in one transaction."""
+        """Create a key and read the older keys with the same stem, in one transaction. See
+        ``Backend.create_ordered``.
+        """
         op = Create(stem + unique, value, session)
 
         def work(conn: sqlite3.Connection) -> Ordered | Conflict:
@@ -174,7 +175,9 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: _or_raise(self._write(work)))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at a prefix and all keys below it, in batches. The future returns how many keys existed."""
+        """Delete the key at a prefix and all keys below it, in batches. The future returns the number of deleted
+        keys.
+        """
 
         def work(conn: sqlite3.Connection) -> int:
             keys = reads.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
@@ -196,7 +199,7 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: self._open_session(max(float(ttl_s), sessions.LEAST_TTL_S), on_gone))
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
-        """Renew a session for another TTL, on behalf of ``EmbeddedSession.renew``."""
+        """Extend a session by its TTL from now. Called by ``EmbeddedSession.renew``."""
 
         def renew() -> float:
             sent_at = self._clock.now()
@@ -208,7 +211,7 @@ class EmbeddedBackend(Backend):
     def commit_renewing(
         self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
     ) -> Future[Committed]:
-        """Commit a transaction that also renews a session, on behalf of ``EmbeddedSession.commit``."""
+        """Commit a transaction that also renews a session. Called by ``EmbeddedSession.commit``."""
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
@@ -222,7 +225,7 @@ class EmbeddedBackend(Backend):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
-        """End a session and delete its keys, on behalf of ``EmbeddedSession.close``."""
+        """End a session and delete its keys. Called by ``EmbeddedSession.close``."""
         with self._lock:
             known = self._sessions.pop(session.id, None) is not None or session.id in self._ended
             if known:
@@ -242,12 +245,20 @@ class EmbeddedBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch all keys at and below a prefix. The options ``leaf`` and ``siblings`` have no effect here."""
+        """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
+
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            leaf: Ignored.
+            siblings: Ignored.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """End the watches and sessions, join the thread and close the connections. Idempotent."""
+        """End all watches and sessions, join the thread and close the connections. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -269,11 +280,11 @@ class EmbeddedBackend(Backend):
     # What the poller asks for.
 
     def changed(self) -> bool:
-        """Return whether anything may have been committed since the last call."""
+        """Return whether any process may have committed a transaction since the last call."""
         return self._file.changed() if self._file is not None else False
 
     def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
-        """Read what the watches must report, all of it from one point in time.
+        """Read the next event of each watch, all at one point in time.
 
         Args:
             watches: The watches.
@@ -297,7 +308,9 @@ class EmbeddedBackend(Backend):
         return view
 
     def sweep(self) -> bool:
-        """Remove sessions that have expired or were closed. Return False if another process held the lock."""
+        """Remove sessions that have expired or were closed. Return False if the database was locked by another
+        process.
+        """
         try:
             self._remove_ended_sessions(_SWEEP_PATIENCE_S)
         except Unavailable:
@@ -307,7 +320,7 @@ class EmbeddedBackend(Backend):
     # Private.
 
     def _machine_time(self) -> float:
-        """Return the clock time that is used for deadlines. It is the same for all processes of this machine."""
+        """Return the current time of the clock for session deadlines, which all processes of this machine share."""
         return self._clock.now() - self._ahead_s
 
     def _release(self) -> None:
@@ -356,14 +369,14 @@ class EmbeddedBackend(Backend):
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
     def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Return a function that tells which sessions are active. It must be called inside a transaction."""
+        """Return a function that checks whether a session is active. Call it only inside a transaction."""
         now = self._machine_time()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Remove expired sessions, so that a write does not see their keys. Then do the same as ``_read_alive``."""
+        """Remove expired sessions with their keys, then return a function that checks whether a session is active."""
         for session_id in sessions.find_expired(conn, self._machine_time()):
             sessions.end_session(conn, session_id)
         return self._read_alive(conn)
@@ -396,8 +409,10 @@ class EmbeddedBackend(Backend):
             self._ended.discard(session_id)
 
     def _remove_ended_sessions(self, limit_s: float) -> None:
-        """Remove sessions that have expired, that are from before the last restart of the machine, or that were
-        closed.
+        """Remove sessions that have expired, were closed, or were opened before the last restart of the machine.
+
+        Args:
+            limit_s: Seconds to wait for the lock of the database.
         """
         with self._lock:
             ended = set(self._ended)
@@ -446,7 +461,7 @@ def _or_raise(outcome: T | Conflict) -> T:
 
 
 class ThreadedBackend:
-    """A wrapper that makes the calls of an embedded backend in threads. Thread-safe; ``end`` is idempotent."""
+    """A wrapper that makes the calls of an embedded backend in separate threads. Thread-safe."""
 
     def __init__(self, backend: Backend, name: str, pool: ThreadPoolExecutor | None = None) -> None:
         self._backend = backend
@@ -458,11 +473,11 @@ class ThreadedBackend:
         return partial(self._in_thread, found) if name in CALLS else found
 
     def within(self, limit_s: float) -> Backend:
-        """Return a form of this backend whose calls end within ``limit_s`` seconds. It uses the same threads."""
+        """Return a variant of this backend whose calls end within ``limit_s`` seconds. It uses the same threads."""
         return cast("Backend", ThreadedBackend(self._backend.within(limit_s), self._name, self._pool))
 
     def end(self) -> None:
-        """Stop the threads once they have finished their calls."""
+        """Stop the threads after their current calls. Idempotent."""
         self._pool.shutdown(wait=True)
 
     def _in_thread(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -477,7 +492,7 @@ def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: di
 
 
 class SharedMemory:
-    """A database in memory that several stores of this process share, and their pollers. Thread-safe."""
+    """A database in memory that several stores of this process share, and the pollers of these stores. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -487,12 +502,12 @@ class SharedMemory:
         self._lock = mutex()
 
     def add(self, poller: Poller) -> None:
-        """Notify a poller of every commit from now on."""
+        """Add a poller, which is notified of every later commit."""
         with self._lock:
             self._pollers = (*self._pollers, poller)
 
     def remove(self, poller: Poller) -> None:
-        """Stop notifying a poller."""
+        """Remove a poller, which is no longer notified."""
         with self._lock:
             self._pollers = tuple(each for each in self._pollers if each is not poller)
 
@@ -511,9 +526,9 @@ _by_name: dict[str, SharedMemory] = {}
 
 
 def open_shared_memory(name: str) -> SharedMemory:
-    """Return the database in memory with this name. Create it if it does not exist.
+    """Return the in-memory database with this name. Create it if it does not exist.
 
-    Each call must be followed by one call of ``close_shared_memory``.
+    The caller must call ``close_shared_memory`` once for each call.
     """
     with _lock:
         shared = _by_name.get(name)
@@ -524,7 +539,7 @@ def open_shared_memory(name: str) -> SharedMemory:
 
 
 def close_shared_memory(shared: SharedMemory) -> None:
-    """Stop using a database in memory. The last user deletes its data."""
+    """Release an in-memory database. Its data are deleted when its last user has released it."""
     with _lock:
         shared.users -= 1
         if shared.users:

@@ -1,7 +1,7 @@
 """Connections to a SQLite database, and transactions that end within a time limit.
 
-Threads share the connections of a pool, and no lock is held during I/O. One connection writes, so threads of one
-process queue fairly and only processes compete for the file's lock. Errors of sqlite3 are translated here.
+Threads share the connections of a pool, and no mutex is held during I/O. Only one connection writes, so the threads of
+a process wait in order, and only processes compete for the lock of the file. Errors of sqlite3 are converted here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FREED_PAGES, _READERS_MS = 250, 30
 
 
 class Database:
-    """Transactions on a database in a file or in memory. Thread-safe."""
+    """A database in a file or in memory, with transactions that end within a time limit. Thread-safe."""
 
     def __init__(self, where: str, readers: Pool, writer: Pool) -> None:
         self.where = where
@@ -54,12 +54,13 @@ class Database:
         self._space = SpaceNotice(where, self.has_space)
 
     def read(self, work: Work[T], limit_s: float) -> T:
-        """Run a function that reads the newest committed state of the database, and return its result.
+        """Run a function in a read transaction on the newest committed state, and return its result.
 
-        The function sees one consistent state. It may be called more than once.
-
+        Args:
+            work: Called with the connection. It may be called more than once.
+            limit_s: Seconds to wait.
         Raises:
-            Unavailable: Not possible within the limit.
+            Unavailable: The transaction was not possible within the limit.
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
         self.check()
@@ -71,8 +72,11 @@ class Database:
             raise translate(error, self.where) from error
 
     def write(self, work: Work[T], limit_s: float) -> T:
-        """Run a function in an exclusive write transaction, commit, and return its result.
+        """Run a function in an exclusive write transaction, commit it, and return the result of the function.
 
+        Args:
+            work: Called with the connection.
+            limit_s: Seconds to wait for other writers.
         Raises:
             Unavailable: Other writers held the lock for the whole limit. Nothing was applied.
             StoreFull: The disk is full. Nothing was applied.
@@ -99,20 +103,17 @@ class Database:
         return result
 
     def has_space(self) -> bool:
-        """Return whether the disk has space for a write of usual size."""
+        """Return whether the disk has enough space for a write of typical size."""
         return True
 
     def check(self) -> None:
-        """Raise an error if the database was replaced by another one."""
+        """Raise an error if the database file was deleted or replaced."""
 
     def compact(self, conn: sqlite3.Connection) -> None:
-        """Return free space to the system from time to time.
-
-        Called after a transaction with the connection that writes.
-        """
+        """Return free space to the system. Called after each transaction, but works only from time to time."""
 
     def close(self) -> None:
-        """Close the connections. Those in use are closed when they are returned."""
+        """Close all connections. A connection in use is closed when it is returned."""
         self._readers.close()
         self._writer.close()
 
@@ -128,14 +129,15 @@ class Database:
 
 
 class FileDatabase(Database):
-    """A database in a file that other processes share."""
+    """A database in a file that other processes can open, too."""
 
     def __init__(self, url: StoreURL) -> None:
         """Open the file, and create it and its tables if they do not exist.
 
         Raises:
-            ConnectFailed: No directory, not a database, a newer format, or locked for the whole timeout.
-            PermissionDenied: This user cannot write there.
+            ConnectFailed: The directory does not exist, the file is not a database or has a newer format, or it was
+                locked for the whole timeout.
+            PermissionDenied: The account cannot write the file or its directory.
         """
         path = self.path = Path(url.path or "").absolute()
         layout.check_path(path)
@@ -163,7 +165,7 @@ class FileDatabase(Database):
             raise
 
     def changed(self) -> bool:
-        """Return whether any process has committed since the last call. For one thread."""
+        """Return whether any process has committed a transaction since the last call. Only for one thread."""
         self.check()
         try:
             (version,) = self._probes.use(
@@ -187,14 +189,13 @@ class FileDatabase(Database):
             raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
 
     def has_space(self) -> bool:
-        """Return whether the disk has space for a write of usual size."""
+        """Return whether the disk has enough space for a write of typical size."""
         return not explain_write_failure(self.path)
 
     def compact(self, conn: sqlite3.Connection) -> None:
-        """Truncate a long write-ahead log, and shorten a file that is mostly free, a little after every few
-        transactions.
+        """After every few transactions, truncate a long write-ahead log and shrink a file that is mostly free.
 
-        SQLite truncates its log only when there are no readers, which under a steady load never happens.
+        SQLite truncates its log only while there are no readers, which never happens under a steady load.
         """
         self._commits += 1
         if self._commits % _COMMITS_PER_TIDY:
@@ -213,7 +214,7 @@ class FileDatabase(Database):
             conn.execute("PRAGMA busy_timeout = 0")
 
     def close(self) -> None:
-        """Close the connections. Those in use are closed when they are returned."""
+        """Close all connections. A connection in use is closed when it is returned."""
         super().close()
         self._probes.close()
 
@@ -233,12 +234,12 @@ class FileDatabase(Database):
 
 
 def retry_while_locked(call: Callable[[], T], deadline: float, where: str) -> T:
-    """Repeat a call as long as another process holds the lock of the database, and return its result.
+    """Repeat a call while another process holds the lock of the database, and return its result.
 
     Args:
-        call: The call.
-        deadline: Local clock time at which to stop.
-        where: The database, for messages.
+        call: The function to call.
+        deadline: Local clock time after which it is not called again.
+        where: Description of the database for messages.
     Raises:
         Unavailable: Another process still held the lock at the deadline.
     """
@@ -267,7 +268,7 @@ def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: st
 
 
 def open_memory_database(name: str) -> Database:
-    """Create an empty database in memory, with one connection for reads and writes."""
+    """Create an empty in-memory database, with one connection for reads and writes."""
     where = f"store memory://{name}"
     pool = Pool(lambda _deadline: layout.open_memory(), 1, where)
     return Database(where, pool, pool)
@@ -288,7 +289,12 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def translate(error: sqlite3.Error, where: str) -> LatchworkError:
-    """Convert an SQLite error, which ended a call before its commit, to one of latchwork's errors."""
+    """Convert an SQLite error that ended a transaction before its commit to one of latchwork's errors.
+
+    Args:
+        error: The error.
+        where: Description of the database for the message.
+    """
     text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
     if is_busy(error):
         return Unavailable(f"{where} was locked by another process; try again")
@@ -306,5 +312,5 @@ def translate(error: sqlite3.Error, where: str) -> LatchworkError:
 
 
 def as_connect_failure(error: Exception) -> Exception:
-    """Convert an error that prevented connecting: ``Unavailable`` becomes ``ConnectFailed``."""
+    """Convert an error that prevented connecting to ``ConnectFailed`` if it is ``Unavailable``."""
     return ConnectFailed(str(error)) if type(error) is Unavailable else error

@@ -1,7 +1,7 @@
-"""A signal that a commit of any process sets, through the database file and the kernel.
+"""A signal between processes that is set by each commit to a database file.
 
-After a commit the writer sets the times of the file (``touch``). The kernel reports that to every inotify instance that
-watches the file, so there is nothing to register, to create or to clean up: an instance ends with its process.
+After a commit the writer sets the modification time of the file (``touch``). The kernel reports that to every inotify
+instance that watches the file. So nothing must be registered or cleaned up: an instance ends with its process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ _EVENTS_BYTES = 4096
 
 
 def touch(path: Path) -> None:
-    """Wake the waiting threads of all processes that have this database open. Needs write permission for the file."""
+    """Wake the waiting threads of all processes that have this database file open. Needs write permission for the
+    file.
+    """
     with suppress(OSError):  # moved away or read-only by now: others find the commit with their next poll
         os.utime(path)
 
 
 class FileSignal:
-    """A signal for one waiting thread, set by ``set`` and by commits of any process. Thread-safe."""
+    """A signal for one waiting thread. It is set by ``set`` and by commits of any process to the file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Watch the file.
+        """Watch the file with inotify.
 
         Raises:
-            OSError: The system has no inotify, or the account has used up its instances.
+            OSError: The system has no inotify, or the account has used up its inotify instances.
         """
         import ctypes  # slow to import
 
@@ -68,7 +70,7 @@ class FileSignal:
 
         Args:
             timeout_s: Seconds to wait.
-            for_commits: Whether commits of any process end the wait, too, and not only ``set``.
+            for_commits: Whether a commit of any process ends the wait, too. Otherwise only ``set`` does.
         """
         return bool(self._polls[for_commits].poll(timeout_s * 1000))
 

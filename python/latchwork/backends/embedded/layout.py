@@ -56,9 +56,13 @@ def open_memory() -> sqlite3.Connection:
 
 
 def open_file(path: Path, sync: str) -> sqlite3.Connection:
-    """Open a connection to a database file, which is created empty if it does not exist.
+    """Open a connection to a database file. The file is created empty if it does not exist.
 
-    Reads and writes nothing yet.
+    Does not read or write the file yet.
+
+    Args:
+        path: The file.
+        sync: When commits are flushed to the disk: "normal" or "full".
     """
     conn = sqlite3.connect(str(path), timeout=0, isolation_level=None, check_same_thread=False)
     # The keys of another program need be no UTF-8; ours all are.
@@ -72,13 +76,14 @@ def open_file(path: Path, sync: str) -> sqlite3.Connection:
 
 
 def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
-    """Check that a file belongs to latchwork, switch it to WAL mode, and create its tables if they are missing.
+    """Check that a file belongs to latchwork, switch it to WAL mode, and create its tables if they do not exist.
 
-    Several processes may do this at once. Those that lose the race get "database is locked" and call it again.
+    Several processes may do this at once. A process that loses the race gets "database is locked" and must call it
+    again.
 
     Raises:
-        ConnectFailed: A database of another application, a newer format, a foreign trigger or view, or a file system
-            without shared memory.
+        ConnectFailed: The file is a database of another application, has a newer format, or has an unknown trigger or
+            view. Or the file system does not support shared memory.
     """
     with _transaction(conn, "BEGIN"):  # one state of the file: another process may be making its tables
         _check_owner(conn, path)
@@ -103,17 +108,17 @@ def _transaction(conn: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def create_tables(conn: sqlite3.Connection) -> None:
-    """Create all tables, in the caller's transaction if there is one."""
+    """Create all tables. Runs inside the caller's transaction if there is one."""
     for statement in _TABLES.split(";"):
         conn.execute(statement)
 
 
 def check_path(path: Path) -> None:
-    """Raise an error with a remedy if no database file can be opened at a path.
+    """Check that a database file can be opened at a path.
 
     Raises:
-        ConnectFailed: The directory is missing, or the path is not a file.
-        PermissionDenied: This user cannot write there.
+        ConnectFailed: The directory does not exist, or the path is not a regular file.
+        PermissionDenied: The account cannot write the file or its directory.
     """
     directory, file = _mode(path.parent), _mode(path)
     if not stat.S_ISDIR(directory):
@@ -128,7 +133,7 @@ def check_path(path: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Return the file type and permissions of a path, or 0 if it does not exist."""
+    """Return the file type and permissions of a path, or 0 if nothing exists there."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
@@ -144,7 +149,11 @@ def _may(path: Path, mode: int) -> bool:
 
 
 def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
-    """Return the format version of a file, or 0 if it is empty. Raise an error if it belongs to another application."""
+    """Return the format version of a database file, or 0 if it is empty.
+
+    Raises:
+        ConnectFailed: The database belongs to another application, or has a newer format.
+    """
     (version,) = conn.execute("PRAGMA user_version").fetchone()
     (application,) = conn.execute("PRAGMA application_id").fetchone()
     (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()

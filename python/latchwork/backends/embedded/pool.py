@@ -1,4 +1,4 @@
-"""A pool of connections for threads."""
+"""A pool of SQLite connections for threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ Opener = Callable[[float], sqlite3.Connection]
 
 
 class _Turn:
-    """The use of a connection by a thread, which may still be waiting for it."""
+    """A request of a thread to use a connection. It may still be waiting."""
 
     def __init__(self) -> None:
         self.come: Signal | None = None  # for one that waits
 
 
 class Pool:
-    """Connections that are each used by one thread at a time. Threads get them in the order of asking. Thread-safe."""
+    """A pool of SQLite connections, each used by one thread at a time. Waiting threads are served in order.
+    Thread-safe.
+    """
 
     def __init__(self, opener: Opener, limit: int, where: str) -> None:
         self._opener = opener
@@ -45,7 +47,7 @@ class Pool:
     def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         """Wait for a connection, call ``work`` with it, and return the result.
 
-        Afterwards an open transaction is rolled back. A broken connection is closed.
+        Afterwards an open transaction is rolled back, and a broken connection is closed.
 
         Raises:
             Unavailable: All connections were in use until the deadline.
@@ -78,7 +80,7 @@ class Pool:
         return conn or self._connect(turn, deadline)
 
     def _return_connection(self, turn: _Turn) -> None:
-        """Return the connection to the pool, and leave the queue. Idempotent."""
+        """Return a connection to the pool, or stop waiting for one. Idempotent."""
         conn = self._lent.get(turn)
         if conn is not None and (fails_to_roll_back(conn) or self._closed):
             self._drop(conn)
@@ -90,7 +92,7 @@ class Pool:
             self._serve()
 
     def close(self) -> None:
-        """Close idle connections now, and those in use when they are returned."""
+        """Close idle connections now. A connection in use is closed when it is returned."""
         with self._lock:
             self._closed = True
             idle = self._idle()
@@ -99,7 +101,7 @@ class Pool:
             self._drop(conn)
 
     def pause_for_fork(self, deadline: float) -> None:
-        """Give out no more connections, and wait until all are returned or the deadline has passed.
+        """Lend no more connections, and wait until all are returned or the deadline has passed.
 
         Called before a fork.
         """
@@ -110,13 +112,15 @@ class Pool:
         SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def resume_after_fork(self) -> None:
-        """Give out connections again. Called in the parent process after a fork."""
+        """Lend connections again. Called in the parent process after a fork."""
         with self._lock:
             self._rests = None
             self._serve()
 
     def abandon(self) -> list[sqlite3.Connection]:
-        """Return the connections that a forked child inherited. They must neither be used nor closed in the child."""
+        """Close the pool in a forked child, and return the inherited connections. The child must neither use nor close
+        them.
+        """
         self._lock = mutex()
         self._rests = None
         self._closed = True
@@ -128,7 +132,7 @@ class Pool:
         return [conn for conn in self._open if not any(conn is other for other in used)]
 
     def _serve(self) -> None:
-        """Give available connections to waiting threads. The caller holds the mutex."""
+        """Assign available connections to waiting threads. The caller holds the mutex."""
         while self._queue and not self._closed and self._rests is None:
             turn = next(iter(self._queue))
             if turn not in self._lent:
@@ -163,7 +167,7 @@ class Pool:
 
 
 def fails_to_roll_back(conn: sqlite3.Connection) -> bool:
-    """Roll back an open transaction. Return True if that failed."""
+    """Roll back an open transaction. Return True if the rollback failed."""
     if not conn.in_transaction:
         return False
     try:
@@ -181,7 +185,7 @@ _REST_S = 0.5
 
 
 def _pause_all_pools() -> None:
-    """Keep all threads out of SQLite during a fork. The child would otherwise inherit locked mutexes."""
+    """Pause all pools before a fork. The child process would otherwise inherit locked mutexes of SQLite."""
     _forks.acquire()
     deadline = SYSTEM_CLOCK.now() + _REST_S
     for pool in list(_pools):

@@ -1,8 +1,8 @@
-"""Reads of entries and changes. Every function runs inside the caller's transaction and uses one root.
+"""Reads of entries and changes. Every function runs inside the caller's transaction and reads one root.
 
-Keys are ASCII, so SQLite's binary order is the order of the contract, and a subtree is one range of the index:
-everything below ``a`` is from ``a/`` up to, and not including, ``a0`` (the character after the slash). Rows of other
-programs with invalid keys are skipped and recorded.
+Keys are ASCII, so SQLite sorts them in the order that the store promises. A subtree is one range of the index:
+everything below ``a`` is from ``a/`` up to, and not including, ``a0`` (the character after the slash). Keys of other
+programs that are invalid are skipped and recorded.
 """
 
 from __future__ import annotations
@@ -41,21 +41,28 @@ _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND
 
 
 def is_under(key: str, prefix: str) -> bool:
-    """Return whether a key equals a prefix or is below it. Hidden keys are below no prefix."""
+    """Return whether a key equals a prefix or is below it. False for reserved keys."""
     if not prefix:
         return not key.startswith("@")
     return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
 
 
 def newest_token(conn: sqlite3.Connection) -> int:
-    """Return the token of the newest write."""
+    """Return the token of the newest write in the database."""
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
 def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
-    """Return the names of the keys that begin with a stem and were created before a token, the oldest first.
+    """Return the names of the keys with this stem that were created before a token, the oldest first.
 
-    Returns None if there are more than ``most``.
+    Args:
+        conn: A connection inside a transaction.
+        root: The root of the store.
+        stem: The parent and the beginning of the names.
+        created: The token.
+        most: The maximum number of names.
+    Returns:
+        The last segment of each key, or None if there are more than ``most``.
     """
     query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND created < ? ORDER BY created LIMIT ?"
     rows = conn.execute(query, (root, stem, stem + _END, created, most + 1)).fetchall()
@@ -67,13 +74,13 @@ def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, mos
 
 
 def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
-    """Read the entry of a key, or None."""
+    """Read the entry of a key. Return None if it does not exist."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
     return _entry(row) if row else None
 
 
 def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
-    """Read the entries of those keys that exist, by key."""
+    """Read several keys. Return the entries of those that exist, by key."""
     found: dict[str, Entry] = {}
     rest = iter(keys)
     while batch := list(islice(rest, _BATCH)):
@@ -93,7 +100,7 @@ def list_below(
     limit: int | None,
     start_after: str | None,
 ) -> list[Entry]:
-    """Read the entries directly below a prefix, or its whole subtree, sorted by key."""
+    """Read the entries directly below a prefix, or its whole subtree with ``recursive``, sorted by key."""
     walk = _subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
     return list(islice(_known(walk, strangers), limit))
 
@@ -105,9 +112,7 @@ def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, stranger
 
 
 def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[str]:
-    """Read the names directly below a prefix, unique and sorted: those of keys, and of parents that only have keys
-    below them.
-    """
+    """Read the names directly below a prefix, unique and sorted, including names that only have keys below them."""
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
     for low, high in _ranges_of_subtree(prefix, None):
@@ -119,15 +124,15 @@ def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strang
 
 
 def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
-    """Return whether there is a key below this key."""
+    """Return whether any key is below this key."""
     query = "SELECT 1 FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT 1"
     return conn.execute(query, (root, key + "/", key + "0")).fetchone() is not None
 
 
 def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
-    """Return up to ``limit`` keys at and below a prefix, the prefix itself last, so that a tree is deleted bottom-up.
+    """Return up to ``limit`` keys to delete at and below a prefix. The prefix itself is last.
 
-    Text keys of other programs are included.
+    Invalid keys of other programs are included if they are text.
     """
     found: list[str] = []
     for low, high in _ranges_of_subtree(prefix, None):
@@ -141,9 +146,11 @@ def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: i
 def changed_since(
     conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], strangers: Strangers
 ) -> list[Change] | None:
-    """Read the changes at and below prefixes since a token: the latest state of each key, in the order of the writes.
+    """Read what has changed at and below some prefixes since a token.
 
-    Returns None if deletions of that age have been forgotten, so that everything must be read again.
+    Returns:
+        The latest change of each key, in the order of the writes. None if deletions of that age are no longer stored,
+            so that the caller must read everything again.
     """
     (forgotten,) = conn.execute("SELECT forgotten FROM state").fetchone()
     if forgotten > token:
@@ -172,7 +179,7 @@ def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
 def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
     """Yield the entries directly below a prefix.
 
-    At a deeper key, the scan continues after the subtree that contains it.
+    When the scan finds a deeper key, it continues after the subtree that contains this key.
     """
     skip = len(prefix) + 1 if prefix else 0
     for low, high in _ranges_of_subtree(prefix, start_after):
@@ -184,9 +191,10 @@ def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after
 def _yield_children(
     rows: Iterable[tuple[str, bytes, int, int, str | None]], skip: int
 ) -> Generator[Entry, None, str | None]:
-    """Yield entries until one is not directly below the prefix.
+    """Yield entries until a row is not directly below the prefix.
 
-    Return the key at which to continue, or None at the end.
+    Returns:
+        The key at which to continue, or None at the end.
     """
     for row in rows:
         slash = row[0].find("/", skip)
@@ -203,7 +211,7 @@ def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str 
 
 
 def _ranges_of_subtree(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
-    """Return the ranges of keys of a subtree, in order. At the root they exclude hidden keys."""
+    """Return the ranges of keys that make up a subtree, in order. At the root they exclude reserved keys."""
     ranges = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     if start_after is None:
         return ranges

@@ -1,9 +1,10 @@
-"""Sessions: rows with a deadline that the transaction compares with the clock, and the object for a session.
+"""Sessions, which are stored as rows with a deadline.
 
-A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend. It is
-valid within the boot whose ID is in the row. Containers may shift that clock in a time namespace, so deadlines are
-times of the first namespace (``clock_offset_s``). An expired session is dead whether or not its row was removed, and is
-never renewed. Its keys are deleted with a separate token. The store's session thread renews.
+A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which continues during suspend. It
+is valid only until the next restart, whose boot ID is in the row. A time namespace of a container may shift that clock,
+so deadlines are stored in the time of the initial namespace (``clock_offset_s``). A transaction compares the deadline
+with the clock: an expired session has ended even if its row still exists, and it is never renewed. Its keys are deleted
+with a separate token. The store's session thread calls ``renew``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 
 
 class SessionBackend(Protocol):
-    """The methods of the backend that a session calls."""
+    """The methods of the embedded backend that its sessions call."""
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
-        """Renew a session for another TTL."""
+        """Extend a session by its TTL from now. The future returns the local time at which the renewal began."""
         ...
 
     def commit_renewing(
@@ -44,7 +45,7 @@ class SessionBackend(Protocol):
 
 
 class EmbeddedSession:
-    """A session, stored as a row of the sessions table. Thread-safe."""
+    """A ``BackendSession`` that is stored as a row of the sessions table. Thread-safe."""
 
     confirm_gap_s = 0.0  # the file itself confirms: each renewal counts
 
@@ -67,30 +68,30 @@ class EmbeddedSession:
         self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
 
     def renew(self) -> Future[float]:
-        """Renew the session for another TTL. The future returns the local time at which the renewal began.
+        """Extend the session by its TTL from now. The future returns the local time at which the renewal began.
 
-        It waits for the lock of the file for a part of the TTL at most. It fails with ``SessionLost`` if the session
-        has ended.
+        The renewal waits for the lock of the file for at most an eighth of the TTL. It fails with ``SessionLost`` if
+        the session has ended.
         """
         return self._backend.renew_session(self)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction like ``Backend.commit`` does, and renew the session with it."""
+        """Commit a transaction that also renews the session. See ``Backend.commit``."""
         return self._backend.commit_renewing(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End the session. Its later requests fail. Idempotent."""
+        """End the session. Later requests that use it fail. Idempotent."""
         return self._backend.end_session(self)
 
     def notify_gone(self) -> None:
-        """Call ``on_gone`` once, because the session has ended."""
+        """Call the ``on_gone`` callback once, because the session has ended."""
         told, self._on_gone = self._on_gone, None
         if told is not None:
             told()
 
 
 def boot_id() -> str:
-    """Return an ID that changes with every restart of this machine. Empty if the system has none."""
+    """Return an ID that changes with each restart of this machine. Empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -98,10 +99,14 @@ def boot_id() -> str:
 
 
 def clock_offset_s(proc: Path = Path("/proc/self")) -> float:
-    """Return by how many seconds this process's clock is ahead of the machine's clock, because of a time namespace.
+    """Return the number of seconds by which the clock of this process is ahead of the machine's clock.
 
+    The offset is not 0 only in a time namespace, such as that of a container.
+
+    Args:
+        proc: The directory of this process in procfs.
     Raises:
-        ConnectFailed: It cannot be determined, because this process has unshared its time namespace.
+        ConnectFailed: The offset is unknown because this process has unshared its time namespace.
     """
     try:
         lines = (proc / "timens_offsets").read_text(encoding="utf-8").splitlines()
@@ -120,14 +125,14 @@ def clock_offset_s(proc: Path = Path("/proc/self")) -> float:
 
 
 def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:
-    """Add a session to the database, valid from now for its TTL. Return its ID and the token of its opening.
+    """Add a session to the database. Return its ID and a new token.
 
     Args:
         conn: A connection inside a transaction.
         root: The root of the store.
-        boot: ID of the machine's current start; a session does not survive a restart.
+        boot: The current boot ID. A session does not survive a restart of the machine.
         ttl_s: TTL in seconds.
-        now: The current time.
+        now: The current machine time.
     """
     session_id = secrets.token_hex(8)
     conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
@@ -135,7 +140,7 @@ def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, n
 
 
 def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Extend a session by its TTL from now. Return False if the session has ended."""
+    """Extend a session by its TTL from ``now``. Return False if the session has ended."""
     if not is_alive(conn, root, session_id, boot, now):
         return False
     conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
@@ -143,13 +148,13 @@ def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: 
 
 
 def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Return whether a session was opened since the machine was started and has neither ended nor expired."""
+    """Return whether a session is active: not removed, not expired, and opened since the machine was started."""
     query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
     return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
 
 
 def end_session(conn: sqlite3.Connection, session_id: str) -> None:
-    """Remove a session and its keys, if it exists."""
+    """Remove a session and its keys. Does nothing if the session does not exist."""
     (root,) = conn.execute("SELECT root FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
     if root is None:
         return
@@ -161,7 +166,7 @@ def end_session(conn: sqlite3.Connection, session_id: str) -> None:
 def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
     """Return the IDs of expired sessions that were opened since the machine was started.
 
-    Every write calls this, so it is cheap.
+    This is fast, because every write calls it.
     """
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
@@ -169,13 +174,13 @@ def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
 def find_of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
     """Return the IDs of sessions that were opened before the machine was restarted.
 
-    This includes those whose deadline is later than any TTL from now.
+    A session whose deadline is more than its TTL in the future is one of them.
     """
     query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
     return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
 
 
 def next_deadline(conn: sqlite3.Connection) -> float | None:
-    """Return the time at which the next session expires, or None without sessions."""
+    """Return the time at which the next session expires, or None if there are no sessions."""
     deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
     return None if deadline is None else float(deadline)

@@ -1,9 +1,9 @@
-"""The thread of an open store that finds changes, feeds watches and removes expired sessions.
+"""The thread of an open store that finds changes, delivers them to watches and removes expired sessions.
 
-Commits wake it at once, those of other processes through ``FileSignal``. The commits of others are looked at with gaps
-while they do not concern this process, which must not be slowed down by them. Slow polls find what was not signaled,
-because a writer was killed right after its commit. Where the system has no such signal, polls are frequent. A poll
-without changes reads a number from shared memory and no disk.
+Commits wake it at once. Those of other processes do so through ``FileSignal``, but with a pause in between while they
+do not concern this process, so that they do not slow it down. Slow polls find commits that were not signaled because
+the writer was killed. Without inotify, polls are frequent. A poll without changes reads a number from shared memory and
+nothing from the disk.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class WatchEvents:
-    """What one read of the database has found for the watches.
+    """The events for all watches, from one read of the database.
 
     Attributes:
         token: The newest token at that time.
-        next_deadline: The time at which the next session expires; None without sessions.
+        next_deadline: The time at which the next session expires, or None if there are no sessions.
         events: An event or None for each watch, in order.
     """
 
@@ -51,26 +51,33 @@ class WatchEvents:
 
 
 class WatchSource(Protocol):
-    """The database from which the poller reads, as implemented by the backend."""
+    """The database from which the poller reads. The backend implements it."""
 
     #: Whether other processes commit, so that polls are needed.
     polled: bool
 
     def changed(self) -> bool:
-        """Return whether anything may have been committed since the last call."""
+        """Return whether any process may have committed a transaction since the last call."""
         ...
 
     def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
-        """Read what the watches must report: a ``Snapshot`` for each new watch, a ``Delta`` for others with changes."""
+        """Read the next event of each watch: a ``Snapshot`` if the watch is new, a ``Delta`` if it has changes, else
+        None.
+
+        Args:
+            watches: The watches.
+            since: Token of the newest write that was reported before.
+            as_of: Local clock time at which this read began.
+        """
         ...
 
     def sweep(self) -> bool:
-        """Remove sessions that have ended. Return False if another process held the lock."""
+        """Remove sessions that have ended. Return False if the database was locked by another process."""
         ...
 
 
 class EmbeddedWatch(DeliveringWatch):
-    """A watch, to which only the thread of the poller delivers events."""
+    """A watch of a prefix. The thread of the poller delivers its events."""
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[EmbeddedWatch], None]) -> None:
         super().__init__(prefix, sink, drop)
@@ -79,7 +86,14 @@ class EmbeddedWatch(DeliveringWatch):
 
 
 class Poller:
-    """The thread that looks for changes and delivers them to the watches. Thread-safe."""
+    """The thread that looks for changes and delivers them to the watches. Thread-safe.
+
+    Args:
+        source: The database.
+        clock: The local clock.
+        name: The name of the database for the name of the thread.
+        wake: The signal that wakes the thread.
+    """
 
     def __init__(self, source: WatchSource, clock: Clock, name: str, wake: Signal | FileSignal) -> None:
         self._source = source
@@ -105,7 +119,13 @@ class Poller:
         self._thread.start()
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> EmbeddedWatch:
-        """Add a watch. The thread delivers its first event at once."""
+        """Add a watch. The thread delivers its first event at once.
+
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         watch = EmbeddedWatch(prefix, sink, self._forget)
         with self._lock:
             self._watches.append(watch)
@@ -115,23 +135,23 @@ class Poller:
         return watch
 
     def notice_commit(self) -> None:
-        """Look for changes after a commit of this process, if there are watches."""
+        """Wake the thread after a commit of this process, if there are watches."""
         if self._watches:
             self.poll_soon()
 
     def poll_soon(self) -> None:
-        """Look at once for changes, new watches and a new deadline of a session."""
+        """Make the thread look at once for changes, new watches and earlier session deadlines."""
         with self._lock:
             self._asked += 1
         self._wake.set()
 
     def sweep_soon(self) -> None:
-        """Remove ended sessions at once, and repeat it until it succeeds."""
+        """Make the thread remove ended sessions at once. It retries until it succeeds."""
         self._sweep_again = True
         self._wake.set()
 
     def close(self) -> None:
-        """End all watches and join the thread. Idempotent."""
+        """Close all watches and join the thread. Idempotent."""
         self._closing = True
         self._wake.set()
         for watch in list(self._watches):
@@ -204,7 +224,11 @@ class Poller:
         self._deliver_current(as_of)
 
     def _deliver_current(self, as_of: float) -> None:
-        """Deliver ``Current`` to watches that had no event for a while."""
+        """Send a heartbeat to each watch that had no event for a while.
+
+        Args:
+            as_of: Local clock time at which the state was known to be up to date.
+        """
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of
@@ -229,8 +253,14 @@ class Poller:
         clock.wait(self._wake, pause_s)
 
     def _wait_for_file(self, wake: FileSignal, now: float, pause_s: float) -> None:
-        """Wait for a wake-up in this process or, once the minimum pause since the last look has passed, for commits of
-        others.
+        """Wait until this process wakes the thread or another process commits.
+
+        Commits of other processes are ignored until the minimum pause since the last read has passed.
+
+        Args:
+            wake: The signal.
+            now: The current time.
+            pause_s: Seconds to wait.
         """
         if not self._watches or self._failing:
             wake.wait(pause_s, for_commits=False)

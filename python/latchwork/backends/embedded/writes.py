@@ -1,4 +1,4 @@
-"""Writes of entries: tokens, tombstones, sequences, and the transaction of the contract.
+"""Writes of entries and the transaction of the store.
 
 Every function runs inside the caller's write transaction. There are no other writers, so what it reads stays true.
 """
@@ -36,7 +36,7 @@ Alive = Callable[[str], bool]
 
 
 def next_token(conn: sqlite3.Connection) -> int:
-    """Return a new token, greater than all tokens before."""
+    """Return a new token, which is greater than all earlier tokens."""
     conn.execute("UPDATE state SET token = token + 1")
     return reads.newest_token(conn)
 
@@ -44,13 +44,19 @@ def next_token(conn: sqlite3.Connection) -> int:
 def commit(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], alive: Alive
 ) -> Committed | Conflict:
-    """Apply all operations if all checks hold, otherwise none of them.
+    """Apply all operations if all checks hold, otherwise none.
 
-    A conflict is returned instead of raised, so that the caller can commit what it did before.
+    A conflict is returned and not raised, so that the caller can still commit its earlier work in the transaction.
 
+    Args:
+        conn: A connection inside a write transaction.
+        root: The root of the store.
+        checks: The checks.
+        ops: The operations.
+        alive: Returns whether the session with an ID is active.
     Raises:
         SessionLost: The session of an operation has ended.
-        InvalidKey: A session-bound key would not be a leaf. The caller rolls back.
+        InvalidKey: A key is below a session-bound key. The caller must roll back.
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
         require_alive(session, alive)
@@ -71,7 +77,7 @@ def create_sequential(
 
     Raises:
         SessionLost: The session has ended.
-        InvalidKey: The parent is bound to a session. The caller rolls back.
+        InvalidKey: The parent is bound to a session. The caller must roll back.
     """
     if session is not None:
         require_alive(session.id, alive)
@@ -85,7 +91,7 @@ def create_sequential(
 
 
 def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, alive: Alive) -> Ordered | Conflict:
-    """Create a key and read the older keys with the same stem; see ``Backend.create_ordered``."""
+    """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``."""
     done = commit(conn, root, (), (op,), alive)
     if isinstance(done, Conflict):
         return done
@@ -101,7 +107,7 @@ def find_failed_checks(
 
 
 def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
-    """Return the error for checks that do not hold."""
+    """Return the ``Conflict`` error for checks that do not hold."""
     first = failed[0]
     if isinstance(first, SessionAlive):
         what = f"session {first.session_id} has ended"
@@ -112,7 +118,7 @@ def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
 
 
 def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> None:
-    """Delete existing keys with one new token. Does nothing without keys."""
+    """Delete existing keys, all with one new token. Does nothing if the list is empty."""
     if not keys:
         return
     token = next_token(conn)
@@ -123,7 +129,7 @@ def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> Non
 
 
 def require_alive(session_id: str, alive: Alive) -> None:
-    """Raise ``SessionLost`` if a session has ended."""
+    """Raise ``SessionLost`` if the session has ended."""
     if not alive(session_id):
         raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
 
@@ -137,7 +143,7 @@ _REASONS = {
 
 
 class _Writer:
-    """Applies the operations of a transaction under one token, which the first write takes."""
+    """Applies the operations of a transaction. All its changes have one token."""
 
     def __init__(self, conn: sqlite3.Connection, root: str) -> None:
         self._conn = conn
@@ -196,7 +202,7 @@ def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) ->
 
 
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
-    """Raise an error if a written key is below a session-bound key, or is session-bound with keys below it."""
+    """Raise an error if a written key is below a session-bound key, or is bound to a session and has keys below it."""
     for entry in written:
         if entry.owner is not None and reads.has_descendant(conn, root, entry.key):
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
