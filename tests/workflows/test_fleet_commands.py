@@ -53,7 +53,7 @@ def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp
     with Serve(home, ServeOptions(has_pages=False, worker=worker)):
         start("api", "--port", "0")
         out = tmp_path / "out-0"
-        eventually(lambda: "no account can sign in yet" in out.read_text(), 60.0)
+        eventually(lambda: "no account has a password yet" in out.read_text(), 60.0)
         address = re.search(r"at (http://\S+)", out.read_text())[1]
         with urllib.request.urlopen(f"{address}/healthz", timeout=30) as answer:
             assert answer.status == 200

@@ -173,8 +173,8 @@ def api(
         say(f"pages of {place} at {served.url}")
         if not served.can_sign_in():
             say(
-                "no account can sign in yet; create one with `latchwork workflows users set NAME --role "
-                "admin --password`"
+                "no account has a password yet; create one with `latchwork workflows users set NAME --role admin`, "
+                "then `latchwork workflows users link NAME` prints a link that signs in"
             )
         sys.stdout.flush()
         SYSTEM_CLOCK.wait(stop)
