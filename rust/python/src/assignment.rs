@@ -17,7 +17,7 @@ use super::numbers::{memory, Numbers};
 use super::text::{string, utf8};
 use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
-use latchwork_core::rendezvous::incremental::{Assignment as State, Moves};
+use latchwork_core::rendezvous::incremental::{self, Assignment as State};
 use latchwork_core::rendezvous::items::MOST_ITEMS;
 use latchwork_core::rendezvous::{Keys, Rendezvous};
 
@@ -280,8 +280,8 @@ impl Inner {
     fn change(
         &mut self,
         py: Python<'_>,
-        work: impl FnOnce(&mut State, Keys<'_>, &Cancel<'_>) -> Result<Moves, Error> + Send,
-    ) -> PyResult<Moves> {
+        work: impl FnOnce(&mut State, Keys<'_>, &Cancel<'_>) -> Result<incremental::Delta, Error> + Send,
+    ) -> PyResult<incremental::Delta> {
         let (mode, state) = (self.state.rendezvous().mode(), &mut self.state);
         self.items.with_keys(py, mode, |keys, cancel| work(state, keys, cancel))
     }
@@ -298,7 +298,7 @@ impl Inner {
         self.names.iter().map(|name| name.as_ref().map(|name| name.clone_ref(py))).collect()
     }
 
-    fn delta(&self, py: Python<'_>, moves: Moves) -> Delta {
+    fn delta(&self, py: Python<'_>, moves: incremental::Delta) -> Delta {
         let items = moves.items.iter().map(|&at| self.items.names[at as usize].clone_ref(py)).collect();
         Delta { items, from: moves.from, to: moves.to, names: self.copied_names(py) }
     }

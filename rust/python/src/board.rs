@@ -171,7 +171,7 @@ impl Board {
             let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
                 PyValueError::new_err(format!("max_moves is {}; it must be at least 0", max_moves.unwrap_or_default()))
             })?;
-            Ok(Moves { delta: self.change(py, |board, cancel| board.place(limit, cancel))? })
+            Ok(Moves { placed: self.change(py, |board, cancel| board.place(limit, cancel))? })
         })
     }
 
@@ -302,7 +302,7 @@ fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
 /// built one at a time.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Moves {
-    delta: planner::Delta,
+    placed: planner::Moves,
 }
 
 #[pymethods]
@@ -310,23 +310,23 @@ impl Moves {
     /// The number of items that should move as well, but did not because of `max_moves`.
     #[getter]
     fn deferred(&self) -> usize {
-        guarded(|| self.delta.deferred)
+        guarded(|| self.placed.deferred)
     }
 
     fn __len__(&self) -> usize {
-        guarded(|| self.delta.jobs.iter().map(|job| job.moves.len()).sum())
+        guarded(|| self.placed.jobs.iter().map(|job| job.moves.len()).sum())
     }
 
     /// The IDs of the jobs in which an item moved, in name order.
     #[getter]
     fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        guarded(|| PyList::new(py, self.delta.jobs.iter().map(|changes| &changes.job)))
+        guarded(|| PyList::new(py, self.placed.jobs.iter().map(|changes| &changes.job)))
     }
 
     /// Return the moves of one job. O(workers), and O(1) for each move.
     fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
         guarded(|| {
-            let jobs = &slf.get().delta.jobs;
+            let jobs = &slf.get().placed.jobs;
             let from = jobs.partition_point(|changes| changes.job.as_str() < job);
             let till = from + usize::from(jobs.get(from).is_some_and(|changes| changes.job == job));
             MoveRows::new(slf, from, till)
@@ -335,13 +335,13 @@ impl Moves {
 
     fn __iter__(slf: Bound<'_, Self>) -> MoveRows {
         guarded(|| {
-            let till = slf.get().delta.jobs.len();
+            let till = slf.get().placed.jobs.len();
             MoveRows::new(slf, 0, till)
         })
     }
 
     fn __repr__(&self) -> String {
-        guarded(|| format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred))
+        guarded(|| format!("<Moves {} moved, {} deferred>", self.__len__(), self.placed.deferred))
     }
 }
 
@@ -361,7 +361,7 @@ pub struct MoveRows {
 impl MoveRows {
     fn new(moves: Bound<'_, Moves>, job: usize, till: usize) -> Self {
         let py = moves.py();
-        let workers = moves.get().delta.workers.iter().map(|name| PyString::new(py, name).unbind()).collect();
+        let workers = moves.get().placed.workers.iter().map(|name| PyString::new(py, name).unbind()).collect();
         Self { moves: moves.unbind(), workers, job, till, next: 0, name: None }
     }
 }
@@ -375,7 +375,7 @@ impl MoveRows {
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         guarded(|| {
             while self.job < self.till {
-                let changes = &self.moves.get().delta.jobs[self.job];
+                let changes = &self.moves.get().placed.jobs[self.job];
                 let Some(change) = changes.moves.get(self.next) else {
                     (self.job, self.next, self.name) = (self.job + 1, 0, None);
                     continue;

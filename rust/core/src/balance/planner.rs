@@ -11,7 +11,7 @@ use crate::balance::moves::{self, Move};
 use crate::balance::names::Names;
 use crate::balance::quota::{Demand, LoadsBuilder, Quota, Share};
 use crate::balance::spread;
-use crate::balance::strategy::{Incremental, Strategy};
+use crate::balance::strategy::{Sticky, Strategy};
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::input::{check_weights, NO_OWNER};
@@ -60,7 +60,7 @@ pub struct Changes {
 
 /// The moves of one placement.
 #[derive(Debug, Clone, Default)]
-pub struct Delta {
+pub struct Moves {
     /// Jobs in which something moved, in name order.
     pub jobs: Vec<Changes>,
     /// How many more items should move, but exceed the move limit.
@@ -83,7 +83,7 @@ pub struct View {
 /// An incremental balancer. See the module.
 #[derive(Debug)]
 pub struct Board {
-    strategy: Incremental,
+    strategy: Sticky,
     workers: Vec<Worker>,
     /// The number of each worker that has not left.
     number: BTreeMap<String, u32>,
@@ -97,7 +97,7 @@ impl Board {
     /// [`Error::Invalid`] for another strategy.
     pub fn new(strategy: Strategy) -> Result<Self, Error> {
         let strategy = strategy
-            .incremental()
+            .sticky()
             .ok_or_else(|| Error::invalid("a board keeps what was before; use 'evenly-spread' or 'balanced'"))?;
         Ok(Self { strategy, workers: Vec::new(), number: BTreeMap::new(), jobs: BTreeMap::new() })
     }
@@ -233,13 +233,13 @@ impl Board {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`]. The board is then unchanged.
-    pub fn place(&mut self, limit: Option<usize>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
+    pub fn place(&mut self, limit: Option<usize>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let order: Vec<u32> = self.number.values().copied().collect();
         let weights: Vec<f64> = order.iter().map(|number| self.workers[*number as usize].weight).collect();
         let mut all = Vec::with_capacity(self.jobs.len());
         let placed = match self.strategy {
-            Incremental::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
-            Incremental::Balanced => self.balance(&order, &weights, &mut all, cancel),
+            Sticky::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
+            Sticky::Balanced => self.balance(&order, &weights, &mut all, cancel),
         };
         let deferred = placed
             .and_then(|()| self.apply_move_limit(&mut all, limit, cancel))
@@ -250,7 +250,7 @@ impl Board {
             moves,
         };
         let jobs = self.jobs.iter().zip(all).map(changes).filter(|change| !change.moves.is_empty()).collect();
-        Ok(Delta { jobs, deferred, workers: self.names() })
+        Ok(Moves { jobs, deferred, workers: self.names() })
     }
 
     /// Undoes all moves. `all` has the moves of the first jobs, in job order.

@@ -24,7 +24,7 @@ pub enum Strategy {
 /// A strategy that keeps the previous owners of items where it can, so that a [`Board`](super::planner::Board) can use
 /// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Incremental {
+pub enum Sticky {
     /// As [`Strategy::EvenlySpread`].
     EvenlySpread,
     /// As [`Strategy::Balanced`].
@@ -33,11 +33,11 @@ pub enum Incremental {
 
 impl Strategy {
     /// Returns the strategy as one that keeps previous owners, or None for the rendezvous strategies, which do not.
-    pub fn incremental(self) -> Option<Incremental> {
+    pub fn sticky(self) -> Option<Sticky> {
         match self {
             Self::Rendezvous | Self::EvenlyRendezvous => None,
-            Self::EvenlySpread => Some(Incremental::EvenlySpread),
-            Self::Balanced => Some(Incremental::Balanced),
+            Self::EvenlySpread => Some(Sticky::EvenlySpread),
+            Self::Balanced => Some(Sticky::Balanced),
         }
     }
 
@@ -78,13 +78,13 @@ impl Strategy {
                 let place = |job| bounded::place(job, &Share::new(job), workers, mode, cancel);
                 jobs.iter().map(place).collect()
             }
-            Self::EvenlySpread => Incremental::EvenlySpread.place(workers, jobs, cancel),
-            Self::Balanced => Incremental::Balanced.place(workers, jobs, cancel),
+            Self::EvenlySpread => Sticky::EvenlySpread.place(workers, jobs, cancel),
+            Self::Balanced => Sticky::Balanced.place(workers, jobs, cancel),
         }
     }
 }
 
-impl Incremental {
+impl Sticky {
     fn place(self, workers: &[&str], jobs: &[Job<'_>], cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
         let demands: Vec<Demand> = jobs.iter().map(Demand::new).collect();
         let sizes = self.sizes(workers.len(), &demands, cancel)?;

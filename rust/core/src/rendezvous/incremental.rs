@@ -33,7 +33,7 @@ pub struct Assignment {
 
 /// The items that a change moved: three columns of one length, sorted by item.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Moves {
+pub struct Delta {
     /// Positions of the items.
     pub items: Vec<u32>,
     /// The slots of the previous owners; `NO_OWNER` for new items.
@@ -110,7 +110,7 @@ impl Assignment {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the worker is already a member or the weight is bad, [`Error::Cancelled`].
-    pub fn join(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
+    pub fn join(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         check_weights(&[worker], &[weight])?;
         if self.place(worker).is_some() {
             let hint = "give it another name, or change its weight with reweigh";
@@ -138,7 +138,7 @@ impl Assignment {
     /// # Errors
     /// [`Error::Invalid`] if the worker is not a member or is the last one, [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
-    pub fn leave(&mut self, worker: &str, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
+    pub fn leave(&mut self, worker: &str, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         let place = self.member_place(worker)?;
         if self.slots.len() == 1 {
             return Err(Error::Invalid(format!("worker '{worker}' is the last one; join another before it leaves")));
@@ -163,7 +163,7 @@ impl Assignment {
     /// # Errors
     /// [`Error::Invalid`] if the worker is not a member or the weight is bad, [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
-    pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
+    pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         let place = self.member_place(worker)?;
         check_weights(&[worker], &[weight])?;
         let before = self.rendezvous.weights()[place];
@@ -186,7 +186,7 @@ impl Assignment {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
-    pub fn add(&mut self, keys: Keys<'_>, threads: usize, cancel: &Cancel<'_>) -> Result<Moves, Error> {
+    pub fn add(&mut self, keys: Keys<'_>, threads: usize, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         let count = self.owners.len();
         let (mut owners, mut scores) = (filled(0, keys.len())?, filled(0, keys.len())?);
         self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores, cancel)?;
@@ -197,15 +197,15 @@ impl Assignment {
         all.extend_from_slice(&owners);
         self.scores.extend_from_slice(&scores);
         let items = (count as u32..).take(owners.len()).collect();
-        Ok(Moves { items, from: vec![NO_OWNER; owners.len()], to: owners })
+        Ok(Delta { items, from: vec![NO_OWNER; owners.len()], to: owners })
     }
 
     /// Removes the items at ascending positions. Later items move up. O(items).
-    pub fn remove(&mut self, positions: &[u32]) -> Moves {
+    pub fn remove(&mut self, positions: &[u32]) -> Delta {
         let from = positions.iter().map(|&at| self.owners[at as usize]).collect();
         remove_at(Arc::make_mut(&mut self.owners), positions);
         remove_at(&mut self.scores, positions);
-        Moves { items: positions.to_vec(), from, to: vec![NO_OWNER; positions.len()] }
+        Delta { items: positions.to_vec(), from, to: vec![NO_OWNER; positions.len()] }
     }
 
     /// Updates the place of each slot, starting at a place.
@@ -224,8 +224,8 @@ impl Assignment {
     }
 
     /// Applies changes, which are sorted by item, and returns the moves.
-    fn apply(&mut self, changes: Vec<Change>) -> Moves {
-        let mut moves = Moves::default();
+    fn apply(&mut self, changes: Vec<Change>) -> Delta {
+        let mut moves = Delta::default();
         if changes.is_empty() {
             return moves;
         }

@@ -99,10 +99,10 @@ fn check_equal(board: &Board, model: &Model) {
     }
 }
 
-/// Applies a delta to owners, checking that it starts from them.
-fn follow(model: &mut Model, delta: &Delta) {
-    let name = |number: u32| (number != NO_OWNER).then(|| delta.workers[number as usize].clone());
-    for changes in &delta.jobs {
+/// Applies moves to owners, checking that it starts from them.
+fn follow(model: &mut Model, placed: &Moves) {
+    let name = |number: u32| (number != NO_OWNER).then(|| placed.workers[number as usize].clone());
+    for changes in &placed.jobs {
         let items = model.jobs.get_mut(&changes.job).unwrap();
         for change in &changes.moves {
             let owner = items.get_mut(changes.names.get(change.item as usize)).unwrap();
@@ -121,10 +121,10 @@ fn run(strategy: Strategy, seed: u64, rounds: usize) {
             change(&mut random, &mut board, &mut model);
         }
         let mut before = model.clone();
-        let delta = board.place(None, &Cancel::never()).unwrap();
+        let placed = board.place(None, &Cancel::never()).unwrap();
         model.place(strategy);
         check_equal(&board, &model);
-        follow(&mut before, &delta);
+        follow(&mut before, &placed);
         check_equal(&board, &before);
     }
 }
@@ -147,11 +147,11 @@ fn a_budget_is_kept_and_steps_under_it_come_to_rest_after_as_many_moves_as_one()
         let first = board.place(Some(limit), &Cancel::never()).unwrap();
         let (mut steps, mut deferred) = (0, first.deferred);
         while deferred > 0 {
-            let delta = board.place(Some(limit), &Cancel::never()).unwrap();
-            let moves: usize = delta.jobs.iter().map(|job| job.moves.len()).sum();
+            let placed = board.place(Some(limit), &Cancel::never()).unwrap();
+            let moves: usize = placed.jobs.iter().map(|job| job.moves.len()).sum();
             assert_eq!(moves, limit.min(deferred));
-            assert_eq!(delta.deferred, deferred - moves);
-            deferred = delta.deferred;
+            assert_eq!(placed.deferred, deferred - moves);
+            deferred = placed.deferred;
             steps += 1;
         }
         assert_eq!(steps, first.deferred.div_ceil(limit));
@@ -167,8 +167,8 @@ fn without_a_budget_only_items_that_have_no_able_owner_move() {
     board.place(None, &Cancel::never()).unwrap();
     board.join("w2", 1.0, None).unwrap();
     board.add_items("j", &names(&["e".into()])).unwrap();
-    let delta = board.place(Some(0), &Cancel::never()).unwrap();
-    assert_eq!((delta.jobs[0].moves.len(), delta.deferred), (1, 1));
+    let placed = board.place(Some(0), &Cancel::never()).unwrap();
+    assert_eq!((placed.jobs[0].moves.len(), placed.deferred), (1, 1));
     assert_eq!(board.owner("j", "e").unwrap(), Some("w2"));
 }
 
@@ -180,9 +180,9 @@ fn a_number_is_used_again_only_when_nothing_is_with_its_worker() {
     board.place(None, &Cancel::never()).unwrap();
     board.leave("w1").unwrap();
     board.join("w2", 1.0, None).unwrap();
-    let delta = board.place(None, &Cancel::never()).unwrap();
-    let change = delta.jobs[0].moves[0];
-    assert_eq!((&*delta.workers[change.from as usize], &*delta.workers[change.to as usize]), ("w1", "w2"));
+    let placed = board.place(None, &Cancel::never()).unwrap();
+    let change = placed.jobs[0].moves[0];
+    assert_eq!((&*placed.workers[change.from as usize], &*placed.workers[change.to as usize]), ("w1", "w2"));
     board.join("w3", 1.0, None).unwrap();
     assert_eq!(board.workers.len(), 2);
 }
@@ -228,7 +228,7 @@ fn a_placement_that_is_cancelled_leaves_the_board_as_it_was() {
                     asked.get() <= last
                 };
                 let mut copy = Board {
-                    strategy: strategy.incremental().unwrap(),
+                    strategy: strategy.sticky().unwrap(),
                     workers: board.workers.iter().map(Worker::clone).collect(),
                     number: board.number.clone(),
                     jobs: board.jobs.clone(),
