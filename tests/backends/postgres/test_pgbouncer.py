@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 import latchwork
+from latchwork.backends.postgres.connection import Connector, Query, Statement
+from latchwork.backends.postgres.errors import NoAnswer
+from latchwork.backends.url import parse_url
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown
 from latchwork.primitives import Lock
 from latchwork_testkit.servers import PgBouncer
 from patience import eventually
 
+FAST = Query(b"fast", b"select 'fast'::text")
+SLOW = Query(b"slow", b"select 'slow'::text from pg_sleep(1)")
 MODES = ["session", "transaction"]
 
 
@@ -23,6 +30,14 @@ MODES = ["session", "transaction"]
 def bouncer(request, postgresql):
     with PgBouncer(postgresql.endpoint, mode=request.param) as server:
         yield server
+
+
+@pytest.fixture
+def bouncer_of_one(postgresql):
+    """Opens a connection through a PgBouncer that has one connection to the server."""
+    with PgBouncer(postgresql.endpoint, settings={"default_pool_size": "1"}) as bouncer:
+        connector = Connector(parse_url(bouncer.url()), SYSTEM_CLOCK)
+        yield lambda: closing(connector.open(SYSTEM_CLOCK.now() + 10.0))
 
 
 def test_calls_sessions_watches_and_locks_work_and_changes_are_polled(bouncer, root, opened):
@@ -37,6 +52,24 @@ def test_calls_sessions_watches_and_locks_work_and_changes_are_polled(bouncer, r
         Lock(other, "lock").acquire(timeout_s=0.2)
     store.close()
     eventually(lambda: other.get("w/bound") is None)
+
+
+def test_a_pooler_gives_the_second_answer_of_a_client_that_left_to_the_next(bouncer_of_one):
+    """PgBouncer counts the server as free after the first of two answers. This is why the next test is needed."""
+    with bouncer_of_one() as connection:
+        for query in (FAST, SLOW):
+            connection._send(connection._raw, Statement(query))
+        connection._raw.flush()
+        time.sleep(0.3)
+    with bouncer_of_one() as connection:
+        assert connection.run([Statement(FAST)], SYSTEM_CLOCK.now() + 5.0) == [[(b"slow",)]]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_statements_leaves_no_answer_to_the_next(bouncer_of_one):
+    with bouncer_of_one() as connection, pytest.raises(NoAnswer):
+        connection.run([Statement(FAST), Statement(SLOW)], SYSTEM_CLOCK.now() + 0.3)
+    with bouncer_of_one() as connection:
+        assert connection.run([Statement(FAST)], SYSTEM_CLOCK.now() + 5.0) == [[(b"fast",)]]
 
 
 def test_a_pooler_that_takes_every_setting_is_recognized_by_the_servers_process(postgresql, root, opened):

@@ -71,7 +71,7 @@ def test_a_server_that_becomes_read_only_refuses_writes_and_serves_what_is_conne
         watch.next(5.0)
         sql(own, "alter system set default_transaction_read_only = on")
         sql(own, "select pg_reload_conf()")
-        eventually(lambda: refusal(lambda: store.put("k", b"1")))
+        eventually(lambda: refusal(lambda: store.put("other", b"")))
         assert isinstance(refusal(lambda: store.put("k", b"2")), Unavailable)
         assert other.get("k").value == b"1"
         assert isinstance(refusal(lambda: latchwork.connect(own.url("app", connect_timeout_s=0.5))), ConnectFailed)

@@ -207,7 +207,7 @@ class Connection:
         return decode_number(answer[0][0]) != self._raw.backend_pid
 
     def run(self, statements: Sequence[Statement], deadline: float, *, unanswered: int = 0) -> list[Answer]:
-        """Send statements together, wait for their answers, and return them in order.
+        """Send statements, wait for their answers, and return them in order. They are sent together if there is no pooler.
 
         Args:
             statements: Each is a separate transaction. An error of one does not prevent the others from being run.
@@ -216,16 +216,12 @@ class Connection:
         Raises:
             ConnectionBroken: The connection ended or the deadline passed. Whether the statements were run is unknown.
         """
-        pg = self._raw
-        try:
-            for statement in statements:
-                self._send(pg, statement)
-            dropped, self._owed = self._owed, 0
-            answers = list(self._receive(pg, dropped + len(statements) - unanswered, deadline))[dropped:]
-            self._owed = unanswered
-        except psycopg.Error as error:
-            raise ConnectionBroken(_line(str(error)) or "the connection ended") from error
-        return answers
+        if not self.pooled:
+            return self._run_together(statements, deadline, unanswered)
+        # PgBouncer 1.18 counts a server as free after the first of several answers. If this client leaves then, the
+        # next client of that server receives the others. So there is never more than one statement without an answer.
+        answers = [answer for each in statements for answer in self._run_together([each], deadline, 0)]
+        return answers[: len(statements) - unanswered]
 
     def take_notifications(self) -> list[bytes]:
         """Return the contents of the notifications that have arrived from the server.
@@ -257,6 +253,18 @@ class Connection:
             pg.finish()
 
     # Private.
+
+    def _run_together(self, statements: Sequence[Statement], deadline: float, unanswered: int) -> list[Answer]:
+        pg = self._raw
+        try:
+            for statement in statements:
+                self._send(pg, statement)
+            dropped, self._owed = self._owed, 0
+            answers = list(self._receive(pg, dropped + len(statements) - unanswered, deadline))[dropped:]
+            self._owed = unanswered
+        except psycopg.Error as error:
+            raise ConnectionBroken(_line(str(error)) or "the connection ended") from error
+        return answers
 
     def _send(self, pg: pq.abc.PGconn, statement: Statement) -> None:
         query = statement.query
