@@ -207,7 +207,9 @@ class Connection:
         return decode_number(answer[0][0]) != self._raw.backend_pid
 
     def run(self, statements: Sequence[Statement], deadline: float, *, unanswered: int = 0) -> list[Answer]:
-        """Send statements, wait for their answers, and return them in order. They are sent together if there is no pooler.
+        """Send statements, wait for their answers, and return them in order.
+
+        Without a pooler they are sent together.
 
         Args:
             statements: Each is a separate transaction. An error of one does not prevent the others from being run.
