@@ -108,6 +108,22 @@ def test_a_listener_of_a_loss_that_is_added_late_is_called_after_the_earlier_one
     session.close()
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "closed"])
+def test_a_listener_that_is_added_while_a_session_ends_is_called_after_the_earlier_ones(lost):
+    called, done = [], threading.Event()
+    scripted = Scripted()
+    session = opened(scripted)
+    session.on_lost(lambda: called.append("first"), or_closed=True)
+    session.on_end(lambda: session.on_lost(lambda: (called.append("second"), done.set()), or_closed=True))
+    if lost:
+        scripted.answer = "gone"
+    else:
+        session.close()
+    assert done.wait(10)
+    assert called == ["first", "second"]
+    session.close()
+
+
 def test_listeners_of_a_loss_are_called_if_no_thread_can_be_started(monkeypatch):
     called = []
     session = opened(Scripted())

@@ -79,7 +79,7 @@ class Session:
         self._closed = False
         self._has_closed = False
         self._was_lost = False
-        self._uncalled: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
+        self._uncalled: list[Callable[[], None]] = []
         self._home = ForkGuard(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
         self._lost_callbacks = CallbackThread(
@@ -178,7 +178,8 @@ class Session:
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
                 return register((self._held() or self._registered_late).listeners, _WhenClosed(fn) if or_closed else fn)
-        self._call([fn])
+            self._lost_callbacks.add([fn])
+        self._start_callbacks()
         return lambda: None
 
     def on_state(self, fn: StateListener) -> Callable[[], None]:
@@ -261,17 +262,14 @@ class Session:
             if not self._closed:
                 self._was_lost = self._lost.is_set()
                 self._renewer.end()
-                listeners, end_listeners = self._take_callbacks()
-                self._uncalled = (_when_closed(listeners), end_listeners)
+                listeners, self._uncalled = self._take_callbacks()
+                self._lost_callbacks.add(_when_closed(listeners))
                 self._closed = True
-            listeners, end_listeners = self._uncalled
         self._wake.set()
         self._states.note("closed")
-        while end_listeners:
-            self._call_end_listeners([end_listeners.pop()])
-        with self._lock:
-            called, self._uncalled = listeners, ([], [])
-        self._call(called)
+        while self._uncalled:
+            self._call_end_listeners([self._uncalled.pop()])
+        self._start_callbacks()
         if not self._was_lost:
             self._end()
             _log.info("session %s closed", self.id)
@@ -294,8 +292,9 @@ class Session:
             if not (self._closed or self._lost.is_set()):
                 return
             listeners, end_listeners = self._take_callbacks()
+            self._lost_callbacks.add(listeners if self._lost.is_set() else _when_closed(listeners))
         self._call_end_listeners(end_listeners)
-        self._call(listeners if self._lost.is_set() else _when_closed(listeners))
+        self._start_callbacks()
 
     def _take_callbacks(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
         listeners: list[Callable[[], None]] = []
@@ -337,10 +336,11 @@ class Session:
                 return
             self._lost.set()
             listeners, end_listeners = self._take_callbacks()
+            self._lost_callbacks.add(listeners)  # ahead of those that are registered from now on
         self._call_end_listeners(end_listeners)
         _log.warning("session %s is lost; work that it protected must stop", self.id)
         self._states.note("lost")
-        self._call(listeners)
+        self._start_callbacks()
         self._end()
 
     def _end(self) -> None:
@@ -357,11 +357,10 @@ class Session:
             _log.exception("session %s: closing raised", self.id)
         self._on_end(self)
 
-    def _call(self, listeners: Sequence[Callable[[], None]]) -> None:
-        if listeners:
-            self._lost_callbacks.add(listeners)
-            if not self._lost_callbacks.start():
-                self._lost_callbacks.run()
+    def _start_callbacks(self) -> None:
+        """Call the queued listeners in a separate thread, or in this one if no thread can be started."""
+        if not self._lost_callbacks.start():
+            self._lost_callbacks.run()
 
 
 class _Callbacks:
