@@ -31,20 +31,19 @@ def far(request):
 @pytest.mark.parametrize("idle_s", [0.0, 3.0], ids=["at once", "idle"])
 def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idle_s):
     proxy, connect, name = far
-    with (
-        connect() as theirs,
-        connect() as ours,
-        ExecutorWorker(theirs, node_id="n1", slots=4, functions=WORK) as worker,
-        Executor(ours, functions=WORK) as pool,
-    ):
-        worker.wait_ready(PATIENCE_S)
-        assert pool.submit(square, 2).result(PATIENCE_S) == 4
+    trips = []
+    with connect() as theirs, connect() as ours:
         proxy.delay(DELAY_S, "answers")
-        trips = []
-        for number in range(4):
-            time.sleep(idle_s)
-            begun = time.monotonic()
-            assert pool.submit(square, number).result(PATIENCE_S) == number**2
-            trips.append((time.monotonic() - begun) / DELAY_S)
-        proxy.delay(0.0, "answers")
+        with (
+            ExecutorWorker(theirs, node_id="n1", slots=4, functions=WORK) as worker,
+            Executor(ours, functions=WORK) as pool,
+        ):
+            worker.wait_ready(PATIENCE_S)
+            assert pool.submit(square, 2).result(PATIENCE_S) == 4
+            for number in range(4):
+                time.sleep(idle_s)
+                begun = time.monotonic()
+                assert pool.submit(square, number).result(PATIENCE_S) == number**2
+                trips.append((time.monotonic() - begun) / DELAY_S)
+            proxy.delay(0.0, "answers")
     assert min(trips) < MOST[name] + 1, trips

@@ -61,7 +61,8 @@ UNSEEN_S, UNSEEN_LOOKS = 0.25, 3.0
 #: Seconds until the next look after a refused item, if the system cannot learn when that item is free.
 REFUSED_S = 0.1
 #: Seconds between the end of its last item and one more look of an idle node, which removes empty entries of the index.
-TIDY_S = 1.0
+#: At least so many times the time that a look takes: a new item waits for the look, and may be close behind the last one.
+TIDY_S, TIDY_LOOKS = 1.0, 3.0
 
 
 class WorkerLoop(Startable):
@@ -350,7 +351,8 @@ class WorkerLoop(Startable):
                 self._wants_capacity = found is None
                 until = min(until, self._searched_at + self._notified.search_s(self._search_s))
                 if self._leaves_traces and not self._tasks:
-                    until = min(until, self._clock.now() + TIDY_S)
+                    tidy_s = max(TIDY_S, TIDY_LOOKS * self._search_took_s)
+                    until = min(until, self._clock.now() + tidy_s)
             left_s = until - self._clock.now() if has_none else None
             if left_s is not None and left_s <= 0.0:
                 break
