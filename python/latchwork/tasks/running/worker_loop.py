@@ -61,7 +61,7 @@ UNSEEN_S, UNSEEN_LOOKS = 0.25, 3.0
 #: Seconds until the next look after a refused item, if the system cannot learn when that item is free.
 REFUSED_S = 0.1
 #: Seconds between the end of its last item and one more look of an idle node, which removes empty entries of the index.
-#: At least so many times the time that a look takes: a new item waits for the look, and may be close behind the last one.
+#: At least so many times the time that a look takes: a new item waits for the look, and may follow the last one soon.
 TIDY_S, TIDY_LOOKS = 1.0, 3.0
 
 
