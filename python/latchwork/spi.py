@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from latchwork.backends.url import SchemeSpec, StoreURL, find_spec, one_of, readable_file
     from latchwork.cli.commands import CommandSpec
     from latchwork.cli.environment import refuse_readers
-    from latchwork.cli.options import Json, Url, command, group, renamed, require_url
+    from latchwork.cli.options import Json, Url, command, group, require_url
     from latchwork.cli.outcome import FAILURE, LOG_FORMAT, USAGE, UsageError, debugging, quiet_logs
     from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
     from latchwork.cli.target import import_module
@@ -116,7 +116,6 @@ else:
                 "Url",
                 "command",
                 "group",
-                "renamed",
                 "require_url",
             ),
             "latchwork.cli.outcome": (
@@ -239,7 +238,6 @@ __all__ = [
     "reason",
     "refuse_readers",
     "reject",
-    "renamed",
     "replace_file",
     "require_url",
     "resolve",

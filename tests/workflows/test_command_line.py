@@ -356,7 +356,7 @@ def test_what_was_called_remove_is_called_rm_everywhere_and_still_answers_to_its
         shown = flows(group, "--help").out
         assert re.search(r"^\W*rm\b", shown, re.MULTILINE), shown
         assert "remove" not in shown
-    flows("secrets", "remove", "NOTHING", "--home", tmp_path / "empty").refused(2, "no secret")
+    flows("secrets", "rm", "NOTHING", "--home", tmp_path / "empty").refused(2, "no secret")
 
 
 def test_a_database_is_made_and_upgraded(flows, tmp_path):

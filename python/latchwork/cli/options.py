@@ -117,13 +117,6 @@ def add(app: typer.Typer, **commands: Any) -> None:
         app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
 
 
-def renamed(app: typer.Typer, **commands: Any) -> typer.Typer:
-    """Let an application also accept the former names of commands, which no help text shows. Return the application."""
-    for name, each in commands.items():
-        app.command(name, epilog=each.epilog, hidden=True)(each)
-    return app
-
-
 def summary(text: str) -> str:
     """Return the first sentence of a text, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")

@@ -24,7 +24,6 @@ from latchwork.spi import (
     group,
     print_change,
     refuse_readers,
-    renamed,
     say,
     say_json,
     serve_worker,
@@ -419,7 +418,6 @@ def _secret_scope(project: str, channels: bool, shared: bool) -> str:
 secrets_app = group(
     "Secrets of the workers of this machine, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm
 )
-renamed(secrets_app, remove=secrets_rm)
 
 
 def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
