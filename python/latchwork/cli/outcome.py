@@ -49,7 +49,6 @@ _REMEDIES = {
 }
 
 F = TypeVar("F", bound=Callable[..., None])
-T = TypeVar("T")
 
 
 class UsageError(LatchworkError, ValueError):
@@ -115,14 +114,6 @@ def report(error: Exception) -> None:
     if debugging():
         traceback.print_exception(type(error), error, error.__traceback__)
     print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
-
-
-def try_read(look: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Call a function that reads from the store. Return its result, or the reason of its failure as one line."""
-    try:
-        return look(), None
-    except LatchworkError as error:
-        return None, one_line(error)
 
 
 def exit_code(error: Exception) -> int:

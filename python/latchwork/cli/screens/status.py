@@ -7,19 +7,17 @@ from collections import Counter
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 
-from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.backends.url import parse_url
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, require_url
-from latchwork.cli.outcome import NoCluster, try_read
-from latchwork.cli.text import Grid, Line, console, few, say_json, show
+from latchwork.cli.outcome import NoCluster
+from latchwork.cli.text import Grid, Line, few, say_json, show
+from latchwork.cli.watch import IntervalS, watch_state
 from latchwork.jobs import ActiveRuns, ClusterState, JobState, inspect
-from latchwork.store import Store
 
 _FEW = 8
 
@@ -34,7 +32,7 @@ def status(
     url: Url = None,
     as_json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
+    interval_s: IntervalS = 2.0,
     everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
 ) -> None:
     """Show a job cluster: the leader, the nodes, which items run where, and which locks are held.
@@ -45,7 +43,14 @@ def status(
     most = None if everything else _FEW
     with open_store(url) as store:
         if watch:
-            _watch(store, interval_s, as_json=as_json, most=most)
+            watch_state(
+                lambda: inspect(store),
+                lambda state: _screen_parts(state, most),
+                lambda state: None if state is None else to_json(state),
+                clock=store.clock,
+                interval_s=interval_s,
+                as_json=as_json,
+            )
         state = inspect(store)
         if state is None:
             raise NoCluster(
@@ -55,30 +60,6 @@ def status(
             say_json(to_json(state))
         else:
             show(*_screen_parts(state, most))
-
-
-def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
-    """Show the state repeatedly until interrupted. A failed read is shown instead of the state.
-
-    On a terminal the view is updated in place. In a pipe, or as JSON, one state follows the other.
-    """
-    out, never = console(), Signal()
-    with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
-        while True:
-            state, failure = try_read(lambda: inspect(store))
-            if as_json:
-                found = None if state is None else to_json(state)
-                say_json(found if failure is None else {"error": failure}, one_line=True)
-            else:
-                body = [Line("no cluster", "yellow")] if state is None else _screen_parts(state, most)
-                if failure is not None:
-                    body = [Line(f"error: {failure}", "red")]
-                parts = (Line(utc_text(time.time()), "dim"), *body)
-                if out.is_terminal:
-                    live.update(Group(*parts), refresh=True)
-                else:
-                    show(*parts)
-            store.clock.wait(never, interval_s)
 
 
 def to_json(state: ClusterState) -> dict[str, object]:
@@ -141,8 +122,10 @@ def to_json(state: ClusterState) -> dict[str, object]:
     }
 
 
-def _screen_parts(state: ClusterState, most: int | None) -> list[RenderableType]:
+def _screen_parts(state: ClusterState | None, most: int | None) -> list[RenderableType]:
     """Return the parts of the screen, from top to bottom."""
+    if state is None:
+        return [Line("no cluster", "yellow")]
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [
         Line(f"manager: {state.manager or 'none'}" + (f"; next: {waiting}" if waiting else "")),

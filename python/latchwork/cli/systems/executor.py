@@ -24,10 +24,11 @@ from latchwork._base.event import Signal
 from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, parse_label, require_url
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs, try_read
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs
 from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, console, print_change, print_list, say, say_json, show
+from latchwork.cli.text import Grid, Line, console, print_change, print_list, say_json, show
+from latchwork.cli.watch import IntervalS, watch_state
 from latchwork.errors import LatchworkError
 from latchwork.executor import (
     DeadTask,
@@ -351,44 +352,43 @@ class Phase(StrEnum):
 def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
+    interval_s: IntervalS = 2.0,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show the workers, the queued and running tasks, and the dead letters."""
     with open_store(url, of_cluster=False) as store:
-        if not watch:
-            _show(inspect(store, name), as_json=as_json)
-            return
-        never = Signal()
-        while True:
-            state, failure = try_read(lambda: inspect(store, name))
-            if state is not None:
-                _show(state, as_json=as_json, one_line=True)
-            elif as_json:
-                say_json({"error": failure}, one_line=True)
-            else:
-                show(Line(f"error: {failure}", "red"))
-            store.clock.wait(never, interval_s)
-
-
-def _show(state: ExecutorState, *, as_json: bool, one_line: bool = False) -> None:
+        if watch:
+            watch_state(
+                lambda: inspect(store, name),
+                _state_parts,
+                asdict,
+                clock=store.clock,
+                interval_s=interval_s,
+                as_json=as_json,
+            )
+        state = inspect(store, name)
     if as_json:
-        say_json(asdict(state), one_line=one_line)
-        return
-    tasks, running = (
-        sum(partition.tasks for partition in state.partitions),
-        sum(partition.running for partition in state.partitions),
-    )
-    say(
-        f"{state.name}: {counted(len(state.workers), 'worker')}, {counted(state.submitters, 'submitter')}, "
-        f"{tasks - running:,} queued, {running:,} running, {counted(state.dead, 'dead letter')}"
-    )
+        say_json(asdict(state))
+    else:
+        show(*_state_parts(state))
+
+
+def _state_parts(state: ExecutorState) -> list[Line | Grid]:
+    tasks = sum(partition.tasks for partition in state.partitions)
+    running = sum(partition.running for partition in state.partitions)
+    parts: list[Line | Grid] = [
+        Line(
+            f"{state.name}: {counted(len(state.workers), 'worker')}, {counted(state.submitters, 'submitter')}, "
+            f"{tasks - running:,} queued, {running:,} running, {counted(state.dead, 'dead letter')}"
+        )
+    ]
     if state.workers:
-        show(Grid(map(_worker_row, state.workers), right=("slots", "running", "queued", "weight")))
+        parts.append(Grid(map(_worker_row, state.workers), right=("slots", "running", "queued", "weight")))
     if state.partitions:
-        show(Grid(map(_partition_row, state.partitions), right=("tasks", "running")))
+        parts.append(Grid(map(_partition_row, state.partitions), right=("tasks", "running")))
+    return parts
 
 
 def _worker_row(worker: ExecutorWorkerInfo) -> dict[str, str]:

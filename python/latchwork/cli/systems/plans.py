@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Group
-from rich.live import Live
 
-from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, require_url
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, try_read
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
 from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, console, print_change, say, say_json, show
+from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
+from latchwork.cli.watch import IntervalS, watch_state
 from latchwork.drawing import to_dot, to_mermaid, to_svg
 from latchwork.errors import BadRecord, LatchworkError, WaitTimeout
 from latchwork.plans import (
@@ -36,7 +33,7 @@ from latchwork.plans import (
     PlanWorker,
     TaskState,
 )
-from latchwork.store import Store, connect
+from latchwork.store import connect
 from latchwork.tasks import DEFAULT
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The ID of a plan; see `latchwork plans list`.")]
@@ -147,7 +144,7 @@ def show_plan(
     plan: PlanId,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the plan has ended.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
+    interval_s: IntervalS = 2.0,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
@@ -159,39 +156,25 @@ def show_plan(
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
         if watch:
-            _watch(store, handle, interval_s, as_json=as_json)
+            handle.state()
+            watch_state(
+                lambda: _read_status(handle),
+                lambda found: _parts(*found),
+                lambda found: _document(*found),
+                clock=store.clock,
+                interval_s=interval_s,
+                as_json=as_json,
+                has_ended=lambda found: found[0].has_ended,
+            )
             return
-        status = handle.status()
+        status = _read_status(handle)
         if as_json:
-            say_json(_document(status, _waiting(handle, status)))
+            say_json(_document(*status))
         else:
-            show(*_parts(status, _waiting(handle, status)))
+            show(*_parts(*status))
 
 
-def _watch(store: Store, handle: PlanHandle, interval_s: float, *, as_json: bool) -> None:
-    handle.state()
-    out, never = console(), Signal()
-    with Live(console=out, auto_refresh=False) as live:
-        while True:
-            body: list[Line | Grid]
-            document: dict[str, object]
-            found, failure = try_read(lambda: _looked(handle))
-            if found is None:
-                body, document = [Line(f"error: {failure}", "red")], {"error": failure or ""}
-            else:
-                body, document = _parts(*found), _document(*found)
-            if as_json:
-                say_json(document, one_line=True)
-            elif out.is_terminal:
-                live.update(Group(Line(utc_text(time.time()), "dim"), *body), refresh=True)
-            else:
-                show(Line(utc_text(time.time()), "dim"), *body)
-            if found is not None and found[0].has_ended:
-                return
-            store.clock.wait(never, interval_s)
-
-
-def _looked(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
+def _read_status(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
     status = handle.status()
     return status, _waiting(handle, status)
 
