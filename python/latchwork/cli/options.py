@@ -51,6 +51,15 @@ DrainS = Annotated[
     float,
     typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM or Ctrl-C, before they are stopped."),
 ]
+SessionTtlS = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        show_default=False,
+        help="Seconds after which others take over the tasks of a dead worker.  "
+        "[unless given: as the URL says, else 10]",
+    ),
+]
 Debug = Annotated[
     bool,
     typer.Option(

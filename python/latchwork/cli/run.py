@@ -13,7 +13,7 @@ from latchwork.cli.flags import flags, setting_flag, start_flag
 from latchwork.cli.jobs import PACES, one_schedule
 from latchwork.cli.options import Url, command, parse_label, require_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, exit_on_sigterm
-from latchwork.cli.probe import metrics_if_installed, serve_node
+from latchwork.cli.probe import ProbeHost, ProbePort, metrics_if_installed, serve_node
 from latchwork.cli.processes import command_job
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
@@ -114,15 +114,7 @@ def run(
             "May be given several times.",
         ),
     ] = None,
-    probe_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="Serve /healthz, /readyz, and /metrics for Prometheus on this port; 0 picks one.",
-        ),
-    ] = None,
+    probe_port: ProbePort = None,
     unready_after: Annotated[
         int | None,
         typer.Option(
@@ -133,7 +125,7 @@ def run(
             "stops.  [unless given: never]",
         ),
     ] = None,
-    probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address of --probe-port.")] = "127.0.0.1",
+    probe_host: ProbeHost = "127.0.0.1",
     **given: float | None,
 ) -> None:
     """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand over its items and exit with 0.

@@ -46,6 +46,8 @@ def watch_state(
         has_ended: Returns whether the state will not change any more. None: it always can, and a terminal is used as a
             whole screen.
     """
+    found: object
+    body: Sequence[RenderableType]
     out, never = console(), Signal()
     is_screen = has_ended is None and out.is_terminal and not as_json
     with Live(console=out, auto_refresh=False, screen=is_screen) as live:

@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from latchwork._base.event import Signal
 from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import DrainS, Json, Url, command, group, parse_label, require_url
+from latchwork.cli.options import DrainS, Json, SessionTtlS, Url, command, group, parse_label, require_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs
 from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
@@ -171,15 +171,7 @@ def run(
     max_attempts: Annotated[
         int, typer.Option(min=1, help="After this many attempts without an end, a task becomes a dead letter.")
     ] = 5,
-    session_ttl_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1.0,
-            show_default=False,
-            help="Seconds after which others take over the tasks of a dead node. "
-            "Unless given: that of the URL, else 10.",
-        ),
-    ] = None,
+    session_ttl_s: SessionTtlS = None,
     drain_s: DrainS = 30.0,
     allow_pickle: Annotated[
         bool,

@@ -14,7 +14,7 @@ import typer
 
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import DrainS, Json, Url, command, group, require_url
+from latchwork.cli.options import DrainS, Json, SessionTtlS, Url, command, group, require_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
 from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
@@ -69,15 +69,7 @@ def worker(
         Literal["thread", "process"],
         typer.Option(metavar="WHERE", help="thread or process. A process per slot can be killed."),
     ] = "thread",
-    session_ttl_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1.0,
-            show_default=False,
-            help="Seconds after which others take over the tasks of a dead worker. "
-            "Unless given: that of the URL, else 10.",
-        ),
-    ] = None,
+    session_ttl_s: SessionTtlS = None,
     drain_s: DrainS = 30.0,
     probe_port: ProbePort = None,
     probe_host: ProbeHost = "127.0.0.1",
