@@ -9,20 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from latchwork._base.interrupts import mutex
-from latchwork.errors import BackendNotInstalled
+from latchwork._base.prometheus import (
+    CollectorRegistry,
+    Counter,
+    GaugeCollector,
+    GaugeMetricFamily,
+    Histogram,
+    metrics_of,
+)
 from latchwork.jobs.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
-
-try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.registry import Collector
-except ImportError as error:
-    raise BackendNotInstalled(
-        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
-    ) from error
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -55,7 +52,7 @@ class _MetricSet:
         self.moves = counter("moves", "Items moved as the manager.")
         self.pool_failures = counter("pool_read_failures", "Reads of a work pool that failed.", "job")
         self.pool_seconds = histogram("pool_read_seconds", "Duration of reads of a work pool.", _SHORT, "job")
-        self.now = _GaugeCollector()
+        self.now = _NodeGauges()
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
@@ -71,7 +68,7 @@ class _MetricSet:
                 each.labels(node, job)
 
 
-class _GaugeCollector(Collector):
+class _NodeGauges(GaugeCollector):
     """The gauges of all nodes, which are read from the nodes at each scrape."""
 
     def __init__(self) -> None:
@@ -92,10 +89,6 @@ class _GaugeCollector(Collector):
     def set_pool(self, node: str, job: str, items: int) -> None:
         with self._lock:
             self._pools[node, job] = items
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the names are known only once there are nodes."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Return the current gauges."""
@@ -143,10 +136,6 @@ def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"latchwork_{name}", what, labels=["node", *labels])
 
 
-_known: WeakKeyDictionary[CollectorRegistry, _MetricSet] = WeakKeyDictionary()
-_known_lock = mutex()
-
-
 class PrometheusMetrics(Observer):
     """An observer that exports metrics: ``JobManager(observers=[PrometheusMetrics()])``.
 
@@ -155,11 +144,7 @@ class PrometheusMetrics(Observer):
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        chosen = REGISTRY if registry is None else registry
-        with _known_lock:
-            if chosen not in _known:
-                _known[chosen] = _MetricSet(chosen)
-            self._families = _known[chosen]
+        self._families = metrics_of(_MetricSet, registry)
 
     def attached(self, node: ObservedNode) -> None:
         """Create all metrics of the node and include its gauges in future scrapes."""

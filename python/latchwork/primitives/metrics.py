@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from latchwork._base.interrupts import mutex
-from latchwork.errors import BackendNotInstalled, LatchworkError
-
-try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.registry import Collector
-except ImportError as missing:
-    raise BackendNotInstalled(
-        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
-    ) from missing
+from latchwork._base.prometheus import CollectorRegistry, Counter, GaugeCollector, GaugeMetricFamily, metrics_of
+from latchwork.errors import LatchworkError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,7 +20,7 @@ if TYPE_CHECKING:
 _LABELS = ["primitive", "kind"]
 
 
-class _Families(Collector):
+class _Families(GaugeCollector):
     """The metrics of one registry, made once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -41,10 +33,6 @@ class _Families(Collector):
         """Include a primitive in the metrics from now on. Only a weak reference to it is kept."""
         with self._mutex:
             self._watched[name, kind] = primitive
-
-    def describe(self) -> list[Metric]:
-        """Return an empty list, because the metrics are not declared in advance."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics with the current state of all primitives."""
@@ -66,10 +54,6 @@ class _Families(Collector):
         yield from (held, left)
 
 
-_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
-_known_lock = mutex()
-
-
 class PrimitiveMetrics:
     """Metrics of locks, semaphores, latches and whatever else has ``remaining_s``.
 
@@ -78,11 +62,7 @@ class PrimitiveMetrics:
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
-        chosen = REGISTRY if registry is None else registry
-        with _known_lock:
-            if chosen not in _known:
-                _known[chosen] = _Families(chosen)
-            self._families = _known[chosen]
+        self._families = metrics_of(_Families, registry)
 
     def watch(self, name: str, primitive: Any) -> None:
         """Include a primitive in the metrics from now on. It replaces one with the same name and kind. Performs no I/O.

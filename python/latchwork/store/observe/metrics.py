@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from latchwork._base.interrupts import mutex
+from latchwork._base.prometheus import (
+    CollectorRegistry,
+    Counter,
+    GaugeCollector,
+    GaugeMetricFamily,
+    Histogram,
+    metrics_of,
+)
 from latchwork.backends.base import CALLS
-from latchwork.errors import BackendNotInstalled, Conflict, KeyExists, OutcomeUnknown, Unavailable
+from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.session import Session
-
-try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.registry import Collector
-except ImportError as missing:
-    raise BackendNotInstalled(
-        'metrics need the package prometheus-client; install it with pip install "latchwork[metrics]"'
-    ) from missing
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -32,7 +31,7 @@ _OUTCOMES = ("ok", "conflict", "unavailable", "unknown", "failed")
 _STATES = ("active", "suspect", "lost", "closed")
 
 
-class _Families(Collector):
+class _Families(GaugeCollector):
     """The metrics of one registry, made once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -67,10 +66,6 @@ class _Families(Collector):
         with self._mutex:
             self._sessions[store].add(session)
 
-    def describe(self) -> list[Metric]:
-        """Return an empty list, because the metrics are not declared in advance."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """Yield a metric with the states of the open sessions."""
         states = GaugeMetricFamily("latchwork_sessions", "Sessions in this state.", labels=["store", "state"])
@@ -93,10 +88,6 @@ class _Families(Collector):
         yield from (states, left)
 
 
-_known: WeakKeyDictionary[CollectorRegistry, _Families] = WeakKeyDictionary()
-_known_lock = mutex()
-
-
 class StoreMetrics(StoreObserver):
     """The metrics of one store.
 
@@ -106,11 +97,7 @@ class StoreMetrics(StoreObserver):
     """
 
     def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
-        chosen = REGISTRY if registry is None else registry
-        with _known_lock:
-            if chosen not in _known:
-                _known[chosen] = _Families(chosen)
-            self._families = _known[chosen]
+        self._families = metrics_of(_Families, registry)
         self._store = store
         self._families.prepare(store)
 
