@@ -141,18 +141,8 @@ class StoredTasks:
         return first, [self._backlog.key(ANY, location.sort_key, item) for partition, item in pairs if partition != ANY]
 
     async def read_items(self, location: TaskLocation) -> list[QueueItem]:
-        """Read the stored copies of a task. The original partitions are read first, so that a copy moved meanwhile is
-        found.
-        """
-        ids = [make_item_id(location.id, copy) for copy in range(len(location.partitions))]
-        found: dict[str, QueueItem] = {}
-        for partitions in (location.partitions, [ANY] * len(ids)):
-            wanted = [(partition, each) for partition, each in zip(partitions, ids, strict=True) if each not in found]
-            for partition, each in wanted:
-                item = await steps_of(self._backlog.find)(partition, location.sort_key, each)
-                if item is not None:
-                    found[each] = item
-        return list(found.values())
+        """Read the stored copies of a task."""
+        return (await self._read_all_items({0: location}))[0]
 
     async def find_missing(self, locations: Mapping[int, TaskLocation]) -> set[int]:
         """Return the numbers of those tasks of which neither an item nor an outcome is stored."""
@@ -175,7 +165,7 @@ class StoredTasks:
         items = await self.read_items(location)
         at_s = queued_at_s(location.sort_key)
         if items:
-            holders = [await steps_of(self._backlog.holder)(item) for item in items]
+            holders = await steps_of(self._backlog.holders)(items)
             running = tuple(sorted(holder.label for holder in holders if holder is not None))
             latest = max(items, key=lambda item: item.attempts)
             return TaskState("running" if running else "queued", running, latest.attempts, at_s, latest.why)
@@ -210,7 +200,7 @@ class StoredTasks:
             items = await self.read_items(location)
             if not items:
                 return await self._was_cancelled(location, has_outcome, has_tried=has_tried)
-            holders = [await steps_of(self._backlog.holder)(item) for item in items]
+            holders = await steps_of(self._backlog.holders)(items)
             if any(holders) and not interrupt:
                 return False
             held, writes = self._removal_parts(items, holders, session, interrupt=interrupt)
@@ -277,19 +267,23 @@ class StoredTasks:
         return set(batch)
 
     async def _read_all_items(self, locations: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
-        """Read the stored copies of several tasks, by number. The original partitions are read before the shared
-        one.
+        """Read the stored copies of several tasks, by number.
+
+        The original partitions are read before the shared one, so that a copy moved meanwhile is found.
         """
         found: dict[int, list[QueueItem]] = {number: [] for number in locations}
-        seen: set[tuple[int, str]] = set()
         for look in (0, 1):
-            wanted = [(number, key) for number, location in locations.items() for key in self.item_keys(location)[look]]
+            wanted = [
+                (number, key)
+                for number, location in locations.items()
+                if len(found[number]) < len(location.partitions)
+                for key in self.item_keys(location)[look]
+            ]
             for start in range(0, len(wanted), _TOGETHER):
                 part = wanted[start : start + _TOGETHER]
                 items = await steps_of(self._backlog.find_all)([key for _, key in part])
                 for (number, _), item in zip(part, items, strict=True):
-                    if item is not None and (number, item.id) not in seen:
-                        seen.add((number, item.id))
+                    if item is not None and item.id not in {each.id for each in found[number]}:
                         found[number].append(item)
         return found
 
