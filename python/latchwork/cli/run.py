@@ -143,7 +143,8 @@ def run(
         if (target is None) == (shell_command is None):
             raise UsageError("what is to be run? give MODULE:ATTRIBUTE or --command, and not both")
         if shell_command is None:
-            _refuse_of_command(items=item, job_id=job_id, schedule=schedule)
+            if item or job_id or schedule:
+                raise UsageError("--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s go with --command only")
             jobs = load_jobs(target or "")
         else:
             jobs = [command_job(shell_command, job_id=job_id, items=item or [], schedule=schedule, threads=threads)]
@@ -160,11 +161,6 @@ def run(
             )
             with serve_node(node, probe_host, probe_port, unready_after=unready_after):
                 node.run_forever()
-
-
-def _refuse_of_command(**given: object) -> None:
-    if any(given.values()):
-        raise UsageError("--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s go with --command only")
 
 
 def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:

@@ -109,7 +109,7 @@ def to_mermaid(graph: Graph) -> str:
     lines = ["flowchart TD"]
     lines += [f'    {names[node.id]}["{_plain(node.text).translate(_MERMAID)}"]' for node in graph.nodes]
     lines += [f"    {names[edge.source]} --> {names[edge.target]}" for edge in graph.edges]
-    for kind in _kinds(graph):
+    for kind in sorted({node.kind for node in graph.nodes} - {""}):
         fill, border, text = COLOURS.get(kind, COLOURS[""])[:3]
         members = ",".join(names[node.id] for node in graph.nodes if node.kind == kind)
         lines.append(f"    classDef {_class(kind)} fill:{fill},stroke:{border},color:{text}")
@@ -133,10 +133,6 @@ def to_dot(graph: Graph) -> str:
 
 def _names(graph: Graph) -> dict[str, str]:
     return {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
-
-
-def _kinds(graph: Graph) -> list[str]:
-    return sorted({node.kind for node in graph.nodes} - {""})
 
 
 def _class(kind: str) -> str:

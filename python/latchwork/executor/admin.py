@@ -6,7 +6,7 @@ Used by the commands and the pages. Counting tasks reads their names, one sort k
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -158,7 +158,9 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
     with _opened(store, name) as (system, keys, backlog), closing(Group(system, keys.group)) as group:
         members = group.members()
         ids = {member.id for member in members}
-        offers = {_last_segment(each.key): decode_member_functions(each.value) for each in system.list(keys.functions)}
+        offers = {
+            each.key.rpartition("/")[2]: decode_member_functions(each.value) for each in system.list(keys.functions)
+        }
         running: dict[str, int] = {}
         partitions = []
         for partition in backlog.partitions():
@@ -346,10 +348,6 @@ def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, WorkQueue]]:
         yield system, keys, backlog
 
 
-def _last_segment(key: str) -> str:
-    return key.rpartition("/")[2]
-
-
 def _to_record(item: QueueItem, holder: str | None) -> TaskRecord:
     phase, on = ("queued", ()) if holder is None else ("running", (holder,))
     at_s = queued_at_s(item.sort_key)
@@ -404,15 +402,11 @@ def _tasks_of(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str)
     """Yield the stored copies of a task, found by the sort keys of its submitter."""
     for partition in backlog.partitions():
         prefix = backlog.key(partition, "x", "x").removesuffix("/x/x")
-        for sort_key in _of_submitter(store.children(prefix), submitter_id):
-            for each in store.children(f"{prefix}/{sort_key}"):
+        for sort_key in store.children(prefix):
+            for each in store.children(f"{prefix}/{sort_key}") if sort_key.endswith(f"-{submitter_id}") else ():
                 item = backlog.find(partition, sort_key, each) if _is_copy(each, task_id) else None
                 if item is not None:
                     yield parse_task(item.value)
-
-
-def _of_submitter(sort_keys: Iterable[str], submitter_id: str) -> list[str]:
-    return [sort_key for sort_key in sort_keys if sort_key.endswith(f"-{submitter_id}")]
 
 
 def _is_copy(item_id: str, task_id: str) -> bool:

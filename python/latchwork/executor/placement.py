@@ -93,7 +93,8 @@ class TaskPlacer:
         departed = {key[len(prefix) :] for key in keys if key.startswith(prefix)}
         with self._lock:
             self._departed |= departed
-            self._view_number = self._current_view().number if departed else self._view_number
+            if departed:
+                self._view_number = View().number if self._group is None else self._group.view.number
         return bool(departed)
 
     def close(self) -> None:
@@ -112,14 +113,12 @@ class TaskPlacer:
                 self._group.start()
             return self._group
 
-    def _current_view(self) -> View:
-        return View() if self._group is None else self._group.view
-
     async def _read_view(self, target: Target | None) -> View:
         """Return the newest view of the group, without members that the store has reported as gone."""
         group = self._start_group()
         view = group.view
-        wanted = isinstance(target, (Member, Label)) and not eligible_members(_lenient(target), view)
+        wish = Member(target.id, "any") if isinstance(target, Member) else target
+        wanted = isinstance(wish, (Member, Label)) and not eligible_members(wish, view)
         if not view.members or wanted:  # the newest members are not in a view yet
             view = View(view.number, await self._members(group, must_be_new=wanted))
         with self._lock:
@@ -205,7 +204,3 @@ class _OwnerPicker:
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:
         return self._owner if self._owner in view else self._picker.pick(task, view, load)
-
-
-def _lenient(target: Member | Label) -> Member | Label:
-    return Member(target.id, "any") if isinstance(target, Member) else target

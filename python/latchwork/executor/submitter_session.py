@@ -334,15 +334,12 @@ class ResultCollector:
                     batch = await steps_of(watch.next)(_IDLE_S if self._read else None)
                 except WaitTimeout:
                     batch = ()
-                self._handle_results(batch)
+                for change in batch:
+                    if change.entry is not None:
+                        self._handle_result(change.entry)
                 backoff.reset()
                 if len(self._read) >= _MOST_DELETED or not batch:
                     await self._delete()
-
-    def _handle_results(self, batch: Iterable[Change]) -> None:
-        for change in batch:
-            if change.entry is not None:
-                self._handle_result(change.entry)
 
     def _handle_result(self, entry: Entry) -> None:
         number = parse_result_number(entry.key)

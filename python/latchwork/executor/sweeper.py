@@ -80,7 +80,8 @@ class ExecutorSweeper:
             What was removed.
         """
         present = set(members)
-        found_ids = set(await ask(self._store.children, self._keys.results)) | await self._data_owners()
+        found_ids = set(await ask(self._store.children, self._keys.results))
+        found_ids.update(await ask(self._store.children, self._keys.data))
         sort_keys = await self._list_sort_keys()
         found_ids |= {submitter_id for _, _, submitter_id in sort_keys}
         gone = await self._find_departed(found_ids)
@@ -111,9 +112,6 @@ class ExecutorSweeper:
         """
         seen = seen - {DETACHED}
         return seen - set(await ask(self._store.children, self._keys.submitters)) if seen else set()
-
-    async def _data_owners(self) -> set[str]:
-        return set(await ask(self._store.children, self._keys.data))
 
     async def _list_sort_keys(self) -> list[tuple[str, str, str]]:
         """Return the partition, the key prefix and the submitter of each sort key in the queue."""

@@ -342,8 +342,11 @@ class CompletionBatcher:
                 await self._complete_once(plan_id, left)
             except (Unavailable, OutcomeUnknown) as error:
                 if await Pause(self._clock, self._stop, backoff.next_s()):
-                    _release_all(left, error)
-                await self._drop_lost(left)
+                    for end in left:
+                        end.end(Release(str(error)[:200], count=False))
+                for end in left:
+                    if not end.claim.is_held:
+                        await self._complete_alone(end)
             except Exception as error:
                 for end in left:
                     end.fail(error)
@@ -367,11 +370,6 @@ class CompletionBatcher:
             with self._notifier.mutex:
                 self._committed.append((eager_claims, done))
                 self._notifier.notify_all()
-
-    async def _drop_lost(self, completions: Sequence[Completion]) -> None:
-        for end in completions:
-            if not end.claim.is_held:
-                await self._complete_alone(end)
 
     # First attempt
 
@@ -626,8 +624,3 @@ class CompletionBatcher:
             raise
         except LatchworkError as error:
             end.fail(error)
-
-
-def _release_all(completions: Iterable[Completion], error: LatchworkError) -> None:
-    for end in completions:
-        end.end(Release(str(error)[:200], count=False))

@@ -351,7 +351,7 @@ class PlanHandle:
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks can be added only in state ready")
             deps = await self._read_deps(call.deps)
             adds = await ask(self._plan_store.store.get, self._plan_store.keys.adds(self.id))
-            count = _count(adds) + 1
+            count = int(adds.value) + 1 if adds is not None and adds.value.isdigit() else 1
             number = plan.tasks + count - 1 + skipped
             chosen = given or sent or unused_name(number, lambda _: False)
             record = replace(call.to_record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
@@ -414,10 +414,6 @@ def _wait_while(
 
 def _state_of(entry: Entry) -> PlanState:
     return PlanRecord.from_bytes(entry.value).state
-
-
-def _count(adds: Entry | None) -> int:
-    return int(adds.value) if adds is not None and adds.value.isdigit() else 0
 
 
 def _title(task: Task) -> str:

@@ -199,7 +199,7 @@ class Functions:
             imported = importlib.import_module(module)
             found = [DEFAULT.find(each) for each in vars(imported).values() if callable(each)]
             mine = [each for each in found if each is not None]
-            if not mine and not any(_is_of(each.fn, module) for each in (*self, *DEFAULT)):
+            if not mine and not any(importable_module(each.fn) == module for each in (*self, *DEFAULT)):
                 raise UnknownFunction(
                     f"module {module!r} has no function with @task; put one before what nodes may run"
                 )
@@ -293,10 +293,6 @@ def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     mine, theirs = getattr(one, "__code__", None), getattr(other, "__code__", None)
     same_place = mine is not None and theirs is not None and mine.co_filename == theirs.co_filename
     return same_place and getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other)
-
-
-def _is_of(fn: Callable[..., Any], module: str) -> bool:
-    return bool(importable_module(fn) == module)
 
 
 def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:

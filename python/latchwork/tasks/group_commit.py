@@ -161,13 +161,18 @@ class GroupCommit:
         except Conflict as error:
             return await self._on_conflict(units, error)
         except OutcomeUnknown as error:
-            await self._on_unknown_outcome(units, error)
+            for unit in units:
+                unit.is_in_doubt = True
+                await self._check_committed(unit, error)
             return False
         except Unavailable as error:
             self._requeue(units, error)
             return False
         except Exception as error:
-            await self._on_other_error(units, error)
+            if len(units) > 1:
+                await self._commit_separately(units)
+            else:
+                _fail_unit(units[0], _final_error(units[0], error))
         else:
             for unit in units:
                 _resolve_unit(unit, done)
@@ -180,17 +185,6 @@ class GroupCommit:
             return True
         self._requeue([unit for unit in units if unit not in guilty], error)
         return all([await self._check_committed(unit, error) for unit in guilty])
-
-    async def _on_unknown_outcome(self, units: list[CommitUnit], error: OutcomeUnknown) -> None:
-        for unit in units:
-            unit.is_in_doubt = True
-            await self._check_committed(unit, error)
-
-    async def _on_other_error(self, units: list[CommitUnit], error: Exception) -> None:
-        if len(units) > 1:
-            await self._commit_separately(units)
-        else:
-            _fail_unit(units[0], _final_error(units[0], error))
 
     async def _commit_separately(self, units: list[CommitUnit]) -> None:
         """Commit each unit in its own transaction, so that a faulty one does not fail the others."""

@@ -60,7 +60,8 @@ def commit(
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
         require_alive(session, alive)
-    failed = [*find_failed_checks(conn, root, checks, alive), *_existing_creates(conn, root, ops)]
+    existing = [op for op in ops if isinstance(op, Create) and not _holds(conn, root, Absent(op.key), lambda _: True)]
+    failed = [*find_failed_checks(conn, root, checks, alive), *existing]
     if failed:
         return conflict(failed)
     written = _Writer(conn, root)
@@ -195,10 +196,6 @@ def _holds(conn: sqlite3.Connection, root: str, check: SimpleCheck, alive: Alive
         check_version(check.version, VersionKey)
         return row is not None and VersionKey(row[0]) == check.version
     return (row is None) == isinstance(check, Absent)
-
-
-def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) -> list[Op]:
-    return [op for op in ops if isinstance(op, Create) and not _holds(conn, root, Absent(op.key), lambda _: True)]
 
 
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:

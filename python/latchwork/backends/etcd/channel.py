@@ -68,7 +68,7 @@ class Channel:
     """
 
     def __init__(self, channel: grpc.Channel, *, is_ours: bool) -> None:
-        self.close: Callable[[], None] = channel.close if is_ours else _keep_open
+        self.close: Callable[[], None] = channel.close if is_ours else lambda: None
         self._channel = channel
         self.calls: dict[str, Any] = {
             name: channel.unary_unary(
@@ -114,10 +114,6 @@ def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_
     if secured is None:
         return Channel(grpc.insecure_channel(target, options), is_ours=True)
     return Channel(grpc.secure_channel(target, secured, options), is_ours=True)
-
-
-def _keep_open() -> None:
-    """Do nothing, because the channel belongs to the user's client."""
 
 
 def _encode_request(request: Any) -> bytes:

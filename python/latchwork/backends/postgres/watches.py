@@ -198,7 +198,7 @@ class ChangeWatcher:
     def _sweep_now(self, connection: Connection, deadline: float) -> None:
         (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._link.root,))], deadline)
         ended, next_s = decode_number(rows[0][0]), rows[0][1]
-        left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, _float(next_s))
+        left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, float(struct.unpack("!d", next_s)[0]))
         self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
         if ended:
             _log.info("%d sessions of others were over and have been ended", ended)
@@ -349,7 +349,3 @@ def _ask(
             raise errors.translate(answer, "follow the changes")
         rows.append(answer)
     return rows + [[]] * ((count or 0) - len(rows))
-
-
-def _float(data: bytes) -> float:
-    return float(struct.unpack("!d", data)[0])

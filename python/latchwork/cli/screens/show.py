@@ -91,10 +91,6 @@ def _persistent(store: Store, name: str) -> dict[str, Any]:
     return {"holders": [{"label": who.label, "host": who.host, "pid": who.pid, "token": found.token}]}
 
 
-def _counter(store: Store, name: str) -> dict[str, Any]:
-    return {"value": Counter(store, name).value()}
-
-
 def _queue(store: Store, name: str) -> dict[str, Any]:
     with closing(Queue(store, name)) as queue:
         return {
@@ -142,7 +138,7 @@ _KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
     "once": _once,
     "queue": _queue,
     "work-queue": _work_queue,
-    "counter": _counter,
+    "counter": lambda store, name: {"value": Counter(store, name).value()},
     "group": _group,
 }
 

@@ -249,7 +249,11 @@ class CustomPlanner:
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
         """Call the strategy, unless its input is unchanged and it had nothing to move last time."""
         seen, before = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}, self._seen
-        asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
+        asked = [
+            job
+            for job, (items, able) in seen.items()
+            if (known := before.get(job)) is None or items is not known[0] or able != known[1]
+        ]
         if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
             asked = list(seen)
         problem = Problem(tuple(create_job_problem(view, job) for job in asked), placed() if asked else {})
@@ -296,10 +300,6 @@ class ShareMoves:
 
     def __bool__(self) -> bool:
         return bool(self._lost or self._gained)
-
-
-def _is_same(now: tuple[tuple[str, ...], _Able], before: tuple[tuple[str, ...], _Able] | None) -> bool:
-    return before is not None and now[0] is before[0] and now[1] == before[1]
 
 
 def _able_workers(view: ClusterView, job: str) -> _Able:

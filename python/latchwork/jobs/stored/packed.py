@@ -297,7 +297,7 @@ def _load(decoder: Decoder[_T], value: bytes) -> _T:
 
 
 def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
-    if not _is_ascending(items):
+    if not all(map(operator.lt, items, islice(items, 1, None))):
         raise BadHead(f"items {short(items)} are not sorted, each once; something else wrote to this key")
     return items
 
@@ -314,10 +314,6 @@ def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_id("chunk", name) for name in names)
     except ValueError as error:
         raise BadHead(f"{error}; something else wrote to this key") from None
-
-
-def _is_ascending(items: Sequence[str]) -> bool:
-    return all(map(operator.lt, items, islice(items, 1, None)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,8 @@ class BarrierMember:
             if not board.is_open and not has_paused and not await local.claim_opening(phase, waiter):
                 continue
             expected = Expected(()) if board.is_open else await self._resolve_expected()
-            if not has_paused and not board.is_open and is_many(_count(expected.parties)):
+            count = expected.parties if isinstance(expected.parties, int) else len(expected.parties)
+            if not has_paused and not board.is_open and is_many(count):
                 has_paused = True
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
                     continue  # of many that arrive at once, one has opened it by now
@@ -513,10 +514,6 @@ class _Arrival:
 
 def _since(board: Board) -> str:
     return "" if board.opening is None else f", it was open since {utc_text(board.opening.at)}"
-
-
-def _count(parties: int | Collection[str]) -> int:
-    return parties if isinstance(parties, int) else len(parties)
 
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:

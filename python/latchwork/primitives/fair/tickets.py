@@ -254,7 +254,9 @@ class TicketQueue:
 
     def _abandon(self, nonce: str, session: Session) -> None:
         self.mark_abandoned(nonce)
-        self._remove_late_ticket(session, nonce)
+        if session.remaining_s() > 0.0:
+            with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
+                LateTicketRemover.for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
     async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
         """Return the keys of the tickets ahead that block this one, the nearest one last.
@@ -420,11 +422,6 @@ class TicketQueue:
 
     def _delete_in_background(self, session: Session, keys: tuple[str, ...]) -> None:
         self.store.cleanup.add(partial(self._try_delete, session, keys, Backoff()))
-
-    def _remove_late_ticket(self, session: Session, nonce: str) -> None:
-        if session.remaining_s() > 0.0:
-            with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
-                LateTicketRemover.for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
     def _log_left_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)

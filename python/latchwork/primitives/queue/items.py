@@ -375,7 +375,7 @@ def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "")
         head = convert(body, ItemHeader)
         partition, sort_key, item_id = position or _checked(head)
     except ValueError as error:  # BadRecord and InvalidKey are such
-        raise _no_item(entry, error) from None
+        raise BadRecord(f"key {entry.key!r} holds no item of a work queue ({error}); delete it") from None
     more = {name: body[name] for name in body.keys() - _FIELDS}
     return QueueItem(
         item_id,
@@ -399,7 +399,3 @@ def _checked(head: ItemHeader) -> tuple[str, str, str]:
     position = head.partition, head.sort_key, head.id
     check_item_name(*position)
     return position
-
-
-def _no_item(entry: Entry, error: Exception) -> BadRecord:
-    return BadRecord(f"key {entry.key!r} holds no item of a work queue ({error}); delete it")

@@ -158,7 +158,9 @@ class OrderedPuts:
                 if isinstance(error, Conflict) and self._is_foreign(error):
                     raise
                 if deadline.has_passed:
-                    self._raise_if_outrun(error)
+                    if isinstance(error, Conflict):
+                        outrun = f"others kept putting items into {self._what}, nothing was put; wait longer"
+                        raise WaitTimeout(outrun) from error
                     raise
                 if not await waiter.pause(deadline.left_s(backoff.next_s())):
                     self._waits.refuse_ended(waiter, error)
@@ -199,10 +201,6 @@ class OrderedPuts:
     def _is_foreign(self, error: Conflict) -> bool:
         """Return whether a put was refused for another reason than the puts of other clients."""
         return bool(error.failed) and all(getattr(one, "key", None) != self._names.tail for one in error.failed)
-
-    def _raise_if_outrun(self, error: LatchworkError) -> None:
-        if isinstance(error, Conflict):
-            raise WaitTimeout(f"others kept putting items into {self._what}, nothing was put; wait longer") from error
 
     def _full_error(self, waiter: Waiter) -> WaitTimeout:
         self._waits.refuse_ended(waiter)

@@ -224,7 +224,7 @@ def _build_object(parts: DecodedObject, kind: type, where: str) -> Any:
         name: validate_value(each, hints.get(name, Any), f"{where}.{name}") for name, each in parts.fields.items()
     }
     try:
-        return _create_instance(kind, fields)
+        return _build_dataclass(kind, fields) if dataclasses.is_dataclass(kind) else kind(**fields)
     except Exception as error:  # of a constructor of the annotated class
         raise TypeMismatch(
             where, f"a {kind.__qualname__} ({type(error).__name__}: {short(str(error))})", parts
@@ -242,10 +242,6 @@ def _find_enum_member(parts: DecodedObject, kind: type, where: str) -> Any:
         return kind(validate_value(parts.fields.get("value"), Any, where))
     except (ValueError, TypeError, KeyError):
         raise TypeMismatch(where, f"a member of {kind.__qualname__}", parts) from None
-
-
-def _create_instance(kind: Any, fields: dict[str, Any]) -> Any:
-    return _build_dataclass(kind, fields) if dataclasses.is_dataclass(kind) else kind(**fields)
 
 
 def _build_dataclass(kind: Any, fields: dict[str, Any]) -> Any:
@@ -298,7 +294,8 @@ def are_equal(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(are_equal, one, other))
     if isinstance(one, dict):
-        return _are_dicts_equal(one, other)
+        is_same_size = len(one) == len(other)
+        return is_same_size and all(map(are_equal, one, other)) and all(map(are_equal, one.values(), other.values()))
     if isinstance(one, (set, frozenset)):
         return one == other and sorted(map(_type_and_repr, one)) == sorted(map(_type_and_repr, other))
     if isinstance(one, Decimal):
@@ -313,12 +310,6 @@ def are_equal(one: Any, other: Any) -> bool:
 
 def _type_and_repr(value: object) -> tuple[str, str]:
     return type(value).__qualname__, repr(value)
-
-
-def _are_dicts_equal(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return (
-        len(one) == len(other) and all(map(are_equal, one, other)) and all(map(are_equal, one.values(), other.values()))
-    )
 
 
 def _type_text(hint: Any) -> str:

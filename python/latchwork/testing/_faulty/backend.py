@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from latchwork.backends.base import (
     Backend,
@@ -372,19 +372,10 @@ def _cut(what: str, *, writes: bool) -> Exception:
     return Unavailable(f"{what}: the connection broke; try again")
 
 
-class WatchOwner(Protocol):
-    """The methods of ``FaultyBackend`` that a watch calls."""
-
-    def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
-    def forget(self, watch: FaultyWatch) -> None: ...
-    def fault_for_event(self, prefix: str) -> Fault | None: ...
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> None: ...
-
-
 class FaultyWatch:
     """A watch that can be silent, break or be late. Delivers events in order, one at a time."""
 
-    def __init__(self, backend: WatchOwner, prefix: str, sink: Sink, **how: bool) -> None:
+    def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
         self._prefix = prefix
         self._sink = sink
