@@ -86,7 +86,7 @@ def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
     mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_share(
         2.0, ("report",), {"zone": "a"}
     )
-    assert decode_mark("n1", mark.encode()) == mark
+    assert decode_mark("n1", mark.to_bytes()) == mark
     assert decode_mark("n1", b"{}") is None
     assert decode_mark("n1", b"\xff") is None
 

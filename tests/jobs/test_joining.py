@@ -196,7 +196,7 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
     member = Member.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)
-    memory.put(keys.alive("n1"), member.encode(), session=holder)
+    memory.put(keys.alive("n1"), member.to_bytes(), session=holder)
     began = time.monotonic()
     with pytest.raises(NodeIdInUse):
         JobManager(memory, "n1", idle(), session_ttl_s=0.5).start()
@@ -217,7 +217,7 @@ def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp
     url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
     with connect(url) as store:
         member = Member.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
-        cluster_store(store).put(keys.alive("n1"), member.encode(), session=store.open_session(10.0))
+        cluster_store(store).put(keys.alive("n1"), member.to_bytes(), session=store.open_session(10.0))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -194,16 +194,16 @@ def test_a_foreign_record_is_no_request_and_no_end(value):
 
 def test_a_request_is_read_as_it_was_written():
     request = RunRequest("1", "report", ("a", "b"), 5.0, 9.0, "kim")
-    assert decode_request("requests/1", request.encode()) == request
+    assert decode_request("requests/1", request.to_bytes()) == request
     end = RunResult("n1", 300, ("a",), "E")
-    assert decode_result(end.encode()) == end
+    assert decode_result(end.to_bytes()) == end
 
 
 def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
     now = time.time()
     for name, until_s in (("old", now - 90_000.0), ("new", now)):
-        store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).encode())
-        store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).encode())
+        store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).to_bytes())
+        store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).to_bytes())
     store.put("manual/lost/ended/1", b"?")
     trim_requests(store, [])
     assert (store.children("requests"), store.children("manual")) == (["new"], ["new"])
@@ -214,7 +214,7 @@ def test_a_request_of_another_wall_clock_is_valid_for_its_time(memory, ahead_s):
     now = time.time()
     for name, within_s in (("short", 0.5), ("long", 60.0)):
         at_s = now + ahead_s
-        memory.put(f"requests/{name}", RunRequest(name, "report", None, at_s, at_s + within_s).encode())
+        memory.put(f"requests/{name}", RunRequest(name, "report", None, at_s, at_s + within_s).to_bytes())
     changed = threading.Event()
     manual = ManualRuns(memory, "n1")
     manual.start(changed.set)

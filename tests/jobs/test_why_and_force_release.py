@@ -179,10 +179,10 @@ def test_the_item_starts_elsewhere_at_once_when_its_lock_is_freed_by_hand(memory
 
 def test_audit_records_survive_being_stored_and_strangers_are_left_out(memory):
     record = AuditRecord("j", "i", 7, "n1", "me", "now", "why")
-    assert decode_record(record.encode()) == record
+    assert decode_record(record.to_bytes()) == record
     assert decode_record(b"[]") is None
     for number in range(1003):
-        memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").encode())
+        memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").to_bytes())
     memory.put("audit/x", b"?")
     assert force_released_tokens(memory.list("audit")) == {("j", "i"): 1002}
     assert trim_audit(memory, []) == 4

@@ -41,8 +41,8 @@ DEFECTS = (
         "LockKeeper",
         "a renewal recreates an owner that was taken over",
         "primitives/leased/table.py",
-        'self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])',
-        'self.store.start_call("commit", [], [Put(key, record.encode())])',
+        'self.store.start_call("commit", [Exists(key)], [Put(key, record.to_bytes())])',
+        'self.store.start_call("commit", [], [Put(key, record.to_bytes())])',
         id_of("primitives/adopting", "an_earlier_life_whose_watch_is_silent_is_told_by_its_next_renewal", on="memory"),
     ),
     Defect(

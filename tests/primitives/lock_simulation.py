@@ -64,7 +64,7 @@ class Server:
         if session not in self.sessions:
             return None
         self.alive_keys[alive_key(owner_key)] = session
-        record = OwnerRecord(TTL_S, session=session).encode()
+        record = OwnerRecord(TTL_S, session=session).to_bytes()
         return self.commit([], [Create(owner_key, record), Create(alive_key(owner_key), b"")])
 
     def expire_sessions(self, now):
@@ -252,7 +252,7 @@ class Simulation:
         owner.lease.record_renewal(now)
         owner.retry_at = now + GRACE_S / 4
         key = f"owners/{owner.id}"
-        checks, ops = [Exists(key)], [Put(key, OwnerRecord(TTL_S).encode())]
+        checks, ops = [Exists(key)], [Put(key, OwnerRecord(TTL_S).to_bytes())]
         detaches = self.must_detach(owner, now)
         if detaches:
             ops.append(Delete(alive_key(key)))
@@ -289,7 +289,7 @@ class Simulation:
         def create():
             if session is not None:
                 return self.server.create_with_alive_key(key, session.id)
-            return self.server.commit([], [Create(key, OwnerRecord(TTL_S).encode())])
+            return self.server.commit([], [Create(key, OwnerRecord(TTL_S).to_bytes())])
 
         self.ask(node, create, created)
 
@@ -343,7 +343,7 @@ class Simulation:
         if not owner_exists:
             seen = None
         me = f"owners/{owner.id}"
-        value = LockRecord(owner.id, str(attempt)).encode()
+        value = LockRecord(owner.id, str(attempt)).to_bytes()
         decision = plan_write(LOCK, entry, value, me=me, owner_key=f"owners/{named}", seen=seen, now=now)
         if not isinstance(decision, WriteLock):
             return

@@ -253,7 +253,7 @@ def test_a_persistent_lock_that_the_owner_has_no_more_is_not_adopted(connect, ke
 
 
 def test_an_adoption_checks_the_lock_and_that_we_live():
-    record = LockRecord("old", "nonce").encode()
+    record = LockRecord("old", "nonce").to_bytes()
     entry = Entry("locks/a", record, 7, 7, 7, None)
     decision = plan_adoption("locks/a", entry, b"mine", me="owners/me", owner_key="owners/old", old="owners/old")
     assert decision == WriteLock((At(entry), Exists("owners/me")), (Put("locks/a", b"mine"),))

@@ -24,7 +24,7 @@ from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Delete, Entry, Exists, Put
 
 L, O_ME, O_OLD = "locks/it", "owners/me", "owners/old"
-MINE = LockRecord("me", "n").encode()
+MINE = LockRecord("me", "n").to_bytes()
 
 
 def lock(value, version=7):
@@ -45,19 +45,19 @@ def test_a_free_lock_is_taken_if_it_is_unchanged_and_we_live():
 
 
 def test_a_lock_whose_owner_is_gone_is_taken_at_once_if_it_stays_gone():
-    entry = lock(LockRecord("old", "x").encode())
+    entry = lock(LockRecord("old", "x").to_bytes())
     assert planned(entry) == WriteLock((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_lock_of_a_living_owner_is_held_until_the_owner_must_have_stopped():
-    entry = lock(LockRecord("old", "x").encode())
+    entry = lock(LockRecord("old", "x").to_bytes())
     assert planned(entry, seen=Sighting(3, 2.0, since=10.0), now=12.0) == LockIsHeld(
         "old", 10.0 + 2.0 * TAKEOVER_FACTOR
     )
 
 
 def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it():
-    entry = lock(LockRecord("old", "x").encode())
+    entry = lock(LockRecord("old", "x").to_bytes())
     take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
     assert take == WriteLock(
         (At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old"
@@ -65,7 +65,7 @@ def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it
 
 
 def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
-    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s", missing_since=10.2)
+    entry, seen = lock(LockRecord("old", "x").to_bytes()), Sighting(3, 2.0, 10.0, "s", missing_since=10.2)
     over_at = 10.2 + grace_s(2.0)
     assert planned(entry, seen=seen, now=over_at - 0.01) == LockIsHeld("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
@@ -74,7 +74,7 @@ def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it
 
 
 def test_an_owner_with_a_sign_counts_as_alive_however_long_its_record_is_unchanged():
-    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s")
+    entry, seen = lock(LockRecord("old", "x").to_bytes()), Sighting(3, 2.0, 10.0, "s")
     assert planned(entry, seen=seen, now=1e6) == LockIsHeld("old", math.inf)
 
 
@@ -96,7 +96,7 @@ def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with
 
 
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
-    entry = lock(LockRecord("me", "lost answer").encode())
+    entry = lock(LockRecord("me", "lost answer").to_bytes())
     assert planned(entry, owner_key=O_ME) == WriteLock((At(entry), Exists(O_ME)), (Put(L, MINE),))
 
 
@@ -112,8 +112,8 @@ def test_a_key_that_is_no_owner_decodes_to_none(value):
 
 def test_records_survive_a_round_trip():
     for owner in (OwnerRecord(2.5, "node-1", "host", 42), OwnerRecord(2.5, "n1", "h", 4, "5e55")):
-        assert OwnerRecord.decode(owner.encode()) == owner
-    assert LockRecord.decode(LockRecord("o", "n").encode()) == LockRecord("o", "n")
+        assert OwnerRecord.decode(owner.to_bytes()) == owner
+    assert LockRecord.decode(LockRecord("o", "n").to_bytes()) == LockRecord("o", "n")
     assert LockRecord.decode(FREE) == LockRecord(None)
 
 

@@ -230,7 +230,7 @@ def test_a_takeover_is_refused_once_the_owner_goes_on_without_its_session(shared
 
     def commit_later(checks, ops):
         if OWNER(owner) in [op.key for op in ops] and not renewed:
-            renewed.append(store.put(OWNER(owner), OwnerRecord(TTL_S).encode()))
+            renewed.append(store.put(OWNER(owner), OwnerRecord(TTL_S).to_bytes()))
         return commit(checks, ops)
 
     monkeypatch.setattr(other._store, "commit", commit_later)

@@ -112,8 +112,8 @@ KINDS = {
         dumped(ok=False, kind="K", why="w", **ABOUT),
         lambda value: once._result(at(value), "once 'x'"),
     ),
-    "owner": Kind("primitives.leased.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
-    "lock": Kind("primitives.leased.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
+    "owner": Kind("primitives.leased.protocol", OwnerRecord(5.0, "me", "h", 5).to_bytes(), OwnerRecord.decode),
+    "lock": Kind("primitives.leased.protocol", LockRecord("o1", "n", 5.0).to_bytes(), LockRecord.decode),
     "item": Kind(
         "primitives.queue.items",
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
@@ -155,8 +155,8 @@ KINDS = {
         Permits(3, 1.0, 0.5, 9).to_bytes(),
         lambda value: Permits.from_entry(at(value)).with_more(1),
     ),
-    "member": Kind("jobs.stored.nodes", MEMBER.encode(), lambda value: Member.decode("n1", value).encode()),
-    "mark": Kind("jobs.stored.nodes", MARK.encode(), lambda value: decode_mark("n1", value)),
+    "member": Kind("jobs.stored.nodes", MEMBER.to_bytes(), lambda value: Member.decode("n1", value).to_bytes()),
+    "mark": Kind("jobs.stored.nodes", MARK.to_bytes(), lambda value: decode_mark("n1", value)),
     "activity": Kind(
         "jobs.stored.runs", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
     ),
@@ -167,11 +167,13 @@ KINDS = {
     ),
     "request of a run": Kind(
         "jobs.stored.requests",
-        RunRequest("r1", "j", ("a",), 5.0, 6.0, "me").encode(),
+        RunRequest("r1", "j", ("a",), 5.0, 6.0, "me").to_bytes(),
         lambda value: decode_request("manual/r1", value),
     ),
-    "end of a run": Kind("jobs.stored.requests", RunResult("n1", 1, ("a",), "why").encode(), decode_result),
-    "audit": Kind("jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
+    "end of a run": Kind("jobs.stored.requests", RunResult("n1", 1, ("a",), "why").to_bytes(), decode_result),
+    "audit": Kind(
+        "jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").to_bytes(), decode_record
+    ),
     "inline set": Kind(
         "jobs.stored.packed",
         packed.PackedSet(inline=("a", "b")).encode_head(),

@@ -97,6 +97,14 @@ class Decoder(Generic[T]):
 encode: Callable[[object], bytes] = msgspec.json.encode
 
 
+class Record(msgspec.Struct, frozen=True):
+    """The base class of records that are stored as JSON."""
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes to store."""
+        return encode(self)
+
+
 _JSON: Decoder[Any] = Decoder(Any, "JSON that can be used")
 _OBJECT: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Record, Seconds, encode
 from latchwork._base.text import short
 from latchwork.errors import BadRecord
 from latchwork.tasks import ONCE, BlobRef, StoredRetry
@@ -65,7 +65,7 @@ class TaskState(StrEnum):
         return self in (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
 
 
-class PlanRecord(Struct, frozen=True, omit_defaults=True):
+class PlanRecord(Record, frozen=True, omit_defaults=True):
     """The stored record of a plan.
 
     Attributes:
@@ -107,10 +107,6 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
     depth: Count = 0
     result_task: str = ""
     nonce: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> PlanRecord:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from latchwork._base.decoding import Decoder, encode
+from latchwork._base.decoding import Decoder, Record
 from latchwork._base.text import short
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
 from latchwork.store import Backoff
@@ -43,7 +43,7 @@ _FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 _DIGEST = 32
 
 
-class BlobRef(Struct, frozen=True):
+class BlobRef(Record, frozen=True):
     """A reference to a large value, as stored in the record that uses the value.
 
     Attributes:
@@ -69,10 +69,6 @@ class BlobRef(Struct, frozen=True):
     def chunks(self) -> int:
         """The number of keys over which the value is spread."""
         return max(1, -(-self.size // CHUNK_BYTES))
-
-    def to_bytes(self) -> bytes:
-        """Encode the reference as JSON."""
-        return encode(self)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> BlobRef:

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Seconds, Timestamp, Whole, encode
+from latchwork._base.decoding import Count, Decoder, Record, Seconds, Timestamp, Whole, encode
 from latchwork._base.validation import is_number
 from latchwork.errors import BadRecord
 from latchwork.types import Entry
@@ -25,7 +25,7 @@ MAX_PORT = 65_535
 MAX_EVENTS = 1_000
 
 
-class WorkerInfo(Struct, frozen=True):
+class WorkerInfo(Record, frozen=True):
     """The stored record of a worker: information that it publishes, and its state in the group.
 
     Attributes:
@@ -72,10 +72,6 @@ class WorkerInfo(Struct, frozen=True):
         """True unless the worker is lost, has completed or has failed."""
         return self.status in ACTIVE
 
-    def to_bytes(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
-
     @classmethod
     def from_entry(cls, entry: Entry) -> WorkerInfo:
         """Decode a stored worker.
@@ -97,7 +93,7 @@ class WorkerInfo(Struct, frozen=True):
             return None
 
 
-class GroupRecord(Struct, frozen=True):
+class GroupRecord(Record, frozen=True):
     """The stored record of a group.
 
     Attributes:
@@ -142,10 +138,6 @@ class GroupRecord(Struct, frozen=True):
         """True once every rank is taken."""
         return self.next_rank >= self.workers
 
-    def to_bytes(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
-
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupRecord:
         """Decode a stored group.
@@ -156,7 +148,7 @@ class GroupRecord(Struct, frozen=True):
         return _HEAD.decode_entry(entry)
 
 
-class GroupEvent(Struct, frozen=True):
+class GroupEvent(Record, frozen=True):
     """An event in the life of a group.
 
     Attributes:
@@ -175,10 +167,6 @@ class GroupEvent(Struct, frozen=True):
     epoch: Whole = 0
     at: Timestamp = 0.0
     why: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
 
     @classmethod
     def or_none(cls, entry: Entry) -> GroupEvent | None:

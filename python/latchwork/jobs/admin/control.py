@@ -75,13 +75,13 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         while True:
             copy, _ = store_set(store, request.items_key, pool.packed.items, checks=[], new_name=namer)
             try:
-                store.commit([copy.unchanged_check(request.items_key)], [Create(request.key, request.encode())])
+                store.commit([copy.unchanged_check(request.items_key)], [Create(request.key, request.to_bytes())])
             except Conflict as error:
                 if list(error.failed) != [copy.unchanged_check(request.items_key)]:
                     raise
                 continue  # a manager took the copy for the rest of an old request, and deleted it
             return request
-    store.create(request.key, request.encode())
+    store.create(request.key, request.to_bytes())
     return request
 
 
@@ -324,7 +324,7 @@ class Control:
             when = utc_text(at.timestamp())
             by = self._by or current_user()
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
-            return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
+            return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].to_bytes())]
 
         before = force_release(self._store, name, also=written_down)
         if before is None:
@@ -381,7 +381,7 @@ class Control:
             before = None if found is None else decode_mark(mark.node, found.value)
             after = signed.merged_with(before)
             if after != before:
-                tx.put(key, after.encode())
+                tx.put(key, after.to_bytes())
 
         self._store.transact(write)
 

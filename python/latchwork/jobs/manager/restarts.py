@@ -86,7 +86,7 @@ class RestartTracker:
                 store_set(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
             done = mark.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
-            self._store.commit(checks, [Put(mark_key(node), done.encode())])
+            self._store.commit(checks, [Put(mark_key(node), done.to_bytes())])
             self._shares[node] = (_announcement_id(mark), mine)
             self._written[node] = done
             log.info("node %s is restarting: its %d items are reserved", node, sum(map(len, mine.values())))

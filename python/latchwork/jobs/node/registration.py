@@ -66,7 +66,7 @@ class Registration:
         """
         me = self.member.worker
         key = keys.alive(me)
-        ops = [Put(key, self.member.encode(), session=self._session), Put(keys.GUARD_WORKER, b"{}")]
+        ops = [Put(key, self.member.to_bytes(), session=self._session), Put(keys.GUARD_WORKER, b"{}")]
         ops += [Put(keys.available(me, job), b"{}") for job in self._jobs[: MAX_OPS - len(ops)]]
         for attempt in range(_JOIN_ATTEMPTS):
             try:
@@ -168,12 +168,12 @@ class Registration:
     def become_ready(self) -> None:
         """Store that the registration is complete, so that the node gets items."""
         ready = self.member.with_state("ready")
-        ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
+        ops = [Put(keys.alive(ready.worker), ready.to_bytes(), session=self._session)]
         try:
             self._alive = self._store.commit(self.fences, ops).entries[0]
         except OutcomeUnknown:
             found = self._store.get(keys.alive(ready.worker))
-            if found is None or found.value != ready.encode():
+            if found is None or found.value != ready.to_bytes():
                 raise
             self._alive = found
         self.member = ready
@@ -202,7 +202,7 @@ class Registration:
         me = self.member.worker
         self.member = self.member.with_state("leaving")
         ops: list[Op] = [
-            Put(keys.alive(me), self.member.encode(), session=self._session),
+            Put(keys.alive(me), self.member.to_bytes(), session=self._session),
             Put(keys.GUARD_WORKER, b"{}"),
         ]
         ops += [Delete(keys.available(me, job)) for job in self._jobs]

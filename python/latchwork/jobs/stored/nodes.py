@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Decoder, Seconds, Timestamp, Whole, encode
+from latchwork._base.decoding import Decoder, Record, Seconds, Timestamp, Whole
 from latchwork.types import Entry
 
 MemberState = Literal["joining", "ready", "leaving"]
@@ -41,7 +41,7 @@ class MemberOptions:
     unmet_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-class Member(Struct, frozen=True):
+class Member(Record, frozen=True):
     """The record of one start of one node.
 
     Attributes:
@@ -94,10 +94,6 @@ class Member(Struct, frozen=True):
         """Return the record with another state."""
         return replace(self, state=state)
 
-    def encode(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
-
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
         """Decode the stored record of a node; an unreadable one counts as joining."""
@@ -117,7 +113,7 @@ def _version() -> str:
         return "unknown"
 
 
-class NodeMark(Struct, frozen=True):
+class NodeMark(Record, frozen=True):
     """The state that an operator has set for a node.
 
     Attributes:
@@ -170,10 +166,6 @@ class NodeMark(Struct, frozen=True):
             return before
         same = before.is_same_start(self.incarnation, self.start)
         return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
-
-    def encode(self) -> bytes:
-        """Encode the mark as JSON."""
-        return encode(self)
 
 
 _MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")

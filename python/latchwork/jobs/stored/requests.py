@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Whole, encode
+from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Record, Whole
 from latchwork.errors import Conflict
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all, read_set
@@ -37,7 +37,7 @@ AUDIT = "audit"
 MAX_AUDIT_RECORDS = 1000
 
 
-class RunRequest(Struct, frozen=True):
+class RunRequest(Record, frozen=True):
     """A request to run a job's items once, now, on the nodes that hold their locks.
 
     Attributes:
@@ -86,12 +86,8 @@ class RunRequest(Struct, frozen=True):
         """Prefix of the keys that store the results of its runs."""
         return f"{MANUAL}/{self.id}/ended"
 
-    def encode(self) -> bytes:
-        """Encode the request as JSON."""
-        return encode(self)
 
-
-class RunResult(Struct, frozen=True):
+class RunResult(Record, frozen=True):
     """The result of one run of a request.
 
     Attributes:
@@ -105,10 +101,6 @@ class RunResult(Struct, frozen=True):
     items: Whole
     named: tuple[str, ...]
     error: str | None = None
-
-    def encode(self) -> bytes:
-        """Encode the result as JSON."""
-        return encode(self)
 
 
 _REQUEST: Decoder[RunRequest] = Decoder(RunRequest, "a request of a run")
@@ -163,7 +155,7 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
     return len(old)
 
 
-class AuditRecord(Struct, frozen=True):
+class AuditRecord(Record, frozen=True):
     """An entry of the audit log: a lock that an operator released by force.
 
     Attributes:
@@ -185,10 +177,6 @@ class AuditRecord(Struct, frozen=True):
     at: str
     reason: str
     what: str = "force-release"
-
-    def encode(self) -> bytes:
-        """Encode the record as JSON."""
-        return encode(self)
 
 
 _RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")

@@ -140,7 +140,7 @@ class ManualRuns:
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
-            self._store.commit(checks, [Put(f"{run.request.results_prefix}/{uuid.uuid4().hex}", end.encode())])
+            self._store.commit(checks, [Put(f"{run.request.results_prefix}/{uuid.uuid4().hex}", end.to_bytes())])
         except Conflict as late:
             log.info("job %s: no client waits for a manual run anymore: %s", run.request.job, late)
         except LatchworkError as failed:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Seconds, Timestamp, Whole, encode
+from latchwork._base.decoding import Count, Decoder, Record, Seconds, Timestamp, Whole, encode
 from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
@@ -74,7 +74,7 @@ class Opening(Struct, frozen=True, omit_defaults=True):
     basis: Count = 0
 
 
-class Board(Struct, frozen=True, omit_defaults=True):
+class Board(Record, frozen=True, omit_defaults=True):
     """The state of a barrier.
 
     Attributes:
@@ -121,10 +121,6 @@ class Board(Struct, frozen=True, omit_defaults=True):
             BadRecord: It is not a barrier.
         """
         return _parsed(entry.value) or _BOARD.decode_entry(entry)
-
-    def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
-        return encode(self)
 
     def expects_same_as(self, other: Board) -> bool:
         """Return whether another state expects the same members, or both set the members per phase."""

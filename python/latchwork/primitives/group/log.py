@@ -19,7 +19,7 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Positive, Whole, encode
+from latchwork._base.decoding import Count, Decoder, Positive, Record, Whole, encode
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.primitives.group.views import GroupMember, StoredMember, View, ViewChange, change
 from latchwork.store.steps import ask
@@ -86,7 +86,7 @@ class ViewChangeStep(Struct, frozen=True):
         return len(self.written) + len(self.gone)
 
 
-class LogHead(Struct, frozen=True):
+class LogHead(Record, frozen=True):
     """The position of the log, and what is kept of it.
 
     Attributes:
@@ -120,10 +120,6 @@ class LogHead(Struct, frozen=True):
     def is_head(cls, value: bytes) -> bool:
         """Return whether a value is the stored head of a log."""
         return _HEAD.find(value) is not None
-
-    def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
-        return encode(self)
 
 
 _HEAD: Decoder[LogHead] = Decoder(LogHead, "views", _OTHER)

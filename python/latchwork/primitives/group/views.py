@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from latchwork._base.decoding import Decoder, Timestamp, Whole, encode
+from latchwork._base.decoding import Decoder, Record, Timestamp, Whole, encode
 from latchwork.primitives.waiting.common import STAND_IN_S, check_minimum, check_text, delay_s
 from latchwork.types import Entry
 
@@ -117,7 +117,7 @@ class StoredMember(Struct, frozen=True):
         )
 
 
-class Evicted(Struct, frozen=True):
+class Evicted(Record, frozen=True):
     """The mark of an evicted member.
 
     Attributes:
@@ -129,10 +129,6 @@ class Evicted(Struct, frozen=True):
     incarnation: str
     why: str = ""
     at: Timestamp = 0.0
-
-    def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
-        return encode(self)
 
     @staticmethod
     def find(value: bytes) -> Evicted | None:

@@ -21,9 +21,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from latchwork._base.decoding import MAX_DURATION_S, Decoder, Timestamp, Whole, encode
+from latchwork._base.decoding import MAX_DURATION_S, Decoder, Record, Timestamp, Whole
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ ALIVE = "alive"
 TAKEOVER_FACTOR = 1.05
 
 
-class OwnerRecord(Struct, frozen=True, omit_defaults=True):
+class OwnerRecord(Record, frozen=True, omit_defaults=True):
     """The stored record of an owner of locks ("O").
 
     Attributes:
@@ -58,17 +58,13 @@ class OwnerRecord(Struct, frozen=True, omit_defaults=True):
     pid: Whole = 0
     session: str = ""
 
-    def encode(self) -> bytes:
-        """Return the bytes to store under the owner's key."""
-        return encode(self)
-
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
         """Decode the stored record of an owner. Return None if the value is invalid."""
         return _OWNER_RECORD.find(value)
 
 
-class LockRecord(Struct, frozen=True, omit_defaults=True):
+class LockRecord(Record, frozen=True, omit_defaults=True):
     """The stored record of a lock ("L").
 
     Attributes:
@@ -81,10 +77,6 @@ class LockRecord(Struct, frozen=True, omit_defaults=True):
     nonce: str = ""
     since_s: Timestamp | None = None
 
-    def encode(self) -> bytes:
-        """Return the bytes to store under the key of the lock."""
-        return encode(self)
-
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
         """Decode the stored record of a lock.
@@ -96,7 +88,7 @@ class LockRecord(Struct, frozen=True, omit_defaults=True):
 
 _OWNER_RECORD: Decoder[OwnerRecord] = Decoder(OwnerRecord, "an owner of locks")
 _LOCK_RECORD: Decoder[LockRecord] = Decoder(LockRecord, "a lock")
-FREE = LockRecord(None).encode()
+FREE = LockRecord(None).to_bytes()
 
 
 def alive_key(owner_key: str) -> str:

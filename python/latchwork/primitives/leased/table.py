@@ -205,7 +205,7 @@ class LockTable:
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else await self.read_locks(batch, fresh=tries > 0)
-            mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).encode()
+            mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).to_bytes()
             now, later = _split_to_fit(self._plans(entries, self.owner_key(me), mine, only_from))
             if later:
                 todo.insert(0, (later, tries))
@@ -309,7 +309,7 @@ class LockTable:
 
         If the outcome is unknown, an owner without locks may exist: call ``delete_owner`` then.
         """
-        key, value = self.owner_key(owner), record.encode()
+        key, value = self.owner_key(owner), record.to_bytes()
         if session is None:
             await ask(self.store.create, key, value)
         else:
@@ -336,7 +336,7 @@ class LockTable:
         Return a future of the local time at which the request was sent.
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
-        written = self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])
+        written = self.store.start_call("commit", [Exists(key)], [Put(key, record.to_bytes())])
         return then(written, lambda _written: sent_at)
 
     def renew_by_session(self, owner: str, session: Session) -> Future[float]:
@@ -366,7 +366,7 @@ class LockTable:
         await ask(self.store.commit, [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
 
     def _detaching_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
-        return [Put(self.owner_key(owner), record.encode()), Delete(self.alive_key(owner))]
+        return [Put(self.owner_key(owner), record.to_bytes()), Delete(self.alive_key(owner))]
 
     async def renew_other(self, owner: str) -> None:
         """Renew another process's owner once, if it exists, so that no client considers it dead meanwhile.

@@ -21,10 +21,9 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakMethod
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Record, Seconds
 from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 _SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
 
 
-class Permits(Struct, frozen=True):
+class Permits(Record, frozen=True):
     """The stored state of a rate limiter.
 
     Attributes:
@@ -64,10 +63,6 @@ class Permits(Struct, frozen=True):
             BadRecord: It is not a rate limiter.
         """
         return _PERMITS.decode_entry(entry)
-
-    def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
-        return encode(self)
 
     def has_same_settings(self, other: Permits) -> bool:
         """Return whether another state has the same limit, interval and slack."""

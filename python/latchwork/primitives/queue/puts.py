@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
-from latchwork._base.decoding import Decoder, Positive, Whole, encode
+from latchwork._base.decoding import Decoder, Positive, Record, Whole
 from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue, wait_for_turn
 from latchwork.primitives.numbers.cell import NumberCell
@@ -30,7 +28,7 @@ from latchwork.types import Check, Entry, Op, Put
 _CELL_PATIENCE_S = 30.0
 
 
-class Capacity(Struct, frozen=True):
+class Capacity(Record, frozen=True):
     """The capacity of a queue, None for no limit, and the number of puts until its items have to be counted."""
 
     capacity: Positive | None
@@ -44,10 +42,6 @@ class Capacity(Struct, frozen=True):
             BadRecord: It is not a capacity.
         """
         return _CAPACITY.decode_entry(entry)
-
-    def to_bytes(self) -> bytes:
-        """Encode the capacity as JSON."""
-        return encode(self)
 
 
 _CAPACITY: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use another name")
