@@ -8,7 +8,7 @@
     groups/<group>/runs/<run>/leases/<rank>     the running incarnation of a worker; bound to its session
     groups/<group>/runs/<run>/events/<n>        an event, written with the change it describes
     groups/<group>/runs/<run>/barriers/<epoch>/<name>/...   a ``Barrier``
-    groups/<group>/runs/<run>/opened            rewritten whenever a barrier opens a generation
+    groups/<group>/runs/<run>/opened            rewritten when a barrier opens a generation; completing checks it
     groups/<group>/runs/<run>/healthy/<epoch>   exists once the event ``healthy`` of that epoch was written
     groups/<group>/runs/<run>/joining/t<n>      tickets of workers that wait for their turn to join
     ended/<group>                               the final record of the last run
@@ -18,100 +18,43 @@ A run ID is never reused, so keys of a run that no group record names are harmle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 #: Names of the barriers that every epoch starts and ends with.
 INIT, FINAL = "init", "final"
 
 
-@dataclass(frozen=True, slots=True)
 class GroupKeys:
     """Keys of one group."""
 
-    namespace: str
-    group: str
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of all keys of the group except its final record."""
-        return f"{self.namespace}/groups/{self.group}"
-
-    @property
-    def record(self) -> str:
-        """Key of the group's record."""
-        return f"{self.prefix}/record"
-
-    @property
-    def master(self) -> str:
-        """Key of the election of the group's master."""
-        return f"{self.prefix}/master"
-
-    @property
-    def last_master_run(self) -> str:
-        """Key that holds the ID of the last run that had a master."""
-        return f"{self.prefix}/last_master_run"
-
-    @property
-    def runs(self) -> str:
-        """Prefix of the group's runs."""
-        return f"{self.prefix}/runs"
-
-    @property
-    def ended(self) -> str:
-        """Key of the final record of the group's last run."""
-        return f"{self.namespace}/ended/{self.group}"
+    def __init__(self, namespace: str, group: str) -> None:
+        self.namespace = namespace
+        self.group = group
+        #: Prefix of all keys of the group except its final record.
+        self.prefix = f"{namespace}/groups/{group}"
+        self.record = f"{self.prefix}/record"
+        self.master = f"{self.prefix}/master"
+        self.last_master_run = f"{self.prefix}/last_master_run"
+        self.runs = f"{self.prefix}/runs"
+        self.ended = f"{namespace}/ended/{group}"
 
     def for_run(self, run: str) -> RunKeys:
         """Return the keys of one run."""
         return RunKeys(self, run)
 
 
-@dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Keys of one run of a group."""
+    """Keys of one run of a group. All runs of a group share its record."""
 
-    group: GroupKeys
-    run: str
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of all keys of the run."""
-        return f"{self.group.runs}/{self.run}"
-
-    @property
-    def record(self) -> str:
-        """Key of the group's record, which all runs of the group share."""
-        return self.group.record
-
-    @property
-    def epoch(self) -> str:
-        """Key that holds the number of the current epoch."""
-        return f"{self.prefix}/epoch"
-
-    @property
-    def members(self) -> str:
-        """Prefix of the workers' records."""
-        return f"{self.prefix}/members"
-
-    @property
-    def leases(self) -> str:
-        """Prefix of the workers' leases."""
-        return f"{self.prefix}/leases"
-
-    @property
-    def opened(self) -> str:
-        """Key that is rewritten whenever a barrier opens a generation. A worker that completes checks it."""
-        return f"{self.prefix}/opened"
-
-    @property
-    def join_queue(self) -> str:
-        """Prefix of the tickets of workers that wait for their turn to join."""
-        return f"{self.prefix}/joining"
-
-    @property
-    def events(self) -> str:
-        """Prefix of the run's events."""
-        return f"{self.prefix}/events"
+    def __init__(self, group: GroupKeys, run: str) -> None:
+        self.group = group
+        self.run = run
+        self.prefix = f"{group.runs}/{run}"
+        self.record = group.record
+        self.epoch = f"{self.prefix}/epoch"
+        self.members = f"{self.prefix}/members"
+        self.leases = f"{self.prefix}/leases"
+        self.opened = f"{self.prefix}/opened"
+        self.join_queue = f"{self.prefix}/joining"
+        self.events = f"{self.prefix}/events"
 
     def member(self, key: str) -> str:
         """Return the key of a worker's record."""
