@@ -12,13 +12,13 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
-from latchwork.errors import Unavailable
+from latchwork.backends.base import Broken
+from latchwork.errors import PermissionDenied, Unavailable
 from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, requeue_task
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.worker import ExecutorWorkerSession
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
-from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Release, Run
 from latchwork.testing.faults import Fault, FaultyStore
 
@@ -317,24 +317,23 @@ def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweep
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_a_task_whose_submitter_went_before_its_worker_watched_submitters_is_stopped(
-    workers, pool, store, eventually, monkeypatch
-):
-    go, follow = Signal(), ExecutorWorkerSession._watch_prefix
-
-    async def late(shift, prefix, *more):
-        if prefix.endswith("subs"):
-            await Pause(store.clock, go, None)
-        await follow(shift, prefix, *more)
-
-    monkeypatch.setattr(ExecutorWorkerSession, "_watch_prefix", late)
+def test_a_task_whose_submitter_went_without_news_of_it_is_stopped(workers, pool, store, eventually, monkeypatch):
+    monkeypatch.setattr(ExecutorWorkerSession, "_on_submitters_changed", lambda _session, _batch: None)
     worker = workers(own_store=True)
     pool.submit(wait, "early")
     eventually(lambda: starts(store, "early"))
     pool._submitter._session.session.close()
-    go.set()
     eventually(lambda: store.children("early/stops"))
     eventually(lambda: worker.stats().running == 0)
+
+
+@pytest.mark.parametrize("what", ["_submitters", "_marks"])
+def test_a_worker_whose_watch_ends_begins_a_new_session(workers, pool, eventually, what):
+    worker = workers(own_store=True)
+    before = worker._work
+    getattr(before, what)(Broken(PermissionDenied("it may not read there any more")))
+    eventually(lambda: worker._work not in {None, before} and worker.health().ok)
+    assert pool.submit(square, 3).result(PATIENCE_S) == 9
 
 
 def hooks_of(store, member="n1"):

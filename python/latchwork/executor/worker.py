@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
@@ -23,7 +22,7 @@ from latchwork.executor.pickers import Load
 from latchwork.executor.placement import MemberFunctions, decode_load
 from latchwork.executor.sweeper import ExecutorSweeper
 from latchwork.primitives import Group, View, ViewChange, WorkQueue
-from latchwork.store import Backoff, Session, Store, Watch
+from latchwork.store import Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
@@ -140,10 +139,11 @@ class ExecutorWorkerSession:
         self._view: View | None = None
         self._stop = Signal()
         self._wake = Signal()
-        #: Submitters that the current watch has reported. It reports their end, too.
+        self._submitters = store.watch(keys.submitters)
+        self._marks = store.watch(keys.cancel_prefix(node.member_id))
+        #: Submitters whose end the watch will report.
         self._reported: set[str] = set()
-        self._threads: list[Background] = []
-        self._watches: list[Watch] = []
+        self._maintenance: Background | None = None
         self._reported_load: tuple[int, int] = (-1, -1)
         self._number = 0
         self._idle_since = store.clock.now()
@@ -173,13 +173,9 @@ class ExecutorWorkerSession:
                 self.hooks.add_orphaned_partition(partition)
         self.group.on_view(self._on_view_changed)
         self.worker_loop.start()
-        for name, prefix, see, begun in (
-            ("subs", self._keys.submitters, self._on_submitters_changed, self._reported.clear),
-            ("cancels", self._keys.cancel_prefix(self._node.member_id), self._on_cancel_marks, lambda: None),
-        ):
-            thread = f"latchwork-executor-{name}-{self._node.member_id}"
-            self._threads.append(Background(partial(self._watch_prefix, prefix, see, begun), thread))
-        self._threads.append(Background(self._maintain, f"latchwork-executor-{self._node.member_id}"))
+        self._submitters.subscribe(self._on_submitters_changed, self._on_watch_ended)
+        self._marks.subscribe(self._on_cancel_marks, self._on_watch_ended)
+        self._maintenance = Background(self._maintain, f"latchwork-executor-{self._node.member_id}")
 
     def drain(self, timeout_s: float | None) -> bool:
         """Leave the group, so that other members take this worker's tasks, then wait for running tasks. False on
@@ -197,12 +193,12 @@ class ExecutorWorkerSession:
         """
         self._stop.set()
         self._wake.set()
-        for watch in list(self._watches):
-            watch.close()
+        self._submitters.close()
+        self._marks.close()
         left = self.worker_loop.close(timeout_s)
         self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
-        for thread in self._threads:
-            thread.block()
+        if self._maintenance is not None:
+            self._maintenance.block()
         self.slots.close(min(timeout_s, 1.0))
         self._admin_queue.close()
         self.group.close()
@@ -229,32 +225,10 @@ class ExecutorWorkerSession:
         self.worker_loop.search_soon()
         self._wake.set()
 
-    async def _watch_prefix(
-        self, prefix: str, see: Callable[[Iterable[Change]], None], begun: Callable[[], None]
-    ) -> None:
-        """Watch the keys below a prefix until the session ends.
-
-        Args:
-            prefix: The prefix.
-            see: Called with the changes.
-            begun: Called at the start of each watch.
-        """
-        backoff = Backoff()
-        while not self._stop.is_set():
-            try:
-                with self._store.watch(prefix) as watch:
-                    self._watches.append(watch)
-                    if self._stop.is_set():
-                        return
-                    begun()
-                    while True:
-                        see(await steps_of(watch.next)(None))
-                        backoff.reset()
-            except Closed:
-                return
-            except LatchworkError as error:
-                _log.warning("%s cannot follow %s, trying again: %s", self._what, prefix, error)
-                await Pause(self._store.clock, self._stop, backoff.next_s())
+    def _on_watch_ended(self, error: LatchworkError) -> None:
+        """End the session, because this worker would no longer notice that tasks must be stopped."""
+        _log.warning("%s may no longer read, and begins again: %s", self._what, error)
+        self.session.close()
 
     def _on_submitters_changed(self, batch: Iterable[Change]) -> None:
         """Stop the running tasks of submitters that are gone."""
@@ -332,8 +306,7 @@ class ExecutorWorkerSession:
         self._reported_load = (running, queued)
 
     async def _stop_orphans(self) -> None:
-        """Stop tasks whose submitters left before the watch of submitters began, because the watch does not report
-        those.
+        """Stop tasks whose submitters came and left between two batches of the watch, which does not report those.
 
         The submitters are read after the tasks, and their IDs are never reused, so a missing submitter is gone.
         """
