@@ -157,37 +157,3 @@ def test_a_root_of_a_url_is_never_inside_a_system():
     for root in ("@jobs", "app/@jobs", "app/@s"):
         with pytest.raises(latchwork.InvalidURL, match="none starting with @"):
             latchwork.connect("memory://inside", root=root)
-
-
-OLD = {"versions/worker": b"{}", "versions/work-pool": b"{}"}
-
-
-@pytest.mark.parametrize("namespace", [None, "blue"])
-def test_a_root_with_a_cluster_of_the_old_layout_is_refused_with_what_to_do(url, namespace):
-    job, _ = refreshing()
-    with latchwork.connect(url) as store:
-        where = store.namespace(namespace) if namespace else store
-        for key, value in OLD.items():
-            where.put(key, value)
-        for call in (
-            JobManager(store, "n1", [job], namespace=namespace).start,
-            lambda: inspect(store, namespace=namespace),
-        ):
-            with pytest.raises(
-                latchwork.LatchworkError, match=r"older version.*delete these keys, or use another root"
-            ):
-                call()
-        assert store.children("@jobs") == []
-
-
-@pytest.mark.parametrize(
-    "own", [{"versions/worker": b"{}"}, {**OLD, "versions/worker": b"3"}, {"alive/n1": b"", "leader/x": b""}]
-)
-def test_a_users_own_keys_that_look_like_those_of_an_old_cluster_are_no_reason(url, own):
-    job, _ = refreshing()
-    with latchwork.connect(url) as store:
-        for key, value in own.items():
-            store.put(key, value)
-        assert inspect(store) is None
-        with JobManager(store, "n1", [job]):
-            assert list(inspect(store).nodes) == ["n1"]

@@ -5,7 +5,6 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork.errors import LatchworkError
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import command, shard, task
 from latchwork_workflows.installation import join_store
@@ -204,13 +203,3 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
             client.runs.act(run, "repair")
     with stage.database.read() as connection:
         assert connection.execute(sa.select(command.c.id).where(command.c.type == "repair")).first() is None
-
-
-def test_a_store_with_an_installation_of_the_old_layout_is_refused_and_keys_of_a_user_are_not(stage):
-    root = stage.opened.namespace("old")
-    for key in ("workflows/id", "workflows/pair"):
-        root.put(key, b"0123456789abcdef" * 2)
-    with pytest.raises(LatchworkError, match=r"older version.*use another root"):
-        join_store(stage.database, root, stage.keys)
-    root.put("workflows/id", b"a user's own")
-    join_store(stage.database, root, stage.keys)

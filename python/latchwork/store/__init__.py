@@ -7,7 +7,7 @@ from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.observers import Observers
 from latchwork.store.pipeline import Pipeline
 from latchwork.store.session import Session
-from latchwork.store.store import Store, refuse_old_layout, system_namespace
+from latchwork.store.store import Store, system_namespace
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 
@@ -24,7 +24,6 @@ __all__ = [
     "Tx",
     "Watch",
     "connect",
-    "refuse_old_layout",
     "session_ttl_s",
     "system_namespace",
 ]

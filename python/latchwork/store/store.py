@@ -7,7 +7,7 @@ opened through it. Namespaces are views that share all of that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
@@ -530,29 +530,6 @@ def system_namespace(store: Store, name: str) -> Store:
     """
     # Cached per store object, because parts shared by threads are looked up by it.
     return store._systems.get(name) or store._systems.setdefault(name, _system_of(store, name))  # noqa: SLF001
-
-
-def refuse_old_layout(store: Store, what: str, marks: Mapping[str, Callable[[bytes], bool]]) -> None:
-    """Raise an error if a component's keys were written by an old version that did not reserve segments.
-
-    Args:
-        store: The caller's store, or a namespace of it. Inside a component there is no old layout, and no request is
-            made.
-        what: The component, for the message.
-        marks: Keys that the component always had, each with a predicate for its value. All must match, so that a
-            caller's keys with similar names are not refused.
-    Raises:
-        LatchworkError: All of them are present.
-    """
-    if store._scope.is_inside_system:  # noqa: SLF001 - of this module
-        return
-    found = store.get_many(list(marks))
-    if all(entry is not None and fits(entry.value) for entry, fits in zip(found, marks.values(), strict=True)):
-        raise LatchworkError(
-            f"{store.url} has {what} of an older version, whose keys are outside of reserved segments (such as "
-            f"{next(iter(marks))!r}); nothing migrates them: stop its processes and delete these keys, or use another "
-            "root"
-        )
 
 
 def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:

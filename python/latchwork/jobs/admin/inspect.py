@@ -10,7 +10,7 @@ from latchwork._base.validation import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.keys import check_no_old_cluster, cluster_store
+from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
 from latchwork.jobs.stored.packed import decode_or_read_set
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
@@ -227,16 +227,13 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         namespace: Namespace of the cluster, as given to its job managers.
     Returns:
         The state; None if there is no trace of a cluster.
-    Raises:
-        LatchworkError: There is a cluster of an older version, outside of ``@jobs``.
     """
     check_store(store, "inspect")
-    given, store = store, cluster_store(store, namespace)
+    store = cluster_store(store, namespace)
     alive = store.list(keys.ALIVE)
     pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
     registered = store.list(keys.WORKERS, recursive=True)
     if not alive and not pools and not registered:
-        check_no_old_cluster(given, namespace)
         return None
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None

@@ -22,7 +22,7 @@ from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
 from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, option_values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
-from latchwork.jobs.stored.keys import check_id, check_no_old_cluster, cluster_store
+from latchwork.jobs.stored.keys import check_id, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
 from latchwork.schedules import WallClock
@@ -183,7 +183,6 @@ class JobManager:
                 this one can last, plus 1 s.
             WorkPoolFailed, InvalidJob: A work pool cannot be read; the stored pool is kept.
             SessionLost: The registration ended before it was complete, for example because the process was suspended.
-            LatchworkError: The root contains a cluster of an older version, outside of `@jobs`.
             InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: The store cannot be opened or used.
             Closed: It was started before; create another one.
         """
@@ -282,7 +281,6 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         context_store = store.namespace(self._namespace) if self._namespace else store
-        check_no_old_cluster(context_store)
         self._store = cluster_store(context_store)
         self._settings.start(self._store)
         worker = JobWorker(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from latchwork.store import Store, refuse_old_layout, system_namespace
+from latchwork.store import Store, system_namespace
 
 ALIVE = "alive"
 LEADER = "leader"
@@ -164,14 +164,3 @@ def cluster_store(store: Store, namespace: str | None = None) -> Store:
         namespace: Namespace of the cluster, as given to its job managers.
     """
     return system_namespace(store.namespace(namespace) if namespace else store, "jobs")
-
-
-def check_no_old_cluster(store: Store, namespace: str | None = None) -> None:
-    """Refuse a job cluster that was created by a version without reserved key segments.
-
-    Raises:
-        LatchworkError: There is such a cluster.
-    """
-    where = store.namespace(namespace) if namespace else store
-    # Every node wrote both when it registered itself and its pools.
-    refuse_old_layout(where, "a job cluster", dict.fromkeys((GUARD_WORKER, GUARD_POOL), b"{}".__eq__))

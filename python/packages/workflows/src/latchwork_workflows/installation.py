@@ -8,7 +8,6 @@ concurrently, one of them is refused.
 
 from __future__ import annotations
 
-import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.errors import KeyExists, LatchworkError
-from latchwork.store import Store, refuse_old_layout
+from latchwork.store import Store
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import needs_upgrade, upgrade
 from latchwork_workflows.db.shard import NOTES
@@ -30,10 +29,6 @@ SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
 MAX_SHARDS = 256
 #: The row of the table ``about`` with the name of the store.
 _STORE = "store"
-#: The keys of an installation in stores from before reserved segments: two random IDs.
-_OLD = dict.fromkeys(
-    ("workflows/id", "workflows/pair"), lambda value: re.fullmatch(rb"[0-9a-f]{32}", value) is not None
-)
 
 
 class NotInitialized(LatchworkError):
@@ -102,11 +97,10 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
         StoreMismatch: They do not belong together.
         NotInitialized, SchemaTooNew: As for ``installation_of``.
     """
-    root, store = store, workflows_store(store)
+    store = workflows_store(store)
     found = installation_of(database)
     there = store.get(keys.id)
     if there is None:
-        refuse_old_layout(root, "an installation of workflows", _OLD)
         _check_unowned(database, store)
         try:
             store.create(keys.id, found.id.encode())
