@@ -46,6 +46,7 @@ def follower(memory):
 def test_what_is_stored_already_is_there_at_once(memory):
     write(memory, "a", ["x", "y"])
     share = WorkerShares(memory, "w1", lambda: None)
+    share.wait_ready()
     assert share.read_shares(["a", "b"]) == {"a": ("x", "y")}
     share.close()
 

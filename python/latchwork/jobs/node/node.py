@@ -305,7 +305,7 @@ class JobManager:
             self._settings,
             observers=self._observers,
         )
-        worker.locks.start()
+        worker.watch()
         self._membership.start()
         self._reporter.start(
             self._store.clock,

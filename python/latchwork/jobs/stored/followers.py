@@ -11,6 +11,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import PackedSet, decode_or_read_set, read_set
 from latchwork.store import Mirror, Store
+from latchwork.store.steps import run
 from latchwork.types import Change
 
 
@@ -105,14 +106,12 @@ class WorkerShares:
     """The shares of one worker, by job. Queried by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
-        """Start to follow the shares, and wait for their first state.
+        """Start to follow the shares. ``wait_ready`` waits for their first state.
 
         Args:
             store: The cluster's store.
             node_id: ID of the worker's node.
             on_change: Called in a callback thread when something may have changed. It must not block.
-        Raises:
-            Unavailable: The first state did not arrive in time.
         """
         self._store = store
         self._node_id = node_id
@@ -120,9 +119,19 @@ class WorkerShares:
         self._on_change = on_change
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._mutex = mutex()
-        self._mirror: Mirror = store.mirror(keys.assigned(node_id))
-        self._changed = self._jobs_of(self._mirror)
+        self._changed: set[str] = set()
+        self._mirror: Mirror = store.mirror(keys.assigned(node_id), wait=False)
         self._mirror.on_change(self._on_shares_changed)
+
+    def wait_ready(self) -> None:
+        """Wait for the first state.
+
+        Raises:
+            Unavailable: It did not arrive in time.
+        """
+        run(self._store.ready(self._mirror))
+        with self._mutex:
+            self._changed |= self._jobs_of(self._mirror)
 
     def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of each of these jobs that have a share on this worker.

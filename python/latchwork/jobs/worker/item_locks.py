@@ -105,9 +105,7 @@ class ItemLocks:
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Start to watch the owners of other locks, so that a takeover does not have to wait for another TTL. Best
-        called early.
-        """
+        """Start to watch the owners of other locks, so that a takeover does not have to wait for another TTL."""
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         # Its first state may arrive later: a forced release concerns locks that are held, and there are none yet.

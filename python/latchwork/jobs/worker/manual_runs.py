@@ -75,7 +75,7 @@ class ManualRuns:
 
     def start(self, wake: Callable[[], None]) -> None:
         """Start to watch the stored requests. ``wake`` is called when they change, and must not block."""
-        self._mirror = mirror = self._store.mirror(REQUESTS)
+        self._mirror = mirror = self._store.mirror(REQUESTS, wait=False)
         mirror.on_change(lambda _batch: self._note(mirror, wake))
 
     def close(self) -> None:

@@ -176,12 +176,18 @@ class JobWorker:
         self._guard = RunGuard(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
-    def start(self) -> None:
-        """Read which items this node shall run, and start the threads that run them."""
+    def watch(self) -> None:
+        """Start to watch all that the runs depend on, without waiting. Best called early, before ``start``."""
+        self.locks.start()
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
+        self._manual_runs.start(self._requests_changed)
+
+    def start(self) -> None:
+        """Wait until it is known which items this node shall run, and start the threads that run them."""
+        assert self._shares is not None, "watch first"
+        self._shares.wait_ready()
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
-        self._manual_runs.start(self._requests_changed)
         self._guard.thread.start()
         self._thread.start()
 

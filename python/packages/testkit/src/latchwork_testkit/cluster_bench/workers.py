@@ -84,6 +84,7 @@ class BenchWorkers:
         for worker in self._workers:
             share = self._shares[worker] = _WatchedShare()
             share.stored = WorkerShares(self._store, worker, partial(self._apply_change, share))
+            share.stored.wait_ready()
             self._apply_change(share)
 
     def acquire_locks(self) -> int:
