@@ -73,19 +73,25 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
     """
     layout = reader.layout
     payload = wire.encode_single_request(layout.create(path, flags=wire.EPHEMERAL))
+    guards = wire.multi([wire.read_data(guard) for guard in layout.guards])
     while not task.connection.is_late(task.deadline):
         try:
-            reply: Reply = yield task.connection.call(CREATE, payload, task.deadline)
+            created = task.connection.call(CREATE, payload, task.deadline)
+            read = task.connection.call(MULTI_READ, guards, task.deadline)  # at once: it is answered after the creation
+            reply: Reply = yield created
             if reply.error == NO_NODE:
                 yield from _make_root(layout, task)
                 continue
             if reply.error not in {OK, NODE_EXISTS}:
                 raise task.refusal_error(reply.error, layout.root)
-            yield from _learn_guards(reader, task)
+            versions: Reply = yield read
         except NoReply as cut:
             if cut.sent and not cut.over and task.may_retry():
                 continue  # the path is unique: if it is there already, it is ours
             raise task.error(cut, write=False) from cut
+        for number, guard in enumerate(wire.parse_multi_read(versions.body)):
+            if isinstance(guard, Data):
+                reader.learn(number, guard.stat.version)
         task.connection.evidence = path
         return reply.zxid
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
@@ -106,11 +112,3 @@ def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
     error = wire.parse_multi((yield task.connection.call(MULTI, wire.multi(parts), task.deadline))).error
     if error not in {OK, NODE_EXISTS}:
         raise task.refusal_error(error, layout.root)
-
-
-def _learn_guards(reader: Reader, task: WriteTask) -> Steps[None]:
-    payload = wire.multi([wire.read_data(path) for path in reader.layout.guards])
-    reply: Reply = yield task.connection.call(MULTI_READ, payload, task.deadline)
-    for number, guard in enumerate(wire.parse_multi_read(reply.body)):
-        if isinstance(guard, Data):
-            reader.learn(number, guard.stat.version)
