@@ -314,7 +314,7 @@ class Simulation:
 
         def listed():
             entries = [entry for key, entry in self.server.entries.items() if key.startswith("owners/")]
-            return [entry for entry in entries if not (misses_alive_keys and entry.key.endswith("/alive"))]
+            return [entry for entry in entries if not (misses_alive_keys and entry.key.startswith("owners/alive/"))]
 
         self.ask(node, listed, seen)
 

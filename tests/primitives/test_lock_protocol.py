@@ -69,7 +69,7 @@ def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it
     over_at = 10.2 + grace_s(2.0)
     assert planned(entry, seen=seen, now=over_at - 0.01) == LockIsHeld("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
-    checks = (At(entry), At.of(O_OLD, 3), Absent(f"{O_OLD}/alive"), Exists(O_ME))
+    checks = (At(entry), At.of(O_OLD, 3), Absent("owners/alive/old"), Exists(O_ME))
     assert take == WriteLock(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 

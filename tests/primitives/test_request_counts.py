@@ -156,7 +156,7 @@ def wait_until_quiet(cluster, owners):
     while time.monotonic() < since + 3 * INTERVAL_S:
         assert time.monotonic() < deadline, "the cluster does not come to rest"
         entries = cluster.list("", recursive=True)
-        count = sum(entry.key.startswith("owners/") and not entry.key.endswith("/alive") for entry in entries)
+        count = sum(entry.key.startswith("owners/") and not entry.key.startswith("owners/alive/") for entry in entries)
         newest = max((entry.token for entry in entries if not entry.key.startswith("owners/")), default=0)
         if newest != seen or count != owners:
             seen, since = newest, time.monotonic()

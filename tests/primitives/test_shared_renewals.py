@@ -21,7 +21,7 @@ TTL_S = 2.0
 #: So long that what is promised, TTL + 2 s, is less than waiting for another TTL.
 LONG_TTL_S = 4.0
 OWNER = "owners/{}".format
-ALIVE = "owners/{}/alive".format
+ALIVE = "owners/alive/{}".format
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_sweep_is_refused_while_the_alive_key_exists(shared, keepers, store, m
     listed = other._store.list
 
     def list_without_alive_keys(prefix, **options):
-        return [entry for entry in listed(prefix, **options) if not entry.key.endswith("/alive")]
+        return [entry for entry in listed(prefix, **options) if not entry.key.startswith("owners/alive/")]
 
     other.start()
     eventually(lambda: other._table.sighting(owner) is not None)  # from then on, the watch shows no alive key again

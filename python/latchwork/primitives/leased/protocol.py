@@ -2,7 +2,7 @@
 
     Keys:   owners/<uuid>         O: one per owner, rewritten to renew it unless it names a session; a UUID is never
                                   reused
-            owners/<uuid>/alive   its alive key: bound to the session that O names, created with O and never again
+            owners/alive/<uuid>   its alive key: bound to the session that O names, created with O and never again
             locks/<name>          L: names its O, or none
     Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
             session, ``grace_s`` after the end of that session.
@@ -93,7 +93,8 @@ FREE = LockRecord(None).to_bytes()
 
 def alive_key(owner_key: str) -> str:
     """Return the key that is bound to an owner's session and disappears when the session ends."""
-    return f"{owner_key}/{ALIVE}"
+    folder, _, owner = owner_key.rpartition("/")
+    return f"{folder}/{ALIVE}/{owner}"
 
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:

@@ -92,12 +92,12 @@ class LockTable:
         owners: list[tuple[str, Entry | None]] = []
         with self._lock:
             for key, entry in found:
-                owner, _, child = key[len(OWNERS) + 1 :].partition("/")
-                if not child:
+                folder, _, owner = key[len(OWNERS) + 1 :].rpartition("/")
+                if not folder:
                     owners.append((owner, entry))
-                elif child == ALIVE and entry is not None:
+                elif folder == ALIVE and entry is not None:
                     self._sightings.record_alive_key(owner)
-                elif child == ALIVE:
+                elif folder == ALIVE:
                     self._sightings.record_missing_alive_key(owner, now)
             for owner, entry in owners:
                 if entry is None:
