@@ -7,8 +7,8 @@ import pytest
 from far import FAR_SERVERS, far_store
 from latchwork.jobs import FixedRate, Job, JobManager
 
-#: At most for a start and for a close. The goals are 8 and 4 on etcd, 12 and 6 on ZooKeeper.
-MOST = {"etcd35": (14, 7), "zookeeper": (20, 11)}
+#: At most for a start and for a close.
+MOST = {"etcd35": (8, 4), "zookeeper": (11, 6)}
 pytestmark = [pytest.mark.serial, pytest.mark.threads]
 
 

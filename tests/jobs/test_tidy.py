@@ -11,7 +11,8 @@ import latchwork
 from latchwork.jobs import Control, Cron, inspect
 from latchwork.jobs.node import membership
 from latchwork.jobs.node.membership import remove_cluster_state
-from latchwork.jobs.stored import cluster_store, keys
+from latchwork.jobs.node.registration import Registration
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.types import Put
 
@@ -57,45 +58,43 @@ def test_settings_and_the_progress_of_cron_schedules_are_kept(memory, cluster, e
     assert {key.split("/")[0] for key in left(memory)} == {"settings", "fired"}
 
 
-def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cluster, eventually, monkeypatch):
+@pytest.mark.parametrize("late", ["n2", "n1"])
+def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cluster, eventually, monkeypatch, late):
     first = cluster.node(memory, "n1", cluster.endless(items=["a", "b"]))
     eventually(lambda: len(cluster.log.owners()) == 2)
-    came = []
+    came = []  # right after the last one has seen that nobody stays
+    real = remove_cluster_state
 
-    class Late:
-        """The last node's store: another node comes right after it has seen that nobody stays."""
-
-        def __getattr__(self, name):
-            return getattr(memory, name)
-
-        def list(self, prefix, **options):
-            found = memory.list(prefix, **options)
-            if prefix == keys.ALIVE and not came:
-                came.append(cluster.node(memory, "n2", cluster.endless(items=["a", "b"])))
-            return found
+    def remove(*given):
+        came.append(cluster.node(memory, late, cluster.endless(items=["a", "b"])))
+        results.append(real(*given))
 
     results = []
-    real = remove_cluster_state
-    monkeypatch.setattr(membership, "remove_cluster_state", lambda _store, *given: results.append(real(Late(), *given)))
+    monkeypatch.setattr(membership, "remove_cluster_state", remove)
     first.close()
     assert results == [False]
     assert inspect(memory).pools == {"report": ("a", "b")}
-    eventually(lambda: set(cluster.log.owners().values()) == {"n2"} and len(cluster.log.owners()) == 2)
+    eventually(lambda: set(cluster.log.owners().values()) == {late} and len(cluster.log.owners()) == 2)
 
 
 def test_a_node_that_leaves_while_another_tidies_up_stops_the_removal_and_does_it_itself(memory, cluster, monkeypatch):
     """Both have left when the first one lists the nodes: only the last one to leave may remove keys."""
     first, second = (cluster.node(memory, name, cluster.endless(items=["a"])) for name in ("n1", "n2"))
     results = []
-    real = remove_cluster_state
+    real, leave = remove_cluster_state, Registration.leave
 
-    def remove(store, me, *given):
-        if me == "n1":
+    def leave_before_another(registration, *given):
+        unchanged = leave(registration, *given)
+        if registration.member.worker == "n1":
             second.close()
-        results.append((me, real(store, me, *given)))
-        return results[-1][1]
+        return unchanged
 
-    monkeypatch.setattr(membership, "remove_cluster_state", remove)
+    monkeypatch.setattr(Registration, "leave", leave_before_another)
+    monkeypatch.setattr(
+        membership,
+        "remove_cluster_state",
+        lambda store, me, *given: results.append((me, real(store, me, *given))),
+    )
     first.close()
     assert results == [("n2", True), ("n1", False)]
     assert left(memory) == []

@@ -7,7 +7,8 @@ The last node to close removes everything from the store except what is kept on 
 log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` and rewrites ``versions/worker``
 in one transaction before it checks whether others are running. Of nodes that close at the same time, the last one to do
 so finds no other, and the removals of earlier ones stop. A node that joins meanwhile also rewrites ``versions/worker``
-in its first transaction, which stops the removal.
+in its first transaction, which stops the removal. Nothing else guards the removal, so the node's session ends while the
+others are listed, and before anything is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from itertools import islice
 
 from latchwork._base.event import Signal
@@ -34,7 +36,7 @@ from latchwork.jobs.stored.nodes import Member, MemberOptions
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.primitives import forget_free_locks
 from latchwork.store import Backoff, Observers, Session, Store
-from latchwork.types import Check, Delete
+from latchwork.types import Check, Delete, Entry, Op
 
 log = logging.getLogger(__name__)
 #: Seconds after which the removal stops; the next leader removes the rest.
@@ -48,29 +50,30 @@ _REGISTRATION_GRACE_S = 2.0
 _GRACE_S = 1.0
 
 
-def remove_cluster_state(store: Store, node_id: str, fences: list[Check], unchanged: Check) -> bool:
+def remove_cluster_state(store: Store, node_id: str, alive: Future[list[Entry]], unchanged: Check) -> bool:
     """Remove the remaining keys if no other node stays. Return False, without removing anything, if one does.
 
     Args:
         store: The cluster's store.
-        node_id: ID of this node, which is leaving and no longer manages.
-        fences: Checks that hold as long as this node may write.
+        node_id: ID of this node, which has left and no longer manages.
+        alive: The running nodes, listed since this one is leaving.
         unchanged: The check that no other node has joined or left since this one is leaving.
-    Raises:
-        LatchworkError: The store could not be used. The rest is left behind.
     """
-    members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in store.list(keys.ALIVE)]
-    if any(member.worker != node_id and member.state != "leaving" for member in members):
-        return False
     until = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
-        if not _remove(store, [*fences, unchanged], until):
+        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive.result()]
+        if any(member.worker != node_id and member.state != "leaving" for member in members):
+            return False
+        if not _remove(store, [unchanged], until):
             log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
-        store.commit([*fences, unchanged], [Delete(key) for key in guards])
+        store.commit([unchanged], [Delete(key) for key in guards])
     except Conflict as error:
         log.info("node %s stops removing keys because another node has joined or left: %s", node_id, error)
+        return False
+    except LatchworkError as error:
+        log.info("node %s leaves keys of the cluster to the next node that closes: %s", node_id, error)
         return False
     log.info("node %s was the last to leave and has removed the cluster's keys", node_id)
     return True
@@ -184,11 +187,12 @@ class NodeMembership:
         self._wake.set()
         self._pools.abort()
 
-    def close(self, *, no_runs_left: bool = True) -> None:
-        """Give up leadership, remove this node from the cluster, and end its session last. Idempotent; callable from
-        any thread except its own.
+    def close(self, last: Collection[Op] = (), *, no_runs_left: bool = True) -> None:
+        """Give up leadership, remove this node from the cluster, and end its session. Idempotent; callable from any
+        thread except its own.
 
         Args:
+            last: A few other writes, for the transaction with which this node leaves.
             no_runs_left: No run of this node is active. Then, if no other node stays, the cluster's keys are removed.
         """
         self.abort()
@@ -208,20 +212,28 @@ class NodeMembership:
             manager.resign()  # its answer comes while this node unregisters
         if session is None:
             return
+        left = None
         if registration is not None and session.state in {"active", "suspect"}:
-            try:
-                unchanged = registration.leave()
-                if no_runs_left:
-                    remove_cluster_state(self._store, self._options.node_id, registration.fences, unchanged)
-            except LatchworkError as error:
-                log.info(
-                    "node %s could not unregister or remove keys; other nodes or the next start will do it: %s",
-                    self._options.node_id,
-                    error,
-                )
+            left = self._leave(registration, last)
         if manager is not None:
             manager.close()
         session.close()
+        if left is not None and no_runs_left:
+            remove_cluster_state(self._store, self._options.node_id, *left)
+
+    def _leave(self, registration: Registration, last: Collection[Op]) -> tuple[Future[list[Entry]], Check] | None:
+        """Store that this node leaves, and begin to list the running nodes.
+
+        Returns:
+            The running nodes, and the check that no other node has joined or left since; None if this node could not
+            unregister.
+        """
+        try:
+            unchanged = registration.leave(last)
+            return self._store.start_call("list", keys.ALIVE), unchanged
+        except LatchworkError as error:
+            log.info("node %s could not unregister; the end of its session does it: %s", self._options.node_id, error)
+            return None
 
     def _settings_changed(self) -> None:
         self._pools.request_check()

@@ -237,7 +237,7 @@ class JobManager:
             self._membership.abort()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the runs gracefully, release the locks, and leave; the session ends last.
+        """Stop the runs gracefully, release the locks, and leave the cluster; the last node removes its keys.
 
         Idempotent; callable from any thread.
 
@@ -340,9 +340,9 @@ class JobManager:
                     timeout_s,
                     self.node_id,
                 )
-        self._reporter.close()
+        last_results = self._reporter.close()
         if self._membership is not None:
-            self._membership.close(no_runs_left=not stuck)
+            self._membership.close(last_results, no_runs_left=not stuck)
         self._settings.close()
         if self._owned is not None:
             try:

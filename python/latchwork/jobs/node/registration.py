@@ -191,11 +191,13 @@ class Registration:
         """
         self._store.commit(self.fences, ops)
 
-    def leave(self) -> Check:
+    def leave(self, last: Collection[Op] = ()) -> Check:
         """Store that the node is leaving, and delete the list of jobs that it can run.
 
         The ``alive`` key is deleted with the session.
 
+        Args:
+            last: A few other writes for the same transaction.
         Returns:
             A check that no other node has joined or left since.
         """
@@ -204,8 +206,9 @@ class Registration:
         ops: list[Op] = [
             Put(keys.alive(me), self.member.to_bytes(), session=self._session),
             Put(keys.GUARD_WORKER, b"{}"),
+            *last,
         ]
         ops += [Delete(keys.available(me, job)) for job in self._jobs]
-        self._alive, guard = self._store.commit(self.fences, ops[:MAX_OPS]).entries
+        self._alive, guard, *_ = self._store.commit(self.fences, ops[:MAX_OPS]).entries
         commit_all(self._store, self.fences, ops[MAX_OPS:])
         return At(guard)

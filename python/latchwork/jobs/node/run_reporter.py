@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from latchwork._base.event import Signal
@@ -104,24 +104,31 @@ class RunReporter(Observer):
         self._reported_by: Registration | None = None
         self._pace = OutcomeSchedule()
         self._written: bytes | None = None  # the stored outcomes; None until they were read
-        self._failed = False
+        self._setup: ReporterSetup | None = None
         self._wake = Signal()
         self._closing = Signal()
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReporterSetup) -> None:
         """Start the thread that writes them."""
+        self._setup = setup
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
         )
         self._thread.start()
 
-    def close(self) -> None:
-        """Write the last results and stop. The key of the active runs is deleted with the session. Idempotent."""
+    def close(self) -> Sequence[Op]:
+        """Stop, and return the writes of the last results, for the transaction with which the node leaves.
+
+        The key of the active runs is deleted with the session. Results are not written if the stored ones, to which
+        they are added, could not be read.
+        """
         self._closing.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
+        setup = self._setup
+        return [] if setup is None or self._written is None else self._outcome_ops(setup)
 
     def on_transition(self, job: str, turn: str) -> None:
         """Record that a job began to fail, recovered, or ran for the first time. Never blocks."""
@@ -150,6 +157,8 @@ class RunReporter(Observer):
                 del self._live[number]
 
     def _loop(self, clock: Clock, setup: ReporterSetup) -> None:
+        with suppress(LatchworkError):  # read again before the first write
+            self._restore(setup)
         while not self._closing.is_set():
             self._wake.clear()
             with self._mutex:
@@ -160,10 +169,8 @@ class RunReporter(Observer):
                 continue
             wrote = self._write(setup, outcomes=due_s is not None and due_s <= 0)
             clock.wait(self._closing, MIN_INTERVAL_S if wrote else MIN_RUN_S)
-        if not self._failed and setup.outcome_period_s() > 0:  # otherwise the store is unreachable
-            self._write(setup, outcomes=True, last=True)
 
-    def _write(self, setup: ReporterSetup, *, outcomes: bool, last: bool = False) -> bool:
+    def _write(self, setup: ReporterSetup, *, outcomes: bool) -> bool:
         """Write the active runs and, if due, the results, as far as they have changed. Return True if a write was
         tried.
         """
@@ -171,30 +178,25 @@ class RunReporter(Observer):
         if registration is None:
             return False
         try:
-            ops: list[Op] = []
-            lasting = {} if last else self._lasting_runs()
-            if not last:
-                ops += self._activity_ops(registration, lasting)
+            lasting = self._lasting_runs()
+            ops = self._activity_ops(registration, lasting)
+            results: list[Put] = []
             if outcomes:
                 with self._mutex:
                     self._pace.begin_check()
-            value = self._outcomes_value(setup) if outcomes else None
-            if value is not None:
-                ops.append(Put(keys.outcomes(self._node_id), value))
-            if ops:
-                registration.write(ops)
+                self._restore(setup)
+                results = self._outcome_ops(setup)
+            if ops or results:
+                registration.write([*ops, *results])
         except LatchworkError as error:
             log.debug("node %s: reports are delayed: %s", self._node_id, error)
-            self._failed = True
             return True
-        self._failed = False
-        if not last:
-            self._reported, self._reported_by = frozenset(lasting), registration
+        self._reported, self._reported_by = frozenset(lasting), registration
         if outcomes:
-            self._written = self._written if value is None else value
+            self._written = results[0].value if results else self._written
             with self._mutex:
                 self._pace.finish_check(time.monotonic())
-        return bool(ops)
+        return bool(ops or results)
 
     def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
         before = (
@@ -205,14 +207,18 @@ class RunReporter(Observer):
         value = encode_activity(lasting.values()) if lasting else None
         return [registration.session_op(keys.runs(self._node_id), value)]
 
-    def _outcomes_value(self, setup: ReporterSetup) -> bytes | None:
-        """Return the results to write; None if they are already stored."""
-        if self._written is None:
+    def _restore(self, setup: ReporterSetup) -> None:
+        """Read what this node had stored about its runs before it was restarted, once."""
+        if self._written is None and setup.outcome_period_s() > 0:
             entry = setup.store.get(keys.outcomes(self._node_id))
             setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
+
+    def _outcome_ops(self, setup: ReporterSetup) -> list[Put]:
+        """Return the write of the results; none if they are already stored or are not to be."""
         value = encode_outcomes(setup.outcomes())
-        return None if value == self._written or (not self._written and value == encode_outcomes([])) else value
+        is_same = value == self._written or (not self._written and value == encode_outcomes([]))
+        return [] if is_same or setup.outcome_period_s() <= 0 else [Put(keys.outcomes(self._node_id), value)]
 
     def _lasting_runs(self) -> dict[int, LiveRun]:
         until = time.monotonic() - MIN_RUN_S
