@@ -74,3 +74,17 @@ def test_a_free_latch_and_a_free_lock_take_one_round_trip(far):
     ends = []
     assert trips(lock) <= 1
     assert trips(lambda: (lead(), ends.pop().close())) <= 2
+
+
+def test_a_latch_that_leaves_already_is_waited_for_and_not_deleted_twice(far):
+    store, trips, _ = far
+    latches = [LeaderLatch(store, f"latch{number}", node_id="a") for number in range(3)]
+    for latch in latches:
+        latch.start()
+        latch.wait(timeout_s=30)
+
+    def end():
+        latches[-1].end_soon()
+        latches.pop().close()
+
+    assert trips(end) <= 1

@@ -144,7 +144,7 @@ class LeaderLatch(GuardsWork, Participant):
             return
         with self._changed.mutex:
             self._closed = self._closed or for_good
-            self._leaving = True
+            is_first, self._leaving = not self._leaving, True
             background, waiter = self._background, self._waiter
             if background is None and self._closed:
                 self._state = "ended"
@@ -152,7 +152,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._revoke("it leaves")
         try:
             try:
-                if await self._announcer.settle(self._store.clock, 0.0):
+                if is_first and await self._announcer.settle(self._store.clock, 0.0):
                     await self._delete_ticket_early()
             finally:
                 self._wake.set()
