@@ -16,6 +16,8 @@ from latchwork_testkit.proxy import Proxy
 DELAY_S = 0.25
 #: Three commits; on ZooKeeper an event has no value, so the item and the result are read.
 MOST = {"etcd35": 3, "zookeeper": 5}
+#: A session takes two; then the worker joins, and the first worker writes the view with it.
+MOST_UNTIL_READY = {"etcd35": 6, "zookeeper": 8}
 pytestmark = [pytest.mark.serial, pytest.mark.threads]
 
 
@@ -47,3 +49,18 @@ def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idl
                 trips.append((time.monotonic() - begun) / DELAY_S)
             proxy.delay(0.0, "answers")
     assert min(trips) < MOST[name] + 1, trips
+
+
+def test_a_worker_is_ready_in_a_bounded_number_of_round_trips(far):
+    proxy, connect, name = far
+    trips = []
+    with connect() as store, ExecutorWorker(store, node_id="n0", functions=WORK) as first:
+        first.wait_ready(PATIENCE_S)
+        for number in range(4):
+            proxy.delay(DELAY_S, "answers")
+            begun = time.monotonic()
+            with ExecutorWorker(store, node_id=f"n{number + 1}", functions=WORK) as worker:
+                worker.wait_ready(PATIENCE_S)
+                trips.append((time.monotonic() - begun) / DELAY_S)
+                proxy.delay(0.0, "answers")
+    assert min(trips) < MOST_UNTIL_READY[name] + 0.5, trips

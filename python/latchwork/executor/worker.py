@@ -165,12 +165,9 @@ class ExecutorWorkerSession:
         names = [each.name for each in self._node.functions]
         offer = MemberFunctions(frozenset(names), self._node.allow_pickle, self._options.slots)
         key = self._keys.functions_key(self._node.member_id)
-        self._store.put(key, encode(offer), session=self.session)
-        self._view = self.group.wait(None)
-        for partition in self._admin_queue.partitions():
-            owner = partition_member(partition)
-            if owner is not None and owner not in self._view:
-                self.hooks.add_orphaned_partition(partition)
+        offered = self._store.start_call("put", key, encode(offer), session=self.session)
+        self._view = self.group.wait(None)  # meanwhile
+        offered.result()
         self.group.on_view(self._on_view_changed)
         self.worker_loop.start()
         self._submitters.subscribe(self._on_submitters_changed, self._on_watch_ended)
@@ -264,6 +261,8 @@ class ExecutorWorkerSession:
 
     async def _maintain(self) -> None:
         clock = self._store.clock
+        has_found_orphans = False
+        self._wake.set()
         while not self._stop.is_set():
             is_busy = (
                 bool(self.worker_loop.running())
@@ -276,6 +275,9 @@ class ExecutorWorkerSession:
             if self._stop.is_set():
                 return
             try:
+                if not has_found_orphans:
+                    await self._find_orphans()
+                    has_found_orphans = True
                 await self._report_load()
                 await self._stop_orphans()
                 await self._remove_departed()
@@ -289,6 +291,19 @@ class ExecutorWorkerSession:
             except Exception:  # one failed step must not end the thread
                 _log.exception("%s: maintenance failed", self._what)
             await Pause(clock, self._stop, 0.2)
+
+    async def _find_orphans(self) -> None:
+        """Take tasks from the partitions of members that left before this one joined.
+
+        They are read after the first view: later views report all others that leave.
+        """
+        for partition in await steps_of(self._admin_queue.partitions)():
+            owner = partition_member(partition)
+            if owner is not None and owner not in (self._members() or ()):
+                self.hooks.add_orphaned_partition(partition)
+                self.worker_loop.search_soon()
+                if owner in (self._members() or ()):  # it has joined just now
+                    self.hooks.remove_orphan(partition)
 
     async def _report_load(self) -> None:
         """Write the number of tasks queued and running on this worker, if it has changed."""
