@@ -17,7 +17,7 @@ DEFECTS = (
         "PersistentLock",
         "a lock is taken without checking our own owner record",
         "primitives/leased/protocol.py",
-        "(Exists(me),) if me is not None else ()",
+        "(Exists(own_key),) if own_key is not None else ()",
         "()",
         id_of("primitives/lock_protocol", "a_free_lock_is_taken_if_it_is_unchanged_and_we_live"),
     ),
@@ -91,8 +91,8 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a waiter trusts an alive key whose removal its watch did not show",
-        "primitives/leased/core.py",
-        "self.table.find_removed_owners(self.waits.blocking())",
+        "primitives/leased/maintenance.py",
+        "self.table.find_removed_owners(self.waits.list_blocking_owners())",
         "self.table.find_removed_owners(self._find_unwatched_owners())",
         id_of(
             "primitives/shared_renewals",
@@ -115,7 +115,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a lost owner leaves its alive key",
-        "primitives/leased/core.py",
+        "primitives/leased/maintenance.py",
         "for owner in self.state.find_lost_owners_with_session():",
         "for owner in list[LockOwner]():",
         id_of(
@@ -128,7 +128,7 @@ DEFECTS = (
         "LockKeeper",
         "a write that may land late is forgotten",
         "primitives/leased/acquirer.py",
-        "                doubts.append(what)\n",
+        "                unconfirmed.append(result)\n",
         "                pass\n",
         id_of(
             "primitives/lock_keeper", "a_try_with_a_lost_answer_never_leaves_a_lock_behind", on="memory-applied later"
@@ -137,7 +137,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "an interrupted release waits for the next chores",
-        "primitives/leased/core.py",
+        "primitives/leased/maintenance.py",
         "with undone_if_interrupted(self._cleanup_drain.signal):",
         "with undone_if_interrupted(bool):",
         id_of(

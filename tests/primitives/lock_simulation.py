@@ -1,7 +1,7 @@
 """The lock protocol in virtual time: nodes with drifting clocks, pauses, cuts, late and lost messages, one server.
 
-Runs the functions with which the package decides (`Lease`, `Sightings`, `plan_write`). Only the loop around them is
-simulated. With `sessions`, each owner names a session, which the server ends when no renewal arrives for a TTL.
+Runs the functions with which the package decides (`Lease`, `OwnerObservations`, `plan_write`). Only the loop around
+them is simulated. With `sessions`, each owner names a session, which the server ends when no renewal arrives for a TTL.
 A mutation replaces one of the decisions, to show that the check for overlaps can fail.
 """
 
@@ -15,9 +15,9 @@ from latchwork.primitives.leased.protocol import (
     FREE,
     TAKEOVER_FACTOR,
     LockRecord,
+    LockWrite,
+    OwnerObservations,
     OwnerRecord,
-    Sightings,
-    WriteLock,
     alive_key,
     grace_s,
     plan_write,
@@ -102,7 +102,7 @@ class Node:
     name: str
     rate: float
     offset: float
-    sightings: Sightings = field(default_factory=Sightings)
+    sightings: OwnerObservations = field(default_factory=OwnerObservations)
     session: Session | None = None
     owner: Owner | None = None
     held: Entry | None = None
@@ -300,7 +300,7 @@ class Simulation:
         misses_alive_keys = self.random.random() < 0.05  # a listing is no snapshot
 
         def seen(entries):
-            at = asked_at if self.mutation == "sighting from the request" else node.clock(self.now)
+            at = asked_at if self.mutation == "observation from the request" else node.clock(self.now)
             shown = {entry.key for entry in entries}
             owners = [entry for entry in entries if entry.key.count("/") == 1]
             for entry in owners:
@@ -344,8 +344,8 @@ class Simulation:
             seen = None
         me = f"owners/{owner.id}"
         value = LockRecord(owner.id, str(attempt)).to_bytes()
-        decision = plan_write(LOCK, entry, value, me=me, owner_key=f"owners/{named}", seen=seen, now=now)
-        if not isinstance(decision, WriteLock):
+        decision = plan_write(LOCK, entry, value, own_key=me, owner_key=f"owners/{named}", seen=seen, now=now)
+        if not isinstance(decision, LockWrite):
             return
         decision = self.mutated(decision)
 

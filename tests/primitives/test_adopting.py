@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import PersistentLock
-from latchwork.primitives.leased.protocol import FREE, LockRecord, WriteLock, plan_adoption
+from latchwork.primitives.leased.protocol import FREE, LockRecord, LockWrite, plan_adoption
 from latchwork.types import At, Entry, Exists, Put
 from through_loop import system_of
 
@@ -255,12 +255,12 @@ def test_a_persistent_lock_that_the_owner_has_no_more_is_not_adopted(connect, ke
 def test_an_adoption_checks_the_lock_and_that_we_live():
     record = LockRecord("old", "nonce").to_bytes()
     entry = Entry("locks/a", record, 7, 7, 7, None)
-    decision = plan_adoption("locks/a", entry, b"mine", me="owners/me", owner_key="owners/old", old="owners/old")
-    assert decision == WriteLock((At(entry), Exists("owners/me")), (Put("locks/a", b"mine"),))
+    decision = plan_adoption("locks/a", entry, b"mine", own_key="owners/me", owner_key="owners/old", old="owners/old")
+    assert decision == LockWrite((At(entry), Exists("owners/me")), (Put("locks/a", b"mine"),))
 
 
 @pytest.mark.parametrize("value", [None, FREE, b"something else"])
 def test_a_lock_that_names_nobody_is_not_adopted(value):
     entry = None if value is None else Entry("locks/a", value, 7, 7, 7, None)
-    decision = plan_adoption("locks/a", entry, b"mine", me="owners/me", owner_key="owners/", old="owners/old")
-    assert not isinstance(decision, WriteLock)
+    decision = plan_adoption("locks/a", entry, b"mine", own_key="owners/me", owner_key="owners/", old="owners/old")
+    assert not isinstance(decision, LockWrite)

@@ -160,7 +160,7 @@ USES = {
         for kind in ("Lock", "ReadWriteLock.read", "ReadWriteLock.write", "Semaphore", "PersistentLock", "LockKeeper")
     },
     "Semaphore.resize": ("Semaphore", lambda one: one.resize(9)),
-    "PersistentLock.on_prolong_failed": ("PersistentLock", lambda one: one.on_prolong_failed(print)),
+    "PersistentLock.on_renewal_failed": ("PersistentLock", lambda one: one.on_renewal_failed(print)),
     "PersistentLock.adopt": ("PersistentLock", lambda one: one.adopt("0" * 32, 0)),
     "LockKeeper.start": ("LockKeeper", lambda one: one.start()),
     "LockKeeper.try_acquire": ("LockKeeper", lambda one: one.try_acquire("a")),
@@ -168,7 +168,7 @@ USES = {
     "LockKeeper.adopt": ("LockKeeper", lambda one: one.adopt("0" * 32, timeout_s=0)),
     "LockKeeper.when_free": ("LockKeeper", lambda one: one.when_free("a", print)),
     "LockKeeper.sweep": ("LockKeeper", lambda one: one.sweep()),
-    "LockKeeper.on_prolong_failed": ("LockKeeper", lambda one: one.on_prolong_failed(print)),
+    "LockKeeper.on_renewal_failed": ("LockKeeper", lambda one: one.on_renewal_failed(print)),
     "LeaderLatch.start": ("LeaderLatch", lambda one: one.start()),
     "LeaderLatch.run": ("LeaderLatch", lambda one: one.run(print)),
     "LeaderLatch.on_elected": ("LeaderLatch", lambda one: one.on_elected(print)),

@@ -169,7 +169,7 @@ def test_waiters_are_told_when_their_locks_look_free(keepers, eventually):
     names = [f"job/{number}" for number in range(300)]
     first.try_acquire_many(names)
     # A lock whose owner was not seen yet may look free for a moment: that is another story.
-    eventually(lambda: second._table.sighting(first.owner_id) is not None)
+    eventually(lambda: second._table.find_observed_owner(first.owner_id) is not None)
     told = []
     for name in names:
         second.when_free(name, told.append)
@@ -202,7 +202,9 @@ def test_a_wait_that_was_cancelled_is_told_nothing(keepers, eventually):
     first, second = keepers(ttl_s=30.0), keepers(ttl_s=30.0)
     held = first.acquire("job/1", 5.0)
     second.start()
-    eventually(lambda: any(second._table.sighting(owner) for owner in first._state.ids))  # else it looks free at first
+    eventually(
+        lambda: any(second._table.find_observed_owner(owner) for owner in first._state.ids)
+    )  # else it looks free at first
     told = []
     second.when_free("job/1", told.append)()
     held.release()
@@ -216,7 +218,7 @@ def test_all_locks_of_a_dead_owner_are_taken_over_together(keepers, eventually):
     names = [f"job/{number}" for number in range(150)]
     tokens = {name: held.fence.token for name, held in first.try_acquire_many(names).items()}
     (owner,) = first._state.ids
-    eventually(lambda: second._table.sighting(owner))
+    eventually(lambda: second._table.find_observed_owner(owner))
     told = []
     for name in names:
         second.when_free(name, lambda _name: told.append(second._table.dead_at(owner)))
@@ -309,18 +311,18 @@ def test_a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quar
     keeper, rival = keepers(ttl_s=60.0, store=store), keepers(ttl_s=60.0)
     held = keeper.acquire("job/1", 10.0)
     time.sleep(0.2)  # the chores that every keeper begins with
-    end_work, lane = held.end_work, keeper._core._cleanup_drain
+    stop_work, lane = held.stop_work, keeper._core._cleanup_drain
     signal = lane.signal
 
     def interrupted():
-        monkeypatch.setattr(held, "end_work", end_work)
+        monkeypatch.setattr(held, "stop_work", stop_work)
         raise KeyboardInterrupt
 
     def at_once():
         signal()
         time.sleep(0.5)
 
-    monkeypatch.setattr(held, "end_work", interrupted)
+    monkeypatch.setattr(held, "stop_work", interrupted)
     monkeypatch.setattr(lane, "signal", at_once)
     with pytest.raises(KeyboardInterrupt):
         keeper.release(["job/1"])
@@ -330,7 +332,7 @@ def test_a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quar
 def test_a_renewal_that_fails_is_told_with_the_time_that_is_left(connect, keepers, eventually):
     told = []
     with FaultyStore(connect()) as store, keepers(ttl_s=4.0, store=store) as keeper:
-        keeper.on_prolong_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
+        keeper.on_renewal_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
         keeper.acquire("job/1", 10.0)
         store.cut_off()
         eventually(lambda: told, 20.0)
@@ -482,7 +484,7 @@ def test_a_try_with_a_lost_answer_never_leaves_a_lock_behind(connect, keepers, m
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
     assert "job/1" not in keeper.held()
-    eventually(lambda: not keeper._state.doubts)
+    eventually(lambda: not keeper._state.unconfirmed_writes)
     if when == "applied later":
         assert cut.land() == "refused"
     assert keeper.state("job/1").holder is None
@@ -516,7 +518,7 @@ def test_a_takeover_with_a_lost_answer_leaves_no_lock_behind(connect, keepers, m
     monkeypatch.setattr(store, "commit", cut)
     with pytest.raises(OutcomeUnknown):
         keeper.try_acquire("job/1")
-    eventually(lambda: not keeper._state.doubts)
+    eventually(lambda: not keeper._state.unconfirmed_writes)
     assert cut.land() == "refused"
     assert rival.acquire("job/1", 5.0).is_held
 

@@ -13,10 +13,10 @@ from latchwork.primitives.leased.protocol import (
     TAKEOVER_FACTOR,
     LockIsHeld,
     LockRecord,
+    LockWrite,
+    ObservedOwner,
+    OwnerObservations,
     OwnerRecord,
-    Sighting,
-    Sightings,
-    WriteLock,
     grace_s,
     plan_write,
 )
@@ -32,54 +32,54 @@ def lock(value, version=7):
 
 
 def planned(entry, *, seen=None, now=0.0, me=O_ME, owner_key=O_OLD):
-    return plan_write(L, entry, MINE, me=me, owner_key=owner_key, seen=seen, now=now)
+    return plan_write(L, entry, MINE, own_key=me, owner_key=owner_key, seen=seen, now=now)
 
 
 def test_an_absent_lock_is_taken_if_it_is_still_absent_and_we_live():
-    assert planned(None) == WriteLock((Absent(L), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(None) == LockWrite((Absent(L), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_free_lock_is_taken_if_it_is_unchanged_and_we_live():
     entry = lock(FREE)
-    assert planned(entry) == WriteLock((At(entry), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry) == LockWrite((At(entry), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_lock_whose_owner_is_gone_is_taken_at_once_if_it_stays_gone():
     entry = lock(LockRecord("old", "x").to_bytes())
-    assert planned(entry) == WriteLock((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry) == LockWrite((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_lock_of_a_living_owner_is_held_until_the_owner_must_have_stopped():
     entry = lock(LockRecord("old", "x").to_bytes())
-    assert planned(entry, seen=Sighting(3, 2.0, since=10.0), now=12.0) == LockIsHeld(
+    assert planned(entry, seen=ObservedOwner(3, 2.0, since=10.0), now=12.0) == LockIsHeld(
         "old", 10.0 + 2.0 * TAKEOVER_FACTOR
     )
 
 
 def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it():
     entry = lock(LockRecord("old", "x").to_bytes())
-    take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
-    assert take == WriteLock(
+    take = planned(entry, seen=ObservedOwner(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
+    assert take == LockWrite(
         (At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old"
     )
 
 
 def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
-    entry, seen = lock(LockRecord("old", "x").to_bytes()), Sighting(3, 2.0, 10.0, "s", missing_since=10.2)
+    entry, seen = lock(LockRecord("old", "x").to_bytes()), ObservedOwner(3, 2.0, 10.0, "s", missing_since=10.2)
     over_at = 10.2 + grace_s(2.0)
     assert planned(entry, seen=seen, now=over_at - 0.01) == LockIsHeld("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
     checks = (At(entry), At.of(O_OLD, 3), Absent("owners/alive/old"), Exists(O_ME))
-    assert take == WriteLock(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
+    assert take == LockWrite(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 
 def test_an_owner_with_a_sign_counts_as_alive_however_long_its_record_is_unchanged():
-    entry, seen = lock(LockRecord("old", "x").to_bytes()), Sighting(3, 2.0, 10.0, "s")
+    entry, seen = lock(LockRecord("old", "x").to_bytes()), ObservedOwner(3, 2.0, 10.0, "s")
     assert planned(entry, seen=seen, now=1e6) == LockIsHeld("old", math.inf)
 
 
 def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():
-    seen = Sightings()
+    seen = OwnerObservations()
     seen.record_owner("o", 1, 2.0, 10.0, session="s")
     assert seen.find("o").missing_since == 10.0
     seen.record_missing_alive_key("o", 11.0)
@@ -97,7 +97,7 @@ def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with
 
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
     entry = lock(LockRecord("me", "lost answer").to_bytes())
-    assert planned(entry, owner_key=O_ME) == WriteLock((At(entry), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry, owner_key=O_ME) == LockWrite((At(entry), Exists(O_ME)), (Put(L, MINE),))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"owner": 3}', b'{"owner": ""}'])
@@ -167,23 +167,23 @@ def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
 
 
 def test_a_sighting_counts_from_the_first_response_that_showed_this_version():
-    sightings = Sightings()
+    sightings = OwnerObservations()
     assert sightings.record_owner("old", 1, 1.0, now=5.0)
     assert not sightings.record_owner("old", 1, 1.0, now=6.0)
-    assert sightings.find("old") == Sighting(1, 1.0, 5.0)
+    assert sightings.find("old") == ObservedOwner(1, 1.0, 5.0)
     assert sightings.record_owner("old", 2, 1.0, now=7.0)
-    assert sightings.find("old") == Sighting(2, 1.0, 7.0)
+    assert sightings.find("old") == ObservedOwner(2, 1.0, 7.0)
 
 
 def test_an_owner_that_is_gone_is_forgotten():
-    sightings = Sightings()
+    sightings = OwnerObservations()
     sightings.record_owner("old", 1, 1.0, now=5.0)
     sightings.record_removal("old")
     assert sightings.find("old") is None
 
 
 def test_owners_that_have_been_dead_for_a_ttl_are_found():
-    sightings = Sightings()
+    sightings = OwnerObservations()
     sightings.record_owner("silent", 1, 1.0, now=0.0)
     sightings.record_owner("no alive key", 1, 1.0, now=0.5, session="s")
     sightings.record_owner("renewed", 1, 10.0, now=0.0)
@@ -199,26 +199,26 @@ def test_the_grace_after_a_session_is_a_twentieth_of_the_ttl_within_bounds(ttl_s
 
 
 def test_an_alive_key_counts_as_missing_from_the_first_response_without_it_until_one_shows_it():
-    sightings = Sightings()
+    sightings = OwnerObservations()
     sightings.record_owner("o", 1, 10.0, now=5.0, session="s")
-    assert sightings.find("o") == Sighting(1, 10.0, 5.0, "s", missing_since=5.0)
+    assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s", missing_since=5.0)
     sightings.record_missing_alive_key("o", 6.0)
     assert sightings.find("o").dead_at == 5.0 + grace_s(10.0)
     sightings.record_alive_key("o")
-    assert sightings.find("o") == Sighting(1, 10.0, 5.0, "s")
+    assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s")
     assert sightings.find("o").dead_at == math.inf
     sightings.record_owner("o", 2, 10.0, now=7.0, session="s")
     assert sightings.find("o").missing_since is None
     sightings.record_missing_alive_key("o", 8.0)
-    assert sightings.find("o") == Sighting(2, 10.0, 7.0, "s", missing_since=8.0)
+    assert sightings.find("o") == ObservedOwner(2, 10.0, 7.0, "s", missing_since=8.0)
 
 
 def test_an_owner_without_a_session_needs_no_sign_and_one_that_is_gone_has_none():
-    sightings = Sightings()
+    sightings = OwnerObservations()
     sightings.record_missing_alive_key("never seen", 4.0)
     sightings.record_owner("o", 1, 10.0, now=5.0)
     sightings.record_missing_alive_key("o", 6.0)
-    assert sightings.find("o") == Sighting(1, 10.0, 5.0)
+    assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0)
     sightings.record_alive_key("p")
     sightings.record_removal("p")
     sightings.record_removal("p")
@@ -227,4 +227,4 @@ def test_an_owner_without_a_session_needs_no_sign_and_one_that_is_gone_has_none(
 
 
 def test_a_lock_is_looked_at_without_an_owner_of_ours():
-    assert planned(None, me=None) == WriteLock((Absent(L),), (Put(L, MINE),))
+    assert planned(None, me=None) == LockWrite((Absent(L),), (Put(L, MINE),))

@@ -24,7 +24,7 @@ def test_no_two_nodes_ever_believe_that_they_hold_the_lock(sessions):
 
 @pytest.mark.parametrize(
     "mutation",
-    ["takeover without At(O_old)", "deadline from the answer", "sighting from the request", "take without At(L)"],
+    ["takeover without At(O_old)", "deadline from the answer", "observation from the request", "take without At(L)"],
 )
 def test_leaving_out_one_step_of_the_protocol_is_caught(mutation):
     assert any(Simulation(seed, mutation=mutation).run(STEPS).overlaps for seed in range(30))

@@ -136,8 +136,8 @@ def test_a_renewal_that_fails_is_told_to_those_who_listen_and_to_nobody_else(con
     told, gone = [], []
     with FaultyStore(connect()) as store:
         lock = PersistentLock(store, "orders", ttl_s=4.0)
-        lock.on_prolong_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
-        lock.on_prolong_failed(lambda *_: gone.append(1))()  # and taken back
+        lock.on_renewal_failed(lambda error, remaining_s: told.append((type(error), remaining_s)))
+        lock.on_renewal_failed(lambda *_: gone.append(1))()  # and taken back
         lock.acquire(10.0)
         store.cut_off()
         eventually(lambda: told, 20.0)
@@ -247,7 +247,7 @@ def test_closing_wakes_a_waiter(locks, eventually):
 
 def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(holder, locks):
     next_one = locks()
-    next_one._keeper_for_use(object()).start()  # follows the owners from its start
+    next_one._prepare_keeper(object()).start()  # follows the owners from its start
     first = holder("lock", "orders", TTL_S)
     token = first.hear()["token"]
     time.sleep(0.5 * TTL_S)
@@ -263,7 +263,7 @@ def test_a_holder_that_is_killed_is_followed_within_its_ttl_and_little_more(hold
 
 def test_a_holder_that_slept_past_its_ttl_is_refused_and_knows(holder, locks, store):
     next_one = locks()
-    next_one._keeper_for_use(object()).start()
+    next_one._prepare_keeper(object()).start()
     first = holder("lock", "orders", TTL_S)
     first.hear()
     assert first.ask("write") == {"write": "written"}

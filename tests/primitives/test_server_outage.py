@@ -29,7 +29,7 @@ def store(server):
 def test_an_outage_longer_than_the_ttl_is_told_in_time_and_ends_by_itself(server, store, eventually):
     with LockKeeper(store, ttl_s=TTL_S) as keeper, LeaderLatch(store, "leader", node_id="n1") as latch:
         failed, lost, revoked = [], [], []
-        keeper.on_prolong_failed(lambda error, remaining_s: failed.append((error, remaining_s)))
+        keeper.on_renewal_failed(lambda error, remaining_s: failed.append((error, remaining_s)))
         keeper.on_lost(lambda names: lost.append((names, time.monotonic())))
         latch.on_revoked(lambda: revoked.append(time.monotonic()))
         held = keeper.acquire("job/1", 10.0)

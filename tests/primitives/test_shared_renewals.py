@@ -210,10 +210,12 @@ def test_a_sweep_is_refused_while_the_alive_key_exists(shared, keepers, store, m
         return [entry for entry in listed(prefix, **options) if not entry.key.startswith("owners/alive/")]
 
     other.start()
-    eventually(lambda: other._table.sighting(owner) is not None)  # from then on, the watch shows no alive key again
+    eventually(
+        lambda: other._table.find_observed_owner(owner) is not None
+    )  # from then on, the watch shows no alive key again
     monkeypatch.setattr(other._store, "list", list_without_alive_keys)
     other.sweep()
-    assert other._table.sighting(owner).missing_since is not None
+    assert other._table.find_observed_owner(owner).missing_since is not None
     time.sleep(grace_s(TTL_S) + 1.1 * TTL_S)
     assert other.sweep() == (0, 0)
     assert store.get(OWNER(owner)) is not None

@@ -154,10 +154,10 @@ def doors(store):
         "claim.on_lost": queue.take(30.0).on_lost,
         "group.on_view": Group(store, "group", member_id="m").on_view,
         "keeper.on_lost": keeper.on_lost,
-        "keeper.on_prolong_failed": keeper.on_prolong_failed,
+        "keeper.on_renewal_failed": keeper.on_renewal_failed,
         "keeper.when_free": partial(keeper.when_free, "p"),
         "persistent.on_lost": persistent.on_lost,
-        "persistent.on_prolong_failed": persistent.on_prolong_failed,
+        "persistent.on_renewal_failed": persistent.on_renewal_failed,
         "stop.on_stop": StopSignal("work").on_stop,
         "listen": partial(listen, {}),
     }

@@ -35,7 +35,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     **{
         (method, "fn"): as_listener
         for method in (
-            "on_change", "on_elected", "on_end", "on_lost", "on_prolong_failed", "on_revoked", "on_state", "on_view",
+            "on_change", "on_elected", "on_end", "on_lost", "on_renewal_failed", "on_revoked", "on_state", "on_view",
             "subscribe", "when_free",
         )
     },

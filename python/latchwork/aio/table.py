@@ -66,13 +66,13 @@ ROWS = (
     ),
     Row(primitives.ReadWriteLock),
     Row(primitives.Semaphore, hidden=_HOLDS),
-    Row(primitives.LeaderLatch, hidden=("end_soon",)),
+    Row(primitives.LeaderLatch, hidden=("close_in_background",)),
     Row(primitives.Election),
     Row(primitives.Term),
     Row(primitives.Observer),
     Row(primitives.Barrier),
     Row(primitives.DoubleBarrier),
-    Row(primitives.Group, hidden=("end_soon",)),
+    Row(primitives.Group, hidden=("close_in_background",)),
     Row(primitives.Queue),
     Row(primitives.PriorityQueue),
     Row(primitives.WorkQueue),
@@ -83,8 +83,8 @@ ROWS = (
     Row(primitives.RateLimiter),
     Row(primitives.Once),
     Row(primitives.PersistentLock),
-    Row(primitives.LockKeeper, hidden=("acquire_unless", "end_soon", "release_held")),
-    Row(primitives.HeldLock, hidden=("end_work", "is_kept", "ownership")),
+    Row(primitives.LockKeeper, hidden=("acquire_unless_stopped", "close_in_background", "release_held")),
+    Row(primitives.HeldLock, hidden=("is_unreleased", "ownership", "stop_work")),
 )
 #: Functions whose first argument is a store.
 FUNCTIONS = (

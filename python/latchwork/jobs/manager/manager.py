@@ -186,7 +186,7 @@ class Manager:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
-        self._latch.end_soon()
+        self._latch.close_in_background()
 
     def close(self) -> None:
         """Give up leadership, and wait until that is stored. Idempotent; callable from any thread except its own."""

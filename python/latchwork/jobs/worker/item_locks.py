@@ -50,7 +50,7 @@ class RunLocks:
         """Return the seconds until the run must be asked to stop, so that it has ``margin_s`` before its locks expire.
         0 or less means now.
         """
-        return min((owner.spare_s(margin_s) for owner in self._owners), default=0.0)
+        return min((owner.work_remaining_s(margin_s) for owner in self._owners), default=0.0)
 
     def fence(self, item: str) -> Fence:
         """Return the fence that proves that the item is still held as it was when the run started.

@@ -244,7 +244,7 @@ class SessionLock(GuardsWork):
         async with self._waits.start(timeout_s) as (waiter, deadline):
             position = await self._take(waiter, deadline)
             if position is None:
-                self._waits.refuse_closed(waiter.session)
+                self._waits.check_open(waiter.session)
                 raise WaitTimeout(await self._timeout_message(timeout_s))
             return (await self._on_acquired(position, waiter)).acquisitions[0]
 

@@ -113,7 +113,7 @@ class LeaderLatch(GuardsWork, Participant):
         If an earlier thread is still leaving the queue, return that one.
         """
         with self._changed.mutex:
-            self._refuse_closed()
+            self._check_open()
             if self._background is not None:
                 return self._background if self._leaving else None
             self._leaving = False
@@ -167,7 +167,7 @@ class LeaderLatch(GuardsWork, Participant):
         if for_good and (background is None or not background.is_alive):  # else it does so at its end
             self._dispatcher.close()
 
-    def end_soon(self) -> None:
+    def close_in_background(self) -> None:
         """Leave the queue permanently in the background, without waiting."""
         self._end_soon(for_good=True)
 
@@ -335,7 +335,7 @@ class LeaderLatch(GuardsWork, Participant):
         Elected and revoked alternate in order, one at a time: a slow listener delays later ones. Returns a function
         that removes the listener.
         """
-        self._refuse_closed()
+        self._check_open()
         with self._changed.mutex:
             if self._led is not None:
                 self._announcer.queue(check_listener(fn))
@@ -345,7 +345,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` in a callback thread each time this process stops being the leader."""
-        self._refuse_closed()
+        self._check_open()
         with self._changed.mutex:
             return listen(self._revoked_listeners, fn)
 

@@ -125,7 +125,7 @@ class Group(Participant):
         """
         self._home.check()  # first: a child of a fork may find the lock held forever
         with self._changed.mutex:
-            self._refuse_closed()
+            self._check_open()
             if not self._started:
                 self._started = True
                 self._start_or_wake_thread()
@@ -260,7 +260,7 @@ class Group(Participant):
             LatchworkError: The group has no member ID.
             Closed: The group was closed.
         """
-        self._refuse_closed()
+        self._check_open()
         await self._member().update(weight, labels, address)
 
     # Looking around
@@ -311,7 +311,7 @@ class Group(Participant):
 
         Listeners are called one at a time: a slow one delays the others. Returns a function that removes the listener.
         """
-        self._refuse_closed()
+        self._check_open()
         check_listener(fn)
         with self._changed.mutex:
             if self._seen:

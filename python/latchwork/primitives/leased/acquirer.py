@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
-from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import read_state
+from latchwork.primitives.leased.maintenance import KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
-from latchwork.primitives.leased.protocol import InDoubt
+from latchwork.primitives.leased.protocol import UnconfirmedWrite
 from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Steps, undone_if_interrupted
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 class LockAcquirer:
-    """Acquires locks for a keeper. Thread-safe.
+    """Acquires locks for a lock keeper. Thread-safe.
 
     Args:
-        core: The keeper's state and background work.
+        core: State and background work of the keeper.
     """
 
-    def __init__(self, core: KeeperCore) -> None:
+    def __init__(self, core: KeeperMaintenance) -> None:
         self._core = core
         self._state = core.state
         self._table = core.table
@@ -42,99 +42,105 @@ class LockAcquirer:
     async def acquire(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
         """Wait for a lock and acquire it.
 
+        Args:
+            name: Name of the lock.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
+            stop: Ends the wait when it is set.
         Raises:
-            Closed: The signal ``stop`` was set while waiting.
+            Closed: ``stop`` was set before the lock was acquired.
         """
         check_name(name, "lock")
         self._core.fork_guard.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
         deadline, backoff = Deadline(self._clock, timeout_s), Backoff()
         while True:
-            trouble: LatchworkError | None = None
+            last_error: LatchworkError | None = None
             try:
-                held = (await self.take_free([name])).get(name)
+                held = (await self.acquire_free([name])).get(name)
             except (Unavailable, OutcomeUnknown) as error:
-                held, trouble = None, error
+                held, last_error = None, error
             if held is not None:
                 return held
             if deadline.has_passed:
-                raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
+                raise last_error or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and await self._core.waits.wait_free(name, deadline, stop):
+            if last_error is None and await self._core.waits.wait_free(name, deadline, stop):
                 backoff.reset()
             elif not stop.is_set():
-                await self._pause(deadline.left_s(pause_s))
+                await self._sleep(deadline.left_s(pause_s))
             if stop.is_set():
                 raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
 
-    async def take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
-        """Acquire those of the locks that are free, and return them by name.
+    async def acquire_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
+        """Acquire the locks that are free, without waiting.
 
+        Returns:
+            The acquired locks by name.
         Raises:
-            Unavailable, OutcomeUnknown: The server failed before any lock was acquired. After a partial success the
-                acquired locks are returned instead.
+            Unavailable, OutcomeUnknown: The server failed before any lock was acquired. If some locks were acquired
+                before, they are returned instead.
         """
         self._core.start()
-        granted, claimer = dict[str, HeldLock](), object()
+        acquired, call_id = dict[str, HeldLock](), object()
         try:
-            undo = undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values())))
-            with undo, self._claimed(names, claimer) as claimed:
-                await self._take(claimed, granted, claimer)
+            undo = undone_if_interrupted(lambda: self._core.release_in_background(list(acquired.values())))
+            with undo, self._mark_busy(names, call_id) as claimed:
+                await self._acquire_missing(claimed, acquired, call_id)
         except (Unavailable, OutcomeUnknown) as error:
-            if not granted:
+            if not acquired:
                 raise
-            _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
-        return granted
+            _log.warning("%d of %d locks were taken, then: %s", len(acquired), len(names), error)
+        return acquired
 
-    async def _take(
-        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, only_from: str | None = None
+    async def _acquire_missing(
+        self, names: Sequence[str], acquired: dict[str, HeldLock], call_id: object, only_from: str | None = None
     ) -> None:
-        """Acquire those of the locks that are free and not yet in ``granted``.
+        """Acquire the free locks that are not yet in ``acquired``.
 
         Args:
             names: Names of the locks.
-            granted: Receives the acquired locks by name.
-            claimer: Identifies the call that has marked the names as busy.
-            only_from: Acquire only locks of the owner with this ID; None for any.
+            acquired: Receives the acquired locks by name.
+            call_id: Identifies the call that has marked the names as busy.
+            only_from: Acquire only locks of the owner with this ID. None for any owner.
         """
-        while left := [name for name in names if name not in granted]:
-            owner = await self._use_owner(claimer)
-            written: dict[str, Entry | InDoubt] = {}
+        while left := [name for name in names if name not in acquired]:
+            owner = await self._use_owner(call_id)
+            written: dict[str, Entry | UnconfirmedWrite] = {}
             try:
-                await self._table.take(left, owner.id, written, only_from=only_from)
+                await self._table.acquire(left, owner.id, written, only_from=only_from)
             except Conflict:
                 pass  # our own O is gone
             else:
                 return
             finally:
-                granted.update(self._grant(owner, written, claimer))
+                acquired.update(self._record_acquired(owner, written, call_id))
             self._core.lose(owner, "another owner took it over")
 
-    async def _use_owner(self, claimer: object) -> LockOwner:
-        """Return the current owner of this keeper's locks, or create one.
+    async def _use_owner(self, call_id: object) -> LockOwner:
+        """Return the current owner of this keeper's locks. Create one if there is none.
 
-        It is marked as used, so that it is not ended.
+        The owner does not end while the call ``call_id`` uses it.
         """
         while True:
             self._core.lose_if_expired()
-            owner, version = self._state.use_owner(claimer)
+            owner, version = self._state.use_owner(call_id)
             if owner is not None:
                 return owner
             owner = LockOwner(
                 self._clock,
                 self._core.ttl_s,
                 self._core.fork_guard,
-                session=self._core.renewals.session(),
+                session=self._core.renewals.find_session(),
                 renew=self._core.renewals.renew,
-                renewed=self._core.renewed,
+                renewed=self._core.handle_renewal_result,
                 release=self._core.release,
             )
-            if self._state.begin_creation(owner, claimer):
-                await self._make(owner)
+            if self._state.begin_creation(owner, call_id):
+                await self._create_owner(owner)
                 return owner
             await self._state.changed_since(version, 1.0)  # another thread makes one
 
-    async def _make(self, owner: LockOwner) -> None:
+    async def _create_owner(self, owner: LockOwner) -> None:
         created = False
         try:
             await self._core.renewals.create(owner)
@@ -145,30 +151,32 @@ class LockAcquirer:
         self._core.wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._core.ttl_s)
 
-    def _grant(self, owner: LockOwner, written: dict[str, Entry | InDoubt], claimer: object) -> dict[str, HeldLock]:
-        holds, doubts = [], []
-        for name, what in written.items():
-            if isinstance(what, InDoubt):
-                doubts.append(what)
+    def _record_acquired(
+        self, owner: LockOwner, written: dict[str, Entry | UnconfirmedWrite], call_id: object
+    ) -> dict[str, HeldLock]:
+        holds, unconfirmed = [], []
+        for name, result in written.items():
+            if isinstance(result, UnconfirmedWrite):
+                unconfirmed.append(result)
             else:
-                holds.append(HeldLock(owner, name, what, self._core.store.fence(what.token, At(what))))
-        granted = self._state.grant(owner, holds, doubts, claimer)
-        for name, held in granted.items():
+                holds.append(HeldLock(owner, name, result, self._core.store.fence(result.token, At(result))))
+        acquired = self._state.record_acquired(owner, holds, unconfirmed, call_id)
+        for name, held in acquired.items():
             _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
-        return granted
+        return acquired
 
     @contextmanager
-    def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
-        """Mark names as busy while a ``with`` block runs, except those that are held or busy already.
+    def _mark_busy(self, names: Iterable[str], call_id: object) -> Iterator[list[str]]:
+        """Mark names as busy until the ``with`` block ends, and return the marked names.
 
-        Yield the marked names.
+        A name is not marked if its lock is held, or if another call has marked it.
         """
         try:
-            yield self._state.claim(names, claimer)
+            yield self._state.mark_busy(names, call_id)
         finally:
-            self._core.end_claim(claimer)
+            self._core.unmark_busy(call_id)
 
-    async def _pause(self, seconds: float | None) -> None:
+    async def _sleep(self, seconds: float | None) -> None:
         await Pause(self._clock, self._core.closing, seconds)
 
     async def _still_held(self, name: str, timeout_s: float | None) -> str:
@@ -183,36 +191,51 @@ class LockAcquirer:
 
     # Adopting
 
-    async def adopt(self, old: str, only: Collection[str] | None, deadline: Deadline) -> dict[str, HeldLock]:
-        """Take over the locks of another owner, and return them by name.
+    async def adopt(self, old_owner: str, names: Collection[str] | None, deadline: Deadline) -> dict[str, HeldLock]:
+        """Take over the locks of another owner, and then delete that owner.
 
-        Then delete that owner, unless it keeps some locks.
+        The owner is renewed once before, so that no client considers it dead meanwhile. It is deleted last, so that a
+        lock that it acquired after our read becomes free. It is not deleted if it keeps some locks.
 
-        The owner is renewed once before, so that no client considers it dead meanwhile. It is deleted last, so that
-        locks that it took after our read become free. After an error, some locks may not have been taken over. The
-        others are held.
+        Args:
+            old_owner: ID of the other owner.
+            names: Take over only these locks. None for all locks of the owner.
+            deadline: When to stop retrying after errors.
+        Returns:
+            The acquired locks by name.
+        Raises:
+            Unavailable, OutcomeUnknown: The deadline has passed. Locks acquired before the error are held.
         """
         backoff = Backoff()
-        granted: dict[str, HeldLock] = {}
-        await self._retry(lambda: self._table.renew_other(old), deadline, backoff)
-        found = await self._retry(lambda: self._table.list_locks_of_owner(old), deadline, backoff)
-        left = names = [name for name in found if only is None or name in only]
-        claimer = object()
-        with undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values()))):
+        acquired: dict[str, HeldLock] = {}
+        await self._retry(lambda: self._table.renew_other(old_owner), deadline, backoff)
+        found = await self._retry(lambda: self._table.list_locks_of_owner(old_owner), deadline, backoff)
+        left = wanted = [name for name in found if names is None or name in names]
+        call_id = object()
+        with undone_if_interrupted(lambda: self._core.release_in_background(list(acquired.values()))):
             while left:
-                with self._claimed(left, claimer) as claimed:  # also during the pause: no other thread settles doubts
-                    await self._retry(partial(self._take, claimed, granted, claimer, old), deadline, backoff)
-                left = self._state.find_busy(name for name in left if name not in granted)
+                with self._mark_busy(
+                    left, call_id
+                ) as claimed:  # also during the pause: no other thread settles unconfirmed
+                    await self._retry(
+                        partial(self._acquire_missing, claimed, acquired, call_id, old_owner), deadline, backoff
+                    )
+                left = self._state.find_busy(name for name in left if name not in acquired)
                 if left and not await self._pause_before_retry(deadline, backoff):  # another thread is taking them
-                    return granted
-            if len(names) == len(found):
-                await self._core.delete(old)
-            return granted
+                    return acquired
+            if len(wanted) == len(found):
+                await self._core.delete(old_owner)
+            return acquired
 
     async def _retry(self, step: Callable[[], Steps[T]], deadline: Deadline, backoff: Backoff) -> T:
-        """Repeat a call while the server is unavailable, until it succeeds or the deadline has passed.
+        """Call ``step`` until it succeeds, and return its result.
 
-        Return its result.
+        Args:
+            step: The call to repeat.
+            deadline: When to stop retrying after errors.
+            backoff: The delays between two calls.
+        Raises:
+            Unavailable, OutcomeUnknown: The last call failed after the deadline, or the keeper is closing.
         """
         while True:
             try:
@@ -222,8 +245,8 @@ class LockAcquirer:
                     raise
 
     async def _pause_before_retry(self, deadline: Deadline, backoff: Backoff) -> bool:
-        """Pause after an error. Return False if the deadline has passed."""
+        """Wait for the backoff delay after an error. Return False without waiting if the deadline has passed."""
         if deadline.has_passed or self._core.closing.is_set():
             return False
-        await self._pause(deadline.left_s(backoff.next_s()))
+        await self._sleep(deadline.left_s(backoff.next_s()))
         return True

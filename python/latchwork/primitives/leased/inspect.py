@@ -1,4 +1,4 @@
-"""Read the holders of persistent locks, release a lock by force, and remove records of free locks."""
+"""Read the holders of persistent locks, release a lock by force, and remove the records of free locks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord
-from latchwork.primitives.leased.table import LockTable, owner_of, owners_of
+from latchwork.primitives.leased.table import LockTable, get_owner, list_owners_of
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store, resolved
 from latchwork.types import At, Check, Delete, Entry, Op, Put
@@ -23,13 +23,14 @@ FORGET_FREE_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """An owner, as it described itself. It may be dead; then others take over its locks when that is certain.
+    """The owner of a lock, as it described itself. It may be dead. Other clients take over its locks once its death is
+    certain.
 
     Attributes:
         owner_id: The UUID of the owner.
-        label: The name of the owner; may be empty.
-        host: Its host.
-        pid: Its process.
+        label: The name of the owner. May be empty.
+        host: The host name of its process.
+        pid: The process ID.
         ttl_s: Seconds that its locks outlive its last renewal.
     """
 
@@ -50,10 +51,10 @@ class LockState:
 
     Attributes:
         name: The name of the lock.
-        holder: The holder; None if the lock is free (or its owner is gone, which is the same).
-        token: The token of its last write: the fencing token of the holder.
-        since_s: When the holder took it, in seconds since the epoch on the holder's clock, for people; None if it is
-            free.
+        holder: The holder. None if the lock is free, or if its owner was removed, which means the same.
+        token: The token of the last write: the fencing token of the holder.
+        since_s: When the holder acquired it, in seconds since the epoch on the holder's clock, for display. None if the
+            lock is free.
     """
 
     name: str
@@ -64,13 +65,13 @@ class LockState:
 
 @driven
 async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
-    """Read the states of all locks that were ever taken and whose records still exist. No keeper is needed.
+    """Read the states of all locks whose records exist, including free locks. No keeper is needed.
 
     Args:
         store: The store of the locks.
         below: Only names below this one; "" for all.
     Returns:
-        Sorted by name, including free locks. Not a snapshot.
+        The states, sorted by name. Not a snapshot.
     """
     return await read_states_below(LockTable(store), below)
 
@@ -84,15 +85,16 @@ async def force_release(
 ) -> LockState | None:
     """Release a lock of another holder by force. Use it when you know that the holder can do no more harm.
 
-    Every fenced write of the holder is refused from now on. This does not mean that the holder notices or has stopped.
+    From then on, every fenced write of the holder is refused. This does not mean that the holder notices or has
+    stopped.
 
     Args:
         store: The store of the lock.
         name: The name of the lock.
-        also: Returns operations for the same transaction, given the state before, such as a record of who did it and
-            why. Their keys are relative to ``store``.
+        also: Called with the state before the release. Returns further operations for the same transaction, such as a
+            record of who released the lock and why. Their keys are relative to ``store``.
     Returns:
-        The state before; None if the lock was free, and nothing was done.
+        The state before the release. None if the lock was free and nothing was done.
     Raises:
         Conflict: The lock changed at the same time, or a key that ``also`` creates exists. Read again.
         InvalidKey: A key of ``also`` is malformed or reserved.
@@ -111,8 +113,13 @@ async def force_release(
 async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int:
     """Remove the records of free locks, and return how many were removed.
 
-    A keeper's ``sweep`` does so ten minutes after it first saw a lock free. Use this when no keeper is left. A lock
-    that is being taken stays.
+    A keeper's ``sweep`` removes such a record ten minutes after it first saw the lock free. Use this function when no
+    keeper is running. A lock that another client acquires at the same time stays.
+
+    Args:
+        store: The store of the locks.
+        below: Only names below this one; "" for all.
+        at_most: Examine at most this many locks. None for no limit.
     """
     table = LockTable(store)
     found = (await table.list_locks(below))[:at_most]
@@ -125,7 +132,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
 
 
 async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete entries in one transaction, or one by one if some have changed. Return how many were deleted."""
+    """Delete these entries in one transaction, or one by one if some have changed. Return how many were deleted."""
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
@@ -148,8 +155,8 @@ async def read_states_below(table: LockTable, below: str) -> list[LockState]:
 
 
 async def read_states(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
-    """Return the states of the locks in these entries, in the same order. Reads their owners."""
-    holders = await _holders(table, owners_of(found))
+    """Return the states of the locks in these entries, in the same order. Also reads the records of their owners."""
+    holders = await _holders(table, list_owners_of(found))
     states = []
     for entry in found:
         record = LockRecord.decode(entry.value)
@@ -173,7 +180,10 @@ async def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]
 
 
 class LockSweeper:
-    """Removes what dead owners left, and remembers since when locks are free. For one call at a time."""
+    """Removes the records of dead owners and of free locks, and remembers since when each lock is free.
+
+    Only one call may run at a time.
+    """
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
@@ -181,17 +191,18 @@ class LockSweeper:
         self._free_since: dict[str, tuple[object, float]] = {}
 
     async def sweep(self) -> tuple[int, int]:
-        """Remove owners that have been dead for a TTL, and release the locks of removed owners.
+        """Remove owners that have been dead for a TTL, release their locks, and remove locks that were free for ten
+        minutes.
 
         Returns:
-            The number of removed owners, and the number of locks that were freed or, after a long time, forgotten.
+            The number of removed owners, and the number of released or removed locks.
         """
         return await self._sweep_owners(), await self._sweep_locks()
 
     async def _sweep_owners(self) -> int:
         removed = 0
         for key, unchanged in (await self._table.find_long_dead_owners()).items():
-            removed += await self._unless_changed(unchanged, Delete(key))
+            removed += await self._write_if_unchanged(unchanged, Delete(key))
         return removed
 
     async def _sweep_locks(self) -> int:
@@ -201,15 +212,15 @@ class LockSweeper:
         swept = 0
         for at in range(0, len(found), _BATCH):
             batch = found[at : at + _BATCH]
-            gone = set(await self._table.find_removed_owners(owners_of(batch)))
+            gone = set(await self._table.find_removed_owners(list_owners_of(batch)))
             for entry in batch:
                 swept += await self._sweep_lock(entry, gone)
         return swept
 
     async def _sweep_lock(self, entry: Entry, gone: set[str]) -> int:
-        owner = owner_of(entry)
+        owner = get_owner(entry)
         if owner in gone:
-            return await self._unless_changed([At(entry)], Put(entry.key, FREE))
+            return await self._write_if_unchanged([At(entry)], Put(entry.key, FREE))
         if owner is not None or LockRecord.decode(entry.value) is None:
             return 0
         now = self._store.clock.now()
@@ -218,10 +229,10 @@ class LockSweeper:
             self._free_since[entry.key] = (entry.version, now)
         elif now - since >= FORGET_FREE_AFTER_S:
             self._free_since.pop(entry.key, None)
-            return await self._unless_changed([At(entry)], Delete(entry.key))
+            return await self._write_if_unchanged([At(entry)], Delete(entry.key))
         return 0
 
-    async def _unless_changed(self, unchanged: Sequence[Check], op: Op) -> int:
+    async def _write_if_unchanged(self, unchanged: Sequence[Check], op: Op) -> int:
         try:
             await ask(self._store.commit, unchanged, [op])
         except (Conflict, KeyExists, Unavailable, OutcomeUnknown):

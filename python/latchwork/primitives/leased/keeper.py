@@ -20,8 +20,8 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.acquirer import LockAcquirer
-from latchwork.primitives.leased.core import SWEEP_PERIOD_S, KeeperCore
 from latchwork.primitives.leased.inspect import LockState, read_state, read_states_below
+from latchwork.primitives.leased.maintenance import SWEEP_PERIOD_S, KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
 from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, refuse_in_callback
@@ -64,7 +64,7 @@ class LockKeeper(Startable):
         session: SessionProvider | None = None,
         sweep_period_s: float | None = SWEEP_PERIOD_S,
     ) -> None:
-        self._core = core = KeeperCore(
+        self._core = core = KeeperMaintenance(
             store, ttl_s=ttl_s, owner_label=owner_label, session=session, sweep_period_s=sweep_period_s
         )
         self._taking = LockAcquirer(core)
@@ -98,10 +98,10 @@ class LockKeeper(Startable):
         self._waits.close()
         try:
             if release:
-                await self._core.free_held(held)
+                await self._core.release_on_server(held)
         finally:
-            self._core.end()
-        await self._core.wait_ended()
+            self._core.request_stop()
+        await self._core.wait_stopped()
 
     def start(self) -> None:
         """Start to watch the owners of other clients' locks. Idempotent.
@@ -111,11 +111,11 @@ class LockKeeper(Startable):
         """
         self._core.start()
 
-    def end_soon(self) -> None:
+    def close_in_background(self) -> None:
         """Release all locks and close the keeper in the background, without waiting."""
-        self._core.end_soon()
+        self._core.close_in_background()
 
-    # LockAcquirer and releasing
+    # Acquiring and releasing
 
     @driven
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
@@ -141,8 +141,10 @@ class LockKeeper(Startable):
         """
         return await self._taking.acquire(name, timeout_s, Signal())
 
-    async def acquire_unless(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
-        """Acquire a lock like ``acquire``, but raise ``Closed`` when the signal ``stop`` is set."""
+    async def acquire_unless_stopped(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
+        """Wait for a lock and acquire it like ``acquire``, but raise ``Closed`` as soon as the signal ``stop`` is
+        set.
+        """
         return await self._taking.acquire(name, timeout_s, stop)
 
     @driven
@@ -154,7 +156,7 @@ class LockKeeper(Startable):
             OutcomeUnknown: It may have been acquired; then the keeper releases it.
             Closed, InvalidKey: As for ``acquire``.
         """
-        return (await self._taking.take_free([check_name(name, "lock")])).get(name)
+        return (await self._taking.acquire_free([check_name(name, "lock")])).get(name)
 
     @driven
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
@@ -168,7 +170,7 @@ class LockKeeper(Startable):
         Raises:
             Unavailable, OutcomeUnknown, Closed, InvalidKey: As for ``try_acquire``, and nothing was acquired.
         """
-        return await self._taking.take_free([check_name(name, "lock") for name in dict.fromkeys(names)])
+        return await self._taking.acquire_free([check_name(name, "lock") for name in dict.fromkeys(names)])
 
     @driven
     async def adopt(
@@ -203,35 +205,43 @@ class LockKeeper(Startable):
         try:
             return await self._taking.adopt(check_member(owner_id, "owner"), names, deadline)
         except (Unavailable, OutcomeUnknown):
-            self._core.refuse_closed()  # the reason why it was not tried again
+            self._core.check_open()  # the reason why it was not tried again
             raise
 
     @shielded
     async def release(self, names: Iterable[str]) -> None:
         """Release locks, many in one transaction. Other clients can acquire them at once.
 
-        If the server cannot be reached, the keeper retries, and the locks expire at the latest.
+        If the server cannot be reached, the keeper retries in the background. Locks that it cannot release expire after
+        their TTL.
 
+        Args:
+            names: Names of the locks.
         Raises:
             LockLost: Some had expired or were not held. All others are released.
         """
         self._home.check()
         found, missing = self._state.find(list(dict.fromkeys(names)))
-        await self._core.release_found(found, missing)
+        await self._core.release_all(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
         """Call ``fn(name)`` once in a callback thread when the lock looks free.
 
-        It may have been taken again by then; ask again in that case. Waiting costs no thread, and names with the same
-        first segment share one watch. Returns a function that cancels it.
+        Another client may have acquired it by then; call ``when_free`` again in that case. Waiting uses no thread, and
+        names with the same first segment share one watch.
 
+        Args:
+            name: Name of the lock.
+            fn: A plain function.
+        Returns:
+            A function that cancels the call.
         Raises:
             Closed, InvalidKey: As for ``acquire``.
-            TypeError: It is not a plain function.
+            TypeError: ``fn`` is not a plain function.
         """
         call = partial(check_listener(fn), check_name(name, "lock"))
         self._core.start()
-        cancel = self._waits.add(name, lambda: self._core.relaxed.post(call))
+        cancel = self._waits.add(name, lambda: self._core.free_listeners.post(call))
         self._core.wake.set()
         return cancel
 
@@ -253,15 +263,18 @@ class LockKeeper(Startable):
 
     def waiting(self) -> list[str]:
         """Return the names of the locks for which this keeper waits, sorted."""
-        return self._waits.names()
+        return self._waits.list_waiting_names()
 
     @driven
     async def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left. Safe at any time. One keeper of each store also does so regularly.
+        """Remove the records of dead owners, and of locks that have been free for long. Safe at any time.
+
+        One keeper of each store also does so regularly.
 
         Returns:
-            The number of removed owners (dead for a TTL), and the number of locks that were freed, or forgotten
-                because they were free in an earlier sweep at least ten minutes ago.
+            The number of removed owners, and the number of removed or released locks. An owner is removed after it was
+                dead for a TTL. Its locks are released. The record of a lock is removed when the lock has been free for
+                at least ten minutes.
         """
         self._core.start()
         return await self._core.sweeper.sweep()
@@ -271,8 +284,8 @@ class LockKeeper(Startable):
         return {} if self._home.is_foreign else self._state.held()
 
     def holds(self, held: HeldLock) -> bool:
-        """Return whether a held lock was not released. It may have expired."""
-        return held.is_kept
+        """Return whether this lock has not been released yet. The result is also True if it has expired."""
+        return held.is_unreleased
 
     @property
     def owner_id(self) -> str | None:
@@ -292,9 +305,9 @@ class LockKeeper(Startable):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the currently held locks expire.
+        """A signal that is set when the currently held locks are lost.
 
-        Read it again for locks that are acquired afterwards.
+        Locks that are acquired after a loss have another signal, so read this property again.
         """
         if self._home.is_foreign:
             return make_lost_signal()
@@ -302,28 +315,29 @@ class LockKeeper(Startable):
         return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew the locks more often, as if they had this TTL in seconds.
+        """Renew the locks more often, as if their TTL were this short.
 
-        None renews as often as their own TTL requires.
-
-        For callers that must know earlier that the server is unreachable. The TTL does not change. No effect after
+        For callers that must learn earlier that the server is unreachable. The TTL does not change. No effect after
         ``close``.
+
+        Args:
+            seconds: The shorter TTL in seconds. None renews as often as the real TTL requires.
         """
         self._core.within_s = math.inf if seconds is None else check_minimum(seconds, "seconds", LEAST_TTL_S)
         self._core.wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
-        """Call ``fn(names)`` when locks expire or are taken over, so that the work under them must stop.
+        """Call ``fn(names)`` when locks expire or are taken over, so that the work that depends on them can stop.
 
         It is not called when locks are released.
 
         Returns:
             A function that removes the listener.
         """
-        self._core.refuse_closed()
+        self._core.check_open()
         return listen(self._core.lost_listeners, fn)
 
-    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
+    def on_renewal_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered.
 
         The locks are still held for ``remaining_s`` seconds.
@@ -331,12 +345,12 @@ class LockKeeper(Startable):
         Returns:
             A function that removes the listener.
         """
-        self._core.refuse_closed()
+        self._core.check_open()
         return listen(self._core.failed_listeners, fn)
 
     @shielded
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
-        """Release these held locks like ``release``.
+        """Release these locks like ``release``.
 
         A lock that was released and acquired again since is not released.
         """

@@ -20,7 +20,7 @@ from latchwork.errors import Closed, LatchworkError, LockLost
 from latchwork.primitives.leased.inspect import LockHolder, read_state
 from latchwork.primitives.leased.keeper import LockKeeper
 from latchwork.primitives.leased.owner import HeldLock
-from latchwork.primitives.leased.protocol import raised_ttl_s
+from latchwork.primitives.leased.protocol import clamp_ttl_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import call_listeners, check_name, check_text
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -34,20 +34,20 @@ _log = logging.getLogger(__name__)
 
 
 class PersistentLock(GuardsWork):
-    """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL if it dies.
+    """An exclusive lock that survives disconnects of its holder. Other clients get it a TTL after its holder has died.
 
     Construction does no I/O. Thread-safe: threads exclude each other as processes do. Not reentrant: a thread that
     holds it gets an error. Not fair: any client may get a free lock. The locks of a store are renewed together, by a
-    thread that ends with the store and releases what is still held.
+    thread that ends with the store and then releases all locks.
 
     Args:
         store: The store, or a namespace of it.
         name: The name of the lock, one or more key segments.
-        ttl_s: Seconds the lock outlives its last renewal; less than 0.3 is raised to that, with a logged warning.
-            Ignored with a keeper.
-        keeper: Renews this lock together with others; the caller closes it. None uses the keeper of all locks of this
-            store with the same TTL and label.
-        owner_label: The name of the holder for others; ignored with a keeper.
+        ttl_s: Seconds that the lock outlives its last renewal. A value below 0.3 is raised to 0.3, with a logged
+            warning. Ignored if ``keeper`` is given.
+        keeper: The keeper that renews this lock together with others. The caller closes it. None uses one keeper for
+            all locks of this store with the same TTL and label.
+        owner_label: The name of the holder, shown to others. Ignored if ``keeper`` is given.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PersistentLock(GuardsWork):
         check_store(store, "a lock")
         self.name = check_name(name, "lock")
         self._store = store
-        self._ttl_s = raised_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s
+        self._ttl_s = clamp_ttl_s(ttl_s, f"lock {name!r}") if keeper is None else keeper.ttl_s
         self._owner_label = check_text(owner_label, f"the owner_label of lock {name!r}")
         self._given = keeper
         self._own: LockKeeper | None = None  # once it was used
@@ -85,7 +85,7 @@ class PersistentLock(GuardsWork):
     @driven
     async def __enter__(self) -> Fence:
         held = await self._acquire(None)
-        self._entered_here().append(held)
+        self._list_entered_locks().append(held)
         return held.fence
 
     @shielded
@@ -94,7 +94,7 @@ class PersistentLock(GuardsWork):
             self._home.check()
         if self._home.is_foreign:
             return
-        entered = self._entered_here()
+        entered = self._list_entered_locks()
         held = entered[-1] if entered else self._held  # a with may end in another thread
         if entered:
             entered.pop()
@@ -147,13 +147,14 @@ class PersistentLock(GuardsWork):
                 raise LockLost(f"lock {self.name!r} is not held by owner {owner_id!r} any more; acquire it instead")
             return held
 
-        return (await self._have(inherit)).fence
+        return (await self._acquire_with(inherit)).fence
 
     @shielded
     async def release(self) -> None:
         """Release the lock. Another client can acquire it at once.
 
-        If the server cannot be reached, its keeper retries, and the lock expires at the latest.
+        If the server cannot be reached, the release is retried in the background. A lock that cannot be released
+        expires after its TTL.
 
         Raises:
             LockLost: It had expired, or was not held.
@@ -167,7 +168,9 @@ class PersistentLock(GuardsWork):
 
     @shielded
     async def close(self) -> None:
-        """Release the lock if it is held, and end all waits for it. Thread-safe and idempotent."""
+        """Release the lock if it is held, and make all calls that wait for it raise ``Closed``. Thread-safe and
+        idempotent.
+        """
         if self._home.is_foreign:
             return
         with self._lock:
@@ -179,11 +182,11 @@ class PersistentLock(GuardsWork):
                 await self._release(held)
             except LockLost as error:
                 _log.warning("lock %r was closed after it was lost: %s", self.name, error)
-        self._listen_no_more()
+        self._stop_listening_if_unused()
 
     @property
     def fence(self) -> Fence:
-        """The fence of the current hold.
+        """The fence of the lock while this object holds it.
 
         Raises:
             LockLost: It has expired, or is not held.
@@ -192,7 +195,8 @@ class PersistentLock(GuardsWork):
 
     @property
     def owner_id(self) -> str:
-        """The ID of the current hold's owner. Store it, so that ``adopt`` can take over the lock after a restart.
+        """The ID of the owner that holds the lock for this process. Store it, so that ``adopt`` can take over the lock
+        after a restart.
 
         Raises:
             LockLost: It has expired, or is not held.
@@ -207,7 +211,9 @@ class PersistentLock(GuardsWork):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the current hold expires. Read it again after each ``acquire``."""
+        """A signal that is set when the lock expires or is taken over. Read this property again after each
+        ``acquire``.
+        """
         if self._home.is_foreign:
             return make_lost_signal()
         held = self._held
@@ -222,17 +228,17 @@ class PersistentLock(GuardsWork):
         return held.remaining_s() if held is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time the lock expires or is taken over, so that the work under it must stop.
+        """Call ``fn()`` each time the lock expires or is taken over, so that the work that depends on it can stop.
 
         It is not called when the lock is released.
 
         Returns:
             A function that removes the listener.
         """
-        self._refuse_closed()
+        self._check_open()
         return listen(self._lost_listeners, fn)
 
-    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
+    def on_renewal_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal of the lock fails or is not answered.
 
         The lock is still held for ``remaining_s`` seconds.
@@ -240,7 +246,7 @@ class PersistentLock(GuardsWork):
         Returns:
             A function that removes the listener.
         """
-        self._refuse_closed()
+        self._check_open()
         return listen(self._failed_listeners, fn)
 
     @driven
@@ -250,7 +256,7 @@ class PersistentLock(GuardsWork):
             return (await steps_of(self._given.state)(self.name)).holder
         return (await read_state(LockTable(self._store), self.name)).holder
 
-    def _refuse_closed(self) -> None:
+    def _check_open(self) -> None:
         self._home.check()
         if self._closed:
             raise Closed(f"lock {self.name!r} was closed; make another one")
@@ -268,23 +274,25 @@ class PersistentLock(GuardsWork):
         left_s = self._store.time_left_s()
         if left_s is not None and self._given is None:  # the keeper in common knows nothing of that limit
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        return await self._have(lambda keeper: keeper.acquire_unless(self.name, timeout_s, self._closing))
+        return await self._acquire_with(
+            lambda keeper: keeper.acquire_unless_stopped(self.name, timeout_s, self._closing)
+        )
 
-    async def _have(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
+    async def _acquire_with(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
         self._home.check()
-        claimer, found = object(), list[HeldLock]()
-        keeper = self._keeper_for_use(claimer)
+        call_id, found = object(), list[HeldLock]()
+        keeper = self._prepare_keeper(call_id)
         try:
             found.append(await take(keeper))
         finally:
             with self._lock:
-                self._acquiring.discard(claimer)
+                self._acquiring.discard(call_id)
                 surplus = self._closed
                 if found and not surplus:
                     self._holder = identity()
                     self._held = found[0]
             if not found or surplus:
-                self._listen_no_more()
+                self._stop_listening_if_unused()
         if surplus:
             await steps_of(found[0].release)()
             raise Closed(f"lock {self.name!r} was closed while it was being acquired; make another one")
@@ -294,47 +302,55 @@ class PersistentLock(GuardsWork):
         with self._lock:
             if self._held is held:
                 self._held = None
-        self._listen_no_more()
+        self._stop_listening_if_unused()
         await steps_of(held.release)()
 
-    def _entered_here(self) -> list[HeldLock]:
-        """Return the locks acquired by the ``with`` blocks that this thread is in."""
+    def _list_entered_locks(self) -> list[HeldLock]:
+        """Return the locks acquired by the ``with`` blocks that this thread is in, outermost first."""
         entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
         return entered
 
-    def _keeper_for_use(self, claimer: object) -> LockKeeper:
-        """Return the lock keeper, and listen to it until the acquisition has failed or the lock is released or lost."""
+    def _prepare_keeper(self, call_id: object) -> LockKeeper:
+        """Return the lock keeper for an acquisition, and start to listen to it.
+
+        Listening ends when the acquisition has failed, or when the lock is released or lost.
+
+        Args:
+            call_id: Identifies the call that acquires the lock.
+        """
         with self._lock:
-            self._refuse_closed()
+            self._check_open()
             is_mine = self._holder == identity()
             if is_mine and self._held is not None and self._held.is_held:
                 raise LatchworkError(f"lock {self.name!r} is held by this very thread already; release it first")
             keeper = self._given
             if keeper is None:
-                keeper = self._own = self._store.shared(("lock keeper", self._ttl_s, self._owner_label), self._make)
-            self._acquiring.add(claimer)
+                keeper = self._own = self._store.shared(
+                    ("lock keeper", self._ttl_s, self._owner_label), self._create_keeper
+                )
+            self._acquiring.add(call_id)
             self._listening.close()
-            self._listening.callback(keeper.on_lost(self._lost))
-            self._listening.callback(keeper.on_prolong_failed(self._prolong_failed))
+            self._listening.callback(keeper.on_lost(self._notify_lost))
+            self._listening.callback(keeper.on_renewal_failed(self._notify_renewal_failed))
             return keeper
 
-    def _make(self, store: Store) -> LockKeeper:
+    def _create_keeper(self, store: Store) -> LockKeeper:
         return LockKeeper(store, ttl_s=self._ttl_s, owner_label=self._owner_label)
 
-    def _listen_no_more(self) -> None:
-        """Stop listening to the keeper, unless a thread holds the lock or is acquiring it."""
+    def _stop_listening_if_unused(self) -> None:
+        """Stop listening to the keeper if no thread holds or acquires the lock."""
         with self._lock:
             if not self._acquiring and self._held is None:
                 self._listening.close()
 
-    def _lost(self, names: tuple[str, ...]) -> None:
+    def _notify_lost(self, names: tuple[str, ...]) -> None:
         held = self._held
         if self.name in names and held is not None and held is not self._told and not held.is_held:
             self._told = held
             call_listeners(list(self._lost_listeners.values()), f"lock {self.name!r}")
 
-    def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
+    def _notify_renewal_failed(self, error: BaseException, remaining_s: float) -> None:
         held = self._held
-        if held is not None and held.is_kept:
+        if held is not None and held.is_unreleased:
             calls = [partial(fn, error, remaining_s) for fn in list(self._failed_listeners.values())]
             call_listeners(calls, f"lock {self.name!r}")

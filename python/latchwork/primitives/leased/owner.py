@@ -1,7 +1,7 @@
 """An owner of persistent locks, a lock that it holds, and the creation and renewal of owners.
 
-An owner without a session rewrites its record. With a session, an alive key that is bound to it shows that the owner is
-alive.
+An owner without a session rewrites its record to renew its lease. An owner with a session has an alive key, which the
+server deletes when the session ends.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ SessionProvider = Callable[[], Session | None]
 
 
 class LockOwner(Renewer):
-    """A UUID that is used once: created, renewed, then lost or given up. Thread-safe.
+    """An owner of locks: a UUID with a lease that is created once, renewed, and then lost or given up. Thread-safe.
 
-    Its lease counts from its construction. With a session, it also ends ``grace_s`` after the session, because others
-    treat the end of the session as the end of the owner, unless the owner is renewed without a session before.
+    The lease begins with the construction. An owner with a session also ends ``grace_s`` after the session, because
+    other clients then take its locks, unless it is renewed without a session before.
 
     Args:
-        clock: The clock of its lease.
+        clock: The clock of the lease.
         ttl_s: Seconds that the lease lasts without a renewal.
-        session: The session to which its alive key is bound; None for none.
-        fork_guard: The process of its keeper.
-        renew: Sends a renewal, and returns a future of the local time of the send.
-        renewed: Called with the error of each finished renewal, or None, in any thread.
-        release: Releases these locks.
+        session: The session to which the alive key is bound. None for none.
+        fork_guard: Detects that a forked process uses the owner.
+        renew: Sends a renewal. Returns a future of the local time at which it was sent.
+        renewed: Called after each renewal with the error, or None. Runs in any thread.
+        release: Releases the given locks.
 
     Attributes:
         id: The UUID.
-        lost: Set once it has expired or was taken over.
-        held: Its locks by name, guarded by ``KeeperState``, as are the next two.
-        users: The calls that use it now.
-        idle_since: When it last had a lock or a user.
+        lost: Set when the owner has expired or was taken over.
+        held: The locks of the owner by name. ``KeeperState`` guards this attribute and the next two.
+        users: The calls that use the owner now.
+        idle_since: Local clock time at which it last had a lock or a user.
     """
 
     def __init__(
@@ -86,25 +86,27 @@ class LockOwner(Renewer):
 
     @property
     def session(self) -> Session | None:
-        """The session to which the owner's alive key is bound.
+        """The session to which the owner's alive key is bound, or None.
 
-        None if other clients judge the owner only by its renewals.
+        Without a session, other clients treat the owner as alive as long as it rewrites its record.
         """
         return self._session
 
     def remaining_s(self) -> float:
-        """Return for how many seconds the owner certainly keeps its locks. The result is 0 after its end."""
+        """Return for how many seconds the owner certainly keeps its locks, 0 after it has ended."""
         left_s, session = super().remaining_s(), self._session
         if session is None or left_s <= 0.0:
             return left_s
         return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
 
-    def spare_s(self, margin_s: float) -> float:
-        """Return in how many seconds work under the locks must be stopped. 0 or less means now.
+    def work_remaining_s(self, margin_s: float) -> float:
+        """Return after how many seconds work that depends on the locks must be stopped. Zero or less means now.
 
-        Work is stopped ``margin_s`` seconds before the end of the lease. After the end of the session, a shorter time
-        is left, the grace, in which the owner is renewed without a session. At most half of it is for the work to stop,
-        the rest for the renewal.
+        Work must stop ``margin_s`` seconds before the lease ends. If the session ends first, the owner has ``grace_s``
+        seconds to renew its lease without a session, and the work must stop in the second half of that time.
+
+        Args:
+            margin_s: Seconds that the work needs to stop.
         """
         spare_s, session = super().remaining_s() - margin_s, self._session
         if session is None:
@@ -118,24 +120,28 @@ class LockOwner(Renewer):
         session = self._session
         return self._has_alive_key and session is not None and session.remaining_s() > 0.0
 
-    def follow_session(self, fn: Callable[[], None]) -> None:
-        """When the session ends, renew the owner with the next step and call ``fn``, which must not block."""
+    def follow_session(self, on_end: Callable[[], None]) -> None:
+        """When the session ends, renew the owner with its next step.
+
+        Args:
+            on_end: Called when the session ends. It must not block.
+        """
 
         def ended() -> None:
             self.hurry()
-            fn()
+            on_end()
 
         if self._session is not None:
             self._unlisten = self._session.on_end(ended)
 
     def on_alive_key_removed(self) -> None:
-        """Make the next step renew the owner without a session, because its alive key was removed."""
+        """Make the next renewal independent of the session, because another client has deleted the alive key."""
         if self._has_alive_key and self._session is not None:
             self._has_alive_key = False
             self.hurry()
 
     def drop_session(self) -> None:
-        """Continue without a session, so that only renewals keep the owner alive. Idempotent."""
+        """Continue without a session: from now on, rewriting the record keeps the owner alive. Idempotent."""
         self._session = None
         self.unfollow_session()
 
@@ -173,17 +179,17 @@ class HeldLock(GuardsWork):
 
     @property
     def owner_id(self) -> str:
-        """The ID of the lock's owner. A restarted process can pass it to ``adopt`` to keep the lock."""
+        """The ID of the lock's owner. A restarted process can pass it to ``adopt`` to take over the lock."""
         return self.owner.id
 
     @property
     def is_held(self) -> bool:
-        """Whether this process certainly still holds the lock, judged by its own clock."""
+        """Whether this process certainly holds the lock now, judged by its own clock."""
         return self.remaining_s() > 0.0
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the lock was not released. It may have expired."""
+    def is_unreleased(self) -> bool:
+        """Whether the lock has not been released yet. Also True if it has expired."""
         return self.owner.held.get(self.name) is self and not self.owner.fork_guard.is_foreign
 
     def remaining_s(self) -> float:
@@ -191,21 +197,22 @@ class HeldLock(GuardsWork):
 
         The result is 0 after the lock was released or lost.
         """
-        return self.owner.remaining_s() if self.is_kept else 0.0
+        return self.owner.remaining_s() if self.is_unreleased else 0.0
 
     @shielded
     async def release(self) -> None:
-        """Release the lock. Another client can have it at once.
+        """Release the lock. Another client can acquire it at once.
 
-        If the server cannot be reached, the keeper retries, and the lock expires at the latest.
+        If the server cannot be reached, the keeper retries in the background. A lock that cannot be released expires
+        after its TTL.
 
         Raises:
             LockLost: It had expired or been released. The protected work may have been done twice.
         """
         await self.owner.release([self])
 
-    def end_work(self) -> None:
-        """Ask the work that runs under the lock to stop, because the lock was lost or released. Does not block."""
+    def stop_work(self) -> None:
+        """Ask the work that depends on the lock to stop, because the lock was lost or released. Does not block."""
         with _making:
             ownership = self._ownership
         if ownership is not None:
@@ -213,7 +220,7 @@ class HeldLock(GuardsWork):
 
     @property
     def ownership(self) -> Ownership:
-        """The ownership on which work under the lock depends."""
+        """The proof of ownership with which work that depends on the lock checks whether it may continue."""
         owner = self.owner
         owner.fork_guard.check()
         with _making:
@@ -232,18 +239,24 @@ class HeldLock(GuardsWork):
         return self.ownership
 
 
-class Renewals:
-    """Creates and renews the owners of a keeper. Thread-safe."""
+class OwnerRenewer:
+    """Creates and renews the stored records of a keeper's owners. Thread-safe.
+
+    Args:
+        table: Reads and writes the records.
+        record: The record to store for each owner, without a session ID.
+        session: Returns the current session of this process or None. None for no session.
+    """
 
     def __init__(self, table: LockTable, record: OwnerRecord, session: SessionProvider | None) -> None:
         self._table = table
         self._record = record
         self._session = session
 
-    def session(self) -> Session | None:
-        """Return the session to use for a new owner.
+    def find_session(self) -> Session | None:
+        """Return the session to which a new owner can be bound, or None.
 
-        None if its TTL is shorter than that of the locks, or it has ended.
+        A session is used only if it is running and its TTL is not shorter than that of the locks.
         """
         session = self._session() if self._session is not None else None
         if session is None or session.ttl_s < self._record.ttl_s or session.remaining_s() <= 0.0:
@@ -251,14 +264,17 @@ class Renewals:
         return session
 
     async def create(self, owner: LockOwner) -> None:
-        """Create the stored record of an owner, and its alive key."""
-        await self._table.create_owner(owner.id, self._of(owner.session), owner.session)
+        """Store the record of a new owner, and its alive key if it has a session."""
+        await self._table.create_owner(owner.id, self._build_record(owner.session), owner.session)
 
     def renew(self, owner: LockOwner) -> Future[float]:
-        """Renew an owner. Return a future of the local time at which the request was sent.
+        """Renew the lease of an owner.
 
-        With a session, the request only checks that the alive key exists. After the end of the session, the owner is
-        renewed without a session. Without a session, its record is rewritten.
+        While the session lasts, the request only checks that the record and the alive key exist. After its end, the
+        request rewrites the record and deletes the alive key. Without a session, it rewrites the record.
+
+        Returns:
+            A future of the local time at which the request was sent.
         """
         session = owner.session
         if session is None:
@@ -275,7 +291,7 @@ class Renewals:
     def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
         """Return whether a renewal failed because another client has removed the owner.
 
-        If only its alive key is missing, the owner is renewed without a session at once, and the result is False.
+        If only its alive key is missing, the owner continues without a session, and the result is False.
         """
         if not isinstance(error, Conflict):
             return False
@@ -285,7 +301,11 @@ class Renewals:
         return False
 
     async def detach(self, owner: LockOwner | None) -> None:
-        """Make an owner that holds locks independent of its session, so that the locks expire by their own TTL."""
+        """Make an owner that holds locks independent of its session, so that its locks expire by their own TTL.
+
+        Args:
+            owner: The owner. Nothing is done for None, or if the owner has no session or no locks.
+        """
         if owner is None or owner.session is None or not owner.held or owner.has_ended:
             return
         try:
@@ -293,5 +313,5 @@ class Renewals:
         except LatchworkError as error:
             _log.warning("lock owner %s may end with its session, not by its TTL: %s", owner.id, error)
 
-    def _of(self, session: Session | None) -> OwnerRecord:
+    def _build_record(self, session: Session | None) -> OwnerRecord:
         return self._record if session is None else replace(self._record, session=session.id)

@@ -7,8 +7,8 @@
     Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
             session, ``grace_s`` after the end of that session.
     Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or, if O names a
-            session, without its alive key for ``grace_s`` (``Sightings``). The transaction checks exactly that O and
-            that L, and that there is no alive key (``plan_write``).
+            session, without its alive key for ``grace_s`` (``OwnerObservations``). The transaction checks exactly that
+            O and that L, and that there is no alive key (``plan_write``).
 
 docs/design/locks.md has the race that each check closes.
 """
@@ -42,13 +42,13 @@ TAKEOVER_FACTOR = 1.05
 
 
 class OwnerRecord(Record, frozen=True, omit_defaults=True):
-    """The stored record of an owner of locks ("O").
+    """The stored record of an owner of locks. Comments and docs call it "O".
 
     Attributes:
         ttl_s: TTL of its locks in seconds.
-        label: Name of the owner, for people.
-        host: Host of the owner.
-        pid: Process of the owner.
+        label: Name of the owner, for display.
+        host: Host name of the owner's process.
+        pid: Process ID.
         session: ID of the session to which the owner's alive key is bound; "" for none.
     """
 
@@ -65,12 +65,12 @@ class OwnerRecord(Record, frozen=True, omit_defaults=True):
 
 
 class LockRecord(Record, frozen=True, omit_defaults=True):
-    """The stored record of a lock ("L").
+    """The stored record of a lock. Comments and docs call it "L".
 
     Attributes:
         owner: ID of the owner that holds the lock; None if the lock is free.
-        nonce: A unique text for each attempt to take the lock.
-        since_s: When the lock was taken, in seconds since the epoch on the owner's clock, for people.
+        nonce: A unique text for each attempt to acquire the lock.
+        since_s: When the lock was acquired, in seconds since the epoch on the owner's clock, for display.
     """
 
     owner: Annotated[str, Meta(pattern=_OWNER)] | None
@@ -79,10 +79,7 @@ class LockRecord(Record, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
-        """Decode the stored record of a lock.
-
-        Return None if the value is invalid, so that it must not be overwritten.
-        """
+        """Decode the stored record of a lock. Return None if it is invalid; the caller must not overwrite it then."""
         return _LOCK_RECORD.find(value)
 
 
@@ -92,15 +89,19 @@ FREE = LockRecord(None).to_bytes()
 
 
 def alive_key(owner_key: str) -> str:
-    """Return the key that is bound to an owner's session and disappears when the session ends."""
+    """Return the key of an owner that is bound to its session, so that it exists as long as the owner is alive."""
     folder, _, owner = owner_key.rpartition("/")
     return f"{folder}/{ALIVE}/{owner}"
 
 
-def raised_ttl_s(ttl_s: float, what: str) -> float:
-    """Return the TTL in seconds, raised to the supported minimum with a warning.
+def clamp_ttl_s(ttl_s: float, what: str) -> float:
+    """Return a TTL in seconds. If it is below the supported minimum, return the minimum and log a warning.
 
-    Raise ``ValueError`` if it is not positive.
+    Args:
+        ttl_s: The wanted TTL in seconds.
+        what: Name of the lock or keeper, for messages.
+    Raises:
+        ValueError: The TTL is not positive, or too long.
     """
     if not 0.0 < ttl_s <= MAX_DURATION_S:
         raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MAX_DURATION_S:g}, not {ttl_s!r}")
@@ -112,23 +113,22 @@ def raised_ttl_s(ttl_s: float, what: str) -> float:
 def grace_s(ttl_s: float) -> float:
     """Return for how many seconds an owner still counts as alive after its session has ended.
 
-    In that time, a running process whose session was ended by another client can renew its owner without a session.
-    The grace is the 5 % of the TTL by which other clients also wait longer for an owner without a session, but at
-    least 0.3 and at most 1 second.
+    In that time, a running process whose session was ended by another client can renew its owner without a session. The
+    grace is 5 % of the TTL, but at least 0.3 and at most 1 second.
     """
     return min(1.0, max(0.3, ttl_s * (TAKEOVER_FACTOR - 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """An owner's record as this process last saw it.
+class ObservedOwner:
+    """The record of an owner as this process last saw it.
 
     Attributes:
         version: Version of the record.
         ttl_s: TTL of the owner in seconds.
         since: Local clock time since which the record is unchanged.
         session: ID of the session that the record names.
-        missing_since: Local clock time since which the owner's alive key is missing; None if it exists, or if the
+        missing_since: Local clock time since which the owner's alive key is missing. None if it exists, or if the
             record names no session.
     """
 
@@ -140,35 +140,40 @@ class Sighting:
 
     @property
     def dead_at(self) -> float:
-        """The local clock time at which the owner must have stopped if nothing changes.
-
-        It is infinite while the owner has an alive key.
+        """The local clock time at which the owner counts as dead if nothing changes. Infinite while its alive key
+        exists.
         """
         if not self.session:
             return self.since + self.ttl_s * TAKEOVER_FACTOR
         return math.inf if self.missing_since is None else self.missing_since + grace_s(self.ttl_s)
 
     def unchanged_checks(self, owner_key: str) -> tuple[Check, ...]:
-        """Return the checks that the owner has not changed since it was considered dead."""
+        """Return the transaction checks that the owner has not changed since this observation."""
         no_alive_key = (Absent(alive_key(owner_key)),) if self.session else ()
         return (At.of(owner_key, self.version), *no_alive_key)
 
 
-class Sightings:
-    """What this process has seen of the owners' records, to decide which owners are dead. For one thread at a time.
+class OwnerObservations:
+    """The owners' records as this process last saw them, to decide which owners are dead. Not thread-safe.
 
-    An owner that is not included was never seen, or has been removed. Its key must be read.
+    An owner that is not included was never seen or has been removed. The caller must read its key.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, Sighting] = {}
+        self._seen: dict[str, ObservedOwner] = {}
         self._alive_keys: set[str] = set()
 
     def record_owner(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
-        """Record that a response, which arrived at ``now`` or later, contained an owner's record.
+        """Record that a response contained the record of an owner.
 
-        If the same response shows the owner's alive key, record that first.
+        If the same response contained the owner's alive key, record that first.
 
+        Args:
+            owner: ID of the owner.
+            version: Version of the record.
+            ttl_s: TTL of the owner in seconds.
+            now: Local clock time at which the response arrived, or an earlier time.
+            session: ID of the session that the record names; "" for none.
         Returns:
             Whether the record has changed since it was last seen.
         """
@@ -176,7 +181,7 @@ class Sightings:
         if known is not None and known.version == version:
             return False
         missing_since = now if session and owner not in self._alive_keys else None
-        self._seen[owner] = Sighting(version, ttl_s, now, session, missing_since)
+        self._seen[owner] = ObservedOwner(version, ttl_s, now, session, missing_since)
         return True
 
     def record_alive_key(self, owner: str) -> None:
@@ -187,7 +192,9 @@ class Sightings:
             self._seen[owner] = replace(known, missing_since=None)
 
     def record_missing_alive_key(self, owner: str, now: float) -> None:
-        """Record that a response, which arrived at ``now`` or later, showed that an owner has no alive key."""
+        """Record that a response, which arrived at the local clock time ``now`` or later, showed that an owner has no
+        alive key.
+        """
         self._alive_keys.discard(owner)
         known = self._seen.get(owner)
         if known is not None and known.missing_since is None and known.session:
@@ -198,25 +205,25 @@ class Sightings:
         self._seen.pop(owner, None)
         self._alive_keys.discard(owner)
 
-    def find(self, owner: str) -> Sighting | None:
-        """Return what was last seen of an owner, or None if it was never seen or has been removed."""
+    def find(self, owner: str) -> ObservedOwner | None:
+        """Return the last observation of an owner. None if it was never seen or has been removed."""
         return self._seen.get(owner)
 
-    def first_alive(self, now: float) -> str | None:
-        """Return the lowest ID of the owners that may be alive, or None if there are none."""
+    def find_first_alive(self, now: float) -> str | None:
+        """Return the lowest ID among the owners that are not known to be dead, or None if there are none."""
         return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
 
-    def find_long_dead(self, now: float) -> list[tuple[str, Sighting]]:
-        """Return the owners that have been dead for more than one of their TTLs."""
+    def find_long_dead(self, now: float) -> list[tuple[str, ObservedOwner]]:
+        """Return the IDs and observations of owners that have been dead for longer than their TTL."""
         return [(owner, seen) for owner, seen in self._seen.items() if now > seen.dead_at + seen.ttl_s]
 
 
 @dataclass(frozen=True, slots=True)
-class WriteLock:
+class LockWrite:
     """The decision that a lock can be written, with the checks and operations of the transaction.
 
     Attributes:
-        checks: Conditions that must hold.
+        checks: Preconditions of the transaction.
         ops: The writes.
         removes_owner: ID of a dead owner whose record the transaction deletes, or None.
     """
@@ -228,11 +235,11 @@ class WriteLock:
 
 @dataclass(frozen=True, slots=True)
 class LockIsHeld:
-    """The decision that a lock is held by another owner and cannot be written now.
+    """The decision that a lock cannot be written now because another owner holds it.
 
     Attributes:
-        owner: ID of the owner.
-        dead_at: Local clock time at which to try again, if nothing changes before; infinite if only a change of the
+        owner: ID of the owner; "" if it is unknown.
+        dead_at: Local clock time at which to try again if nothing changes before. Infinite if only a change of the
             lock, its owner or the alive key helps.
     """
 
@@ -241,66 +248,73 @@ class LockIsHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubt:
-    """A write of a lock whose outcome is unknown: it may have been applied, or may still be applied later.
+class UnconfirmedWrite:
+    """A write of a lock whose outcome is unknown: the server may have applied it, or may still apply it later.
 
     Attributes:
         name: Name of the lock.
-        before: The entry of the lock that the write expects.
+        before: The entry of the lock that the write expects. None if it expects no entry.
     """
 
     name: str
     before: Entry | None
 
 
-Plan = WriteLock | LockIsHeld
+Plan = LockWrite | LockIsHeld
 
 
 def plan_write(
-    key: str, entry: Entry | None, value: bytes, *, me: str | None, owner_key: str, seen: Sighting | None, now: float
+    key: str,
+    entry: Entry | None,
+    value: bytes,
+    *,
+    own_key: str | None,
+    owner_key: str,
+    seen: ObservedOwner | None,
+    now: float,
 ) -> Plan:
-    """Decide whether and how a lock can be taken or released, given what was read of it and of its owner.
+    """Decide whether a lock can be acquired or released now, and build the write.
 
     Args:
         key: Key of the lock.
         entry: Entry of the lock; None if it does not exist.
         value: The value to write: a new ``LockRecord``, or ``FREE``.
-        me: Key of our own owner record, which must exist; None if the lock is only released.
-        owner_key: Key of the owner that the lock names; ignored if it names none.
-        seen: What was last seen of that owner; None if it is known to be removed.
+        own_key: Key of our own owner record, which must exist. None if the lock is only released.
+        owner_key: Key of the owner that the lock names. Ignored if it names none.
+        seen: The last observation of that owner. None if it is known to be removed.
         now: Local clock time.
     """
-    alive: tuple[Check, ...] = (Exists(me),) if me is not None else ()
+    alive: tuple[Check, ...] = (Exists(own_key),) if own_key is not None else ()
     write = Put(key, value)
     if entry is None:
-        return WriteLock((Absent(key), *alive), (write,))
+        return LockWrite((Absent(key), *alive), (write,))
     record = LockRecord.decode(entry.value)
     if record is None:
         return LockIsHeld("")
-    if record.owner is None or owner_key == me:
-        return WriteLock((At(entry), *alive), (write,))
+    if record.owner is None or owner_key == own_key:
+        return LockWrite((At(entry), *alive), (write,))
     if seen is None:
-        return WriteLock((At(entry), Absent(owner_key), *alive), (write,))
+        return LockWrite((At(entry), Absent(owner_key), *alive), (write,))
     if now < seen.dead_at:
         return LockIsHeld(record.owner, seen.dead_at)
     checks = (At(entry), *seen.unchanged_checks(owner_key), *alive)
-    return WriteLock(checks, (write, Delete(owner_key)), removes_owner=record.owner)
+    return LockWrite(checks, (write, Delete(owner_key)), removes_owner=record.owner)
 
 
-def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:
-    """Decide whether and how a lock can be taken over from one particular owner, whether alive or not.
+def plan_adoption(key: str, entry: Entry | None, value: bytes, *, own_key: str, owner_key: str, old: str) -> Plan:
+    """Decide whether a lock can be taken over from one particular owner, alive or dead, and build the write.
 
     Args:
         key: Key of the lock.
         entry: Entry of the lock; None if it does not exist.
         value: The value to write: a new ``LockRecord``.
-        me: Key of our own owner record, which must exist.
-        owner_key: Key of the owner that the lock names; ignored if it names none.
+        own_key: Key of our own owner record, which must exist.
+        owner_key: Key of the owner that the lock names. Ignored if it names none.
         old: Key of the owner from which the lock is taken over.
     """
     record = LockRecord.decode(entry.value) if entry is not None else None
     if entry is None or record is None or record.owner is None:
         return LockIsHeld("")
-    if owner_key in {old, me}:  # me: an earlier try got through, its answer did not
-        return WriteLock((At(entry), Exists(me)), (Put(key, value),))
+    if owner_key in {old, own_key}:  # own_key: an earlier try got through, its answer did not
+        return LockWrite((At(entry), Exists(own_key)), (Put(key, value),))
     return LockIsHeld(record.owner)

@@ -1,8 +1,8 @@
-"""The state of a lock keeper: owners, holds, busy names and writes in doubt. No I/O, one mutex.
+"""The state of a lock keeper: owners, held locks, busy names and unconfirmed writes. No I/O, one mutex.
 
-A name is busy while a call, its claimer, writes its lock. No other call of this process uses it meanwhile. A write is
-in
-doubt if it may have been applied or may still be. The keeper settles it once the name is not busy.
+A name is busy while a call writes its lock; no other call of this process uses it then. The call is identified by a
+``call_id``, any object. A write is unconfirmed if its outcome is unknown. The keeper resolves it once the name is not
+busy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
-from latchwork.primitives.leased.protocol import InDoubt
+from latchwork.primitives.leased.protocol import UnconfirmedWrite
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Step
 
@@ -21,10 +21,11 @@ IDLE_TTLS = 2.0
 
 
 class KeeperState:
-    """Owners, holds, busy names and writes in doubt of a keeper. Thread-safe. Calls nothing with its mutex held.
+    """Owners, held locks, busy names and unconfirmed writes of a keeper. Thread-safe. Calls nothing with its mutex
+    held.
 
     Attributes:
-        current: The current owner; None before the first, and between two.
+        current: The current owner. None before the first, and between two.
         ids: The IDs of all owners of this keeper, including ended ones.
     """
 
@@ -37,10 +38,12 @@ class KeeperState:
         self._making: LockOwner | None = None
         self._ended: list[LockOwner] = []
         self._busy: dict[str, object] = {}
-        self._doubts: dict[str, InDoubt] = {}
+        self._unconfirmed: dict[str, UnconfirmedWrite] = {}
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse further calls. Return all held locks, including those that were lost, or None if already closed."""
+        """Refuse further calls. Return all held locks, including lost ones, or None if the keeper was already
+        closed.
+        """
         with self._changed.mutex:
             if self._is_closed:
                 return None
@@ -48,50 +51,60 @@ class KeeperState:
             self._changed.notify_all()
             return self._all_held()
 
-    def refuse_closed(self) -> None:
+    def check_open(self) -> None:
         """Raise ``Closed`` if the keeper was closed."""
         if self._is_closed:
             raise Closed("the lock keeper was closed; make another one")
 
     def changed_since(self, version: int, timeout_s: float) -> Step[bool]:
-        """Return an awaitable that waits until an owner was created or failed, or the keeper was closed."""
+        """Return an awaitable that waits until another call has created an owner or failed, or the keeper was
+        closed.
+        """
         return self._changed.changed_since(version, self._clock, timeout_s)
 
     # Owners
 
-    def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner, or None if there is no valid one, and the version to pass to ``changed_since``.
+    def use_owner(self, call_id: object) -> tuple[LockOwner | None, int]:
+        """Return the current owner, so that it does not end while the caller uses it.
 
-        The owner is marked as used by the caller, so that it is not ended meanwhile.
+        Returns:
+            The owner, or None if there is no valid one, and the version to pass to ``changed_since``.
         """
         with self._changed.mutex:
-            self.refuse_closed()
+            self.check_open()
             owner = self.current if self.current is not None and not self.current.has_ended else None
             if owner is not None:
-                owner.users.add(claimer)
+                owner.users.add(call_id)
             return owner, self._changed.version
 
-    def begin_creation(self, owner: LockOwner, claimer: object) -> bool:
+    def begin_creation(self, owner: LockOwner, call_id: object) -> bool:
         """Reserve the creation of an owner for the caller.
 
         Returns:
-            False if an owner exists already or another call is creating one.
+            True if the caller shall create it. False if an owner exists or another call is creating one.
         """
         with self._changed.mutex:
             if self._making is not None or self.current is not None:
                 return False
-            owner.users.add(claimer)
+            owner.users.add(call_id)
             self.ids.add(owner.id)
             self._making = owner
             return True
 
     def end_creation(self, owner: LockOwner, *, created: bool) -> None:
-        """Record whether an owner was created. Pass False if the outcome is unknown."""
+        """Record whether an owner was created.
+
+        Args:
+            owner: The owner.
+            created: Whether it was certainly created. False if the outcome is unknown.
+        """
         with self._changed.mutex:
             self._end_creation(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """End an owner whose lease was lost. Return its locks, which are lost too, or None if it had already ended."""
+        """End an owner whose lease was lost. Return its locks, which are lost too, or None if it is not the current
+        owner.
+        """
         with self._changed.mutex:
             if self.current is not owner:
                 return None
@@ -111,20 +124,20 @@ class KeeperState:
             self._ended.append(owner)
         return True
 
-    def find_removable_owners(self, *, also_current: bool = False) -> list[LockOwner]:
-        """Return the ended owners that hold no locks, so that their stored records can be deleted.
+    def collect_removable_owners(self, *, end_current: bool = False) -> list[LockOwner]:
+        """Return the ended owners that hold no locks. Their stored records can be deleted.
 
         Args:
-            also_current: Also end the current owner.
+            end_current: End the current owner first, and include owners that are in use.
         """
         with self._changed.mutex:
-            if also_current and self.current is not None:
+            if end_current and self.current is not None:
                 self._ended.append(self.current)
                 self.current = None
-            return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
+            return [owner for owner in self._ended if not owner.held and (end_current or not owner.users)]
 
     def find_lost_owners_with_session(self) -> list[LockOwner]:
-        """Return the owners that have expired with locks, but whose session may still make them look alive."""
+        """Return the lost owners that still hold locks and may still look alive because of their session."""
         with self._changed.mutex:
             return [owner for owner in self._ended if owner.held and owner.has_ended and owner.session is not None]
 
@@ -142,51 +155,63 @@ class KeeperState:
             return dict(owner.held) if owner is not None and not owner.has_ended else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
-        """Return the held locks with these names, including those that were lost, and the names that are not held."""
+        """Find held locks by name, including lost ones.
+
+        Returns:
+            The held locks, and the names that are not held.
+        """
         with self._changed.mutex:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
-    def claim(self, names: Iterable[str], claimer: object) -> list[str]:
-        """Mark names as busy for the caller, except those that are held or busy already. Return the marked names."""
+    def mark_busy(self, names: Iterable[str], call_id: object) -> list[str]:
+        """Mark names as busy for the caller, and return the marked names.
+
+        Names that this keeper holds or that are busy already are not marked.
+        """
         with self._changed.mutex:
-            self.refuse_closed()
+            self.check_open()
             claimed = [name for name in names if not self._is_ours(name)]
-            self._busy.update(dict.fromkeys(claimed, claimer))
+            self._busy.update(dict.fromkeys(claimed, call_id))
             return claimed
 
-    def end_claim(self, claimer: object) -> list[str]:
-        """Remove the caller's busy marks. Return the names that were marked."""
+    def unmark_busy(self, call_id: object) -> list[str]:
+        """Remove the busy marks of a call. Return the names that were marked."""
         with self._changed.mutex:
-            claimed = [name for name, other in self._busy.items() if other is claimer]
+            claimed = [name for name, other in self._busy.items() if other is call_id]
             for name in claimed:
                 del self._busy[name]
             return claimed
 
     def is_ours(self, name: str) -> bool:
-        """Return whether this keeper holds a lock or is just writing it."""
+        """Return whether this keeper holds a lock, or a call is writing it now."""
         with self._changed.mutex:
             return self._is_ours(name)
 
     def find_busy(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that a thread of this process is just writing."""
+        """Return those of the names that a call of this process is writing now."""
         with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
-    def grant(
-        self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[InDoubt], claimer: object
+    def record_acquired(
+        self, owner: LockOwner, holds: Sequence[HeldLock], unconfirmed: Iterable[UnconfirmedWrite], call_id: object
     ) -> dict[str, HeldLock]:
-        """Record locks that were acquired and writes in doubt, and end the caller's use of the owner.
+        """Record the results of an acquisition, and end the call's use of the owner.
 
+        Args:
+            owner: The owner.
+            holds: The locks that were acquired.
+            unconfirmed: The writes whose outcome is unknown.
+            call_id: Identifies the call.
         Returns:
-            The held locks by name. Empty if the owner has ended meanwhile.
+            The held locks by name. Empty if the owner has ended since.
         """
         with self._changed.mutex:
-            owner.users.discard(claimer)
+            owner.users.discard(call_id)
             owner.idle_since = self._clock.now()
-            self._doubts.update({doubt.name: doubt for doubt in doubts})
+            self._unconfirmed.update({write.name: write for write in unconfirmed})
             if self._is_closed or owner.has_ended:  # too late: these are no holds, and must not stay in anybody's way
-                self._doubts.update({held.name: InDoubt(held.name, held.entry) for held in holds})
+                self._unconfirmed.update({held.name: UnconfirmedWrite(held.name, held.entry) for held in holds})
                 return {}
             for held in holds:
                 for ended in self._ended:  # a lock that a lost owner held was taken again
@@ -194,52 +219,56 @@ class KeeperState:
                 owner.held[held.name] = held
         return {held.name: held for held in holds}
 
-    def begin_release(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
-        """Stop counting these locks as held and mark their names as busy. Return the writes in doubt that may result.
+    def begin_release(self, holds: Iterable[HeldLock], call_id: object) -> list[UnconfirmedWrite]:
+        """Stop counting these locks as held, and mark their names as busy.
 
-        The writes in doubt are recorded before the release is sent, so that they are settled whatever its outcome is.
+        Before the release is sent, an unconfirmed write is recorded for each lock, so that the lock is released
+        whatever happens to the request.
+
+        Returns:
+            These unconfirmed writes.
         """
         with self._changed.mutex:
-            doubts = [InDoubt(held.name, held.entry) for held in holds]
-            self._doubts.update({doubt.name: doubt for doubt in doubts})
+            unconfirmed = [UnconfirmedWrite(held.name, held.entry) for held in holds]
+            self._unconfirmed.update({write.name: write for write in unconfirmed})
             for held in holds:
                 if held.owner.held.get(held.name) is held:
                     del held.owner.held[held.name]
                 held.owner.idle_since = self._clock.now()
-                self._busy.setdefault(held.name, claimer)  # a lost one may be being taken again
-        return doubts
+                self._busy.setdefault(held.name, call_id)  # a lost one may be being taken again
+        return unconfirmed
 
     # Doubts
 
     @property
-    def doubts(self) -> list[InDoubt]:
+    def unconfirmed_writes(self) -> list[UnconfirmedWrite]:
         """The writes whose outcome is unknown."""
         with self._changed.mutex:
-            return list(self._doubts.values())
+            return list(self._unconfirmed.values())
 
-    def begin_settling(self, doubt: InDoubt, claimer: object) -> frozenset[str] | None:
-        """Mark the name of a write in doubt as busy before it is settled.
+    def begin_resolving(self, write: UnconfirmedWrite, call_id: object) -> frozenset[str] | None:
+        """Mark the name of an unconfirmed write as busy, before the write is resolved.
 
         Returns:
-            The IDs of owners from which the lock may be released. None if there is nothing to do.
+            The IDs of owners from which the lock may be released. None if there is nothing to do now.
         """
-        name = doubt.name
+        name = write.name
         with self._changed.mutex:
-            if self._doubts.get(name) is not doubt or name in self._busy:
+            if self._unconfirmed.get(name) is not write or name in self._busy:
                 return None
             if self._is_ours(name):  # taken again since: the doubtful write can land no more
-                del self._doubts[name]
+                del self._unconfirmed[name]
                 return None
-            self._busy[name] = claimer
+            self._busy[name] = call_id
             # The work of a lost hold may still be running: its lock expires, or its holder releases it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
-    def remove_doubts(self, doubts: Iterable[InDoubt]) -> None:
-        """Remove writes in doubt that have been settled."""
+    def remove_unconfirmed(self, unconfirmed: Iterable[UnconfirmedWrite]) -> None:
+        """Remove unconfirmed writes that have been resolved."""
         with self._changed.mutex:
-            for doubt in doubts:
-                if self._doubts.get(doubt.name) is doubt:
-                    del self._doubts[doubt.name]
+            for write in unconfirmed:
+                if self._unconfirmed.get(write.name) is write:
+                    del self._unconfirmed[write.name]
 
     # With the mutex held
 

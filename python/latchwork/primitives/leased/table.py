@@ -1,6 +1,6 @@
-"""The keys of the persistent locks: what was read of them, and every transaction that writes them.
+"""The stored records of persistent locks and their owners: all reads, and all transactions that write them.
 
-It has no thread, and does not know what this process holds; ``KeeperState`` does.
+It has no thread, and does not know which locks this process holds. ``KeeperState`` knows them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from latchwork.primitives.leased.protocol import (
     FREE,
     LOCKS,
     OWNERS,
-    InDoubt,
     LockRecord,
+    LockWrite,
+    ObservedOwner,
+    OwnerObservations,
     OwnerRecord,
-    Sighting,
-    Sightings,
-    WriteLock,
+    UnconfirmedWrite,
     alive_key,
     plan_adoption,
     plan_write,
@@ -58,7 +58,7 @@ class LockTable:
         check_store(store, "a lock")
         self.store = system_namespace(store, "locks")
         self._lock = mutex()
-        self._sightings = Sightings()
+        self._observations = OwnerObservations()
 
     def lock_key(self, name: str) -> str:
         """Return the key of the lock with this name."""
@@ -73,19 +73,20 @@ class LockTable:
         return f"{OWNERS}/{owner}"
 
     def alive_key(self, owner: str) -> str:
-        """Return the key that is bound to an owner's session."""
+        """Return the alive key of an owner, which is bound to the owner's session."""
         return alive_key(self.owner_key(owner))
 
     # What is known of the owners
 
     def record_changes(self, changes: Iterable[Change]) -> list[str]:
-        """Record changes that a watch of the owners has reported. Return the IDs of owners that were removed."""
+        """Record changes of owners that a watch has reported. Return the IDs of the removed owners."""
         return self._record_entries([(change.key, change.entry) for change in changes])
 
     def _record_entries(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
-        """Record keys of owners that a response has shown, with None for a missing key.
+        """Record the state of owner keys from a response or a watch, and return the IDs of the owners without a record.
 
-        Return the IDs of missing owners.
+        Args:
+            found: The keys, each with its entry or None if the key does not exist.
         """
         now = self.store.clock.now()
         gone = []
@@ -96,27 +97,30 @@ class LockTable:
                 if not folder:
                     owners.append((owner, entry))
                 elif folder == ALIVE and entry is not None:
-                    self._sightings.record_alive_key(owner)
+                    self._observations.record_alive_key(owner)
                 elif folder == ALIVE:
-                    self._sightings.record_missing_alive_key(owner, now)
+                    self._observations.record_missing_alive_key(owner, now)
             for owner, entry in owners:
                 if entry is None:
-                    self._sightings.record_removal(owner)
+                    self._observations.record_removal(owner)
                     gone.append(owner)
                 else:
                     ttl_s, session = _parse_owner(entry)
-                    self._sightings.record_owner(owner, entry.version, ttl_s, now, session=session)
+                    self._observations.record_owner(owner, entry.version, ttl_s, now, session=session)
         return gone
 
-    def sighting(self, owner: str) -> Sighting | None:
-        """Return what was last seen of an owner, or None if it was never seen or has been removed."""
+    def find_observed_owner(self, owner: str) -> ObservedOwner | None:
+        """Return the last observation of an owner. None if it was never seen or has been removed."""
         with self._lock:
-            return self._sightings.find(owner)
+            return self._observations.find(owner)
 
     def blocking_owner(self, entry: Entry | None) -> str | None:
-        """Return the ID of the owner that prevents taking a lock.
+        """Return the ID of the owner that prevents acquiring a lock.
 
-        The result is None if the lock looks free, and "" if its record is invalid.
+        Args:
+            entry: Entry of the lock; None if it does not exist.
+        Returns:
+            The ID; None if the lock looks free; "" if its record is invalid, so that it cannot be acquired.
         """
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
@@ -124,148 +128,164 @@ class LockTable:
         return record.owner if self.dead_at(record.owner) is not None else None
 
     def dead_at(self, owner: str) -> float | None:
-        """Return the local clock time at which an owner must have stopped without a renewal.
+        """Return the local clock time at which an owner counts as dead if it is not renewed before.
 
-        The result is None if that time has passed, or if the owner was never seen.
+        Returns:
+            The time. None if it has passed, or if the owner was never seen.
         """
-        seen = self.sighting(owner)
+        seen = self.find_observed_owner(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
     async def read_locks(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
-        """Read these locks, and the owners that they name and that were never seen or may have lost their alive key.
+        """Read these locks and, where needed, the records of their owners.
 
-        Return the entries of the locks by name.
+        An owner is read if it was never seen, or if only its alive key shows that it is alive.
 
         Args:
             names: Names of the locks.
-            fresh: Also read all other owners that the locks name.
+            fresh: Read all owners that the locks name.
+        Returns:
+            The entries of the locks by name, None for a lock without a record.
         """
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
         await self.find_removed_owners(
-            [owner for owner in owners_of(entries.values()) if fresh or self._must_read(owner)]
+            [owner for owner in list_owners_of(entries.values()) if fresh or self._must_read_owner(owner)]
         )
         return entries
 
-    def _must_read(self, owner: str) -> bool:
-        """Return whether an owner was never seen, or counts as alive by its alive key.
+    def _must_read_owner(self, owner: str) -> bool:
+        """Return whether an owner must be read before its locks are acquired.
 
-        A late response may have shown that key after it was removed.
+        That is so if it was never seen, or if it counts as alive because of its alive key: a late response may have
+        shown that key after it was removed.
         """
-        seen = self.sighting(owner)
+        seen = self.find_observed_owner(owner)
         return seen is None or seen.dead_at == math.inf
 
     async def find_removed_owners(self, owners: Sequence[str]) -> list[str]:
-        """Read the records and alive keys of these owners. Return the IDs of owners whose record does not exist."""
+        """Read the records and alive keys of these owners. Return the IDs of the owners that have no record."""
         keys = [key for owner in owners for key in (self.owner_key(owner), self.alive_key(owner))]
         found = await ask(self.store.get_many, keys) if keys else []
         return self._record_entries(list(zip(keys, found, strict=True)))
 
-    def first_owner(self) -> str | None:
-        """Return the lowest ID of the owners that were seen and may be alive, or None if there are none."""
+    def find_first_alive_owner(self) -> str | None:
+        """Return the lowest ID among the owners that were seen and are not known to be dead, or None."""
         now = self.store.clock.now()
         with self._lock:
-            return self._sightings.first_alive(now)
+            return self._observations.find_first_alive(now)
 
     async def find_long_dead_owners(self) -> dict[str, tuple[Check, ...]]:
-        """Read all owners, and return those that have been dead for more than one of their TTLs.
+        """Read all owners, and find those that have been dead for longer than their TTL.
 
-        Return their keys, each with the checks that the owner has not changed.
+        Returns:
+            The keys of these owners, each with the transaction checks that the owner has not changed.
         """
         found = {entry.key: entry for entry in await ask(self.store.list, OWNERS, recursive=True)}
         owners = [key for key in found if key.count("/") == 1]
         self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, alive_key(owner))])
         with self._lock:
-            dead = self._sightings.find_long_dead(self.store.clock.now())
+            dead = self._observations.find_long_dead(self.store.clock.now())
         return {self.owner_key(owner): seen.unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
 
     # Writing
 
-    async def take(
-        self, names: Sequence[str], me: str, written: dict[str, Entry | InDoubt], *, only_from: str | None = None
+    async def acquire(
+        self,
+        names: Sequence[str],
+        own_id: str,
+        written: dict[str, Entry | UnconfirmedWrite],
+        *,
+        only_from: str | None = None,
     ) -> None:
-        """Take each lock that is free or whose owner is dead.
+        """Acquire each lock that is free or whose owner is dead.
 
-        With ``only_from``, take only the locks of that owner, whether it is alive or not. However the call ends,
-        ``written`` has an entry for each lock that was certainly taken, and an ``InDoubt`` for each write whose outcome
-        is unknown.
+        With ``only_from``, acquire only the locks of that owner, alive or dead. ``written`` is also filled if the call
+        fails.
 
-        Args: names: Names of the locks. me: ID of our owner. written: Receives the results by name. only_from: ID of
-        the owner from which to take the locks; None for any.
-
-        With ``only_from`` take exactly those of this owner, alive or not. However this ends, ``written`` has the L of
-        each lock that was certainly taken, and a doubt for each write without an answer.
-
+        Args:
+            names: Names of the locks.
+            own_id: ID of our owner.
+            written: Receives by name the new entry of each acquired lock, and an ``UnconfirmedWrite`` for each write
+                whose outcome is unknown.
+            only_from: ID of the owner from which to acquire the locks. None for any.
         Raises:
             OutcomeUnknown: The answer to a transaction was lost. Later ones were not tried.
-            Unavailable: The locks after the taken ones were not tried.
-            Conflict: Our own O is gone.
+            Unavailable: A transaction failed. Later ones were not tried.
+            Conflict: The record of our owner was deleted.
         """
         guess = len(names) >= _GUESS_FROM and only_from is None
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else await self.read_locks(batch, fresh=tries > 0)
-            mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).to_bytes()
-            now, later = _split_to_fit(self._plans(entries, self.owner_key(me), mine, only_from))
+            mine = LockRecord(own_id, uuid.uuid4().hex, round(time.time(), 3)).to_bytes()
+            now, later = _split_to_fit(self._plan_writes(entries, self.owner_key(own_id), mine, only_from))
             if later:
                 todo.insert(0, (later, tries))
             try:
                 await self._write(now, entries, written)
             except Conflict as conflict:
-                if Exists(self.owner_key(me)) in conflict.failed:
+                if Exists(self.owner_key(own_id)) in conflict.failed:
                     raise
                 todo[:0] = [(list(now), tries)] if guess else _split_after_conflict(list(now), tries)
                 guess = False  # wrong once, it would be wrong again
 
-    def _plans(
-        self, entries: dict[str, Entry | None], me: str | None, value: bytes, only_from: str | None = None
-    ) -> dict[str, WriteLock]:
+    def _plan_writes(
+        self, entries: dict[str, Entry | None], own_key: str | None, value: bytes, only_from: str | None = None
+    ) -> dict[str, LockWrite]:
         now = self.store.clock.now()
         takes = {}
         with self._lock:  # the same sightings for all, so that no two plans of a batch contradict each other
             for name, entry in entries.items():
-                owner = owner_of(entry) or ""
-                key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._sightings.find(owner)
-                if only_from is not None and me is not None:
+                owner = get_owner(entry) or ""
+                key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._observations.find(owner)
+                if only_from is not None and own_key is not None:
                     old = self.owner_key(only_from)
-                    decision = plan_adoption(key, entry, value, me=me, owner_key=owner_key, old=old)
+                    decision = plan_adoption(key, entry, value, own_key=own_key, owner_key=owner_key, old=old)
                 else:
-                    decision = plan_write(key, entry, value, me=me, owner_key=owner_key, seen=seen, now=now)
-                if isinstance(decision, WriteLock):
+                    decision = plan_write(key, entry, value, own_key=own_key, owner_key=owner_key, seen=seen, now=now)
+                if isinstance(decision, LockWrite):
                     takes[name] = decision
         return takes
 
     async def _write(
-        self, takes: dict[str, WriteLock], entries: dict[str, Entry | None], written: dict[str, Entry | InDoubt]
+        self,
+        takes: dict[str, LockWrite],
+        entries: dict[str, Entry | None],
+        written: dict[str, Entry | UnconfirmedWrite],
     ) -> None:
         if not takes:
             return
-        checks, ops = _merge(takes.values())
+        checks, ops = _merge_writes(takes.values())
         written.update(
-            {name: InDoubt(name, entries[name]) for name in takes}
+            {name: UnconfirmedWrite(name, entries[name]) for name in takes}
         )  # before it is sent: it may be interrupted
         try:
             done = await ask(self.store.commit, checks, ops)
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(f"taking {_some(takes)}: {error}") from error
+            raise OutcomeUnknown(f"taking {_describe_locks(takes)}: {error}") from error
         except LatchworkError:  # nothing was written
             for name in takes:
                 del written[name]
             raise
-        self._remove_ended_owners([take.removes_owner for take in takes.values() if take.removes_owner])
+        self._record_removals([take.removes_owner for take in takes.values() if take.removes_owner])
         by_key = {entry.key: entry for entry in done.entries}
         written.update({name: by_key[self.lock_key(name)] for name in takes})
 
-    def _remove_ended_owners(self, owners: Iterable[str]) -> None:
+    def _record_removals(self, owners: Iterable[str]) -> None:
         with self._lock:
             for owner in owners:
-                self._sightings.record_removal(owner)
+                self._observations.record_removal(owner)
 
     async def release(self, held: dict[str, Entry]) -> list[str]:
-        """Release these locks if their entries are unchanged. Return the names of locks that another owner has taken.
+        """Release these locks, unless their entries have changed.
 
+        Args:
+            held: Entries of the locks by name.
+        Returns:
+            Names of the locks that another owner has acquired.
         Raises:
-            OutcomeUnknown, Unavailable: Some locks may still be held. Call ``settle`` for all of them.
+            OutcomeUnknown, Unavailable: Some locks may still be held. Call ``resolve_write`` for all of them.
         """
         gone: list[str] = []
         names = list(held)
@@ -279,35 +299,40 @@ class LockTable:
                 gone += batch if len(batch) == 1 else []
                 todo[:0] = _halves(batch) if len(batch) > 1 else []
             except OutcomeUnknown as error:
-                raise OutcomeUnknown(f"releasing {_some(batch)}: {error}") from error
+                raise OutcomeUnknown(f"releasing {_describe_locks(batch)}: {error}") from error
         return gone
 
-    async def settle(self, doubt: InDoubt, ours: frozenset[str]) -> None:
-        """Make sure that a write in doubt has no effect and never will have. Afterwards the lock is not ours.
+    async def resolve_write(self, write: UnconfirmedWrite, own_ids: frozenset[str]) -> None:
+        """Make sure that a write with an unknown outcome has no effect now or later. Afterwards the lock is not held.
 
         Args:
-            doubt: The write.
-            ours: The IDs of all owners that this keeper has ever used.
+            write: The write.
+            own_ids: IDs of all owners that this keeper has ever used.
         Raises:
             Conflict, Unavailable, OutcomeUnknown: The write may still have an effect. Try again later.
         """
-        entry = (await self.read_locks([doubt.name], fresh=True))[doubt.name]
-        if owner_of(entry) in ours and entry is not None:
+        entry = (await self.read_locks([write.name], fresh=True))[write.name]
+        if get_owner(entry) in own_ids and entry is not None:
             await ask(self.store.commit, [At(entry)], [Put(entry.key, FREE)])
             return
-        if not _same(entry, doubt.before):
+        if not _is_same_version(entry, write.before):
             return  # its check can never hold again
         # L is as that write's check wants it: write it first. If its owner is alive, the other check can never hold.
-        take = self._plans({doubt.name: entry}, None, FREE).get(doubt.name)
+        take = self._plan_writes({write.name: entry}, None, FREE).get(write.name)
         if take is not None:
             await ask(self.store.commit, take.checks, take.ops)
 
     # Owners
 
     async def create_owner(self, owner: str, record: OwnerRecord, session: Session | None) -> None:
-        """Create the record of an owner, and its alive key if a session is given.
+        """Store the record of a new owner, and its alive key if a session is given.
 
-        If the outcome is unknown, an owner without locks may exist: call ``delete_owner`` then.
+        If the outcome is unknown, an owner without locks may exist. Call ``delete_owner`` then.
+
+        Args:
+            owner: ID of the owner.
+            record: The record to store.
+            session: The session to which the alive key is bound. None for no alive key.
         """
         key, value = self.owner_key(owner), record.to_bytes()
         if session is None:
@@ -316,35 +341,39 @@ class LockTable:
             await ask(self.store.commit, [], [Create(key, value), Create(self.alive_key(owner), b"", session)])
 
     async def delete_owner(self, owner: str, *, has_alive_key: bool = True) -> None:
-        """Delete the record of an owner, and its alive key if it may have one.
+        """Delete the record of an owner, and its alive key. All locks that name the owner are then free.
 
-        All locks that name the owner are then free.
+        Args:
+            owner: ID of the owner.
+            has_alive_key: Whether the owner may have an alive key. With False, only the record is deleted.
         """
         if has_alive_key:
             await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.alive_key(owner))])
         else:
             await ask(self.store.delete, self.owner_key(owner))
-        self._remove_ended_owners([owner])
+        self._record_removals([owner])
 
     async def delete_alive_key(self, owner: str) -> None:
-        """Delete the alive key of an owner. Other clients can take its locks after the grace."""
+        """Delete the alive key of an owner. Other clients can take its locks ``grace_s`` seconds later."""
         await ask(self.store.delete, self.alive_key(owner))
 
     def renew(self, owner: str, record: OwnerRecord) -> Future[float]:
-        """Rewrite the record of an owner, which must exist.
+        """Renew an owner by rewriting its record, which must exist.
 
-        Return a future of the local time at which the request was sent.
+        Returns:
+            A future of the local time at which the request was sent.
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
         written = self.store.start_call("commit", [Exists(key)], [Put(key, record.to_bytes())])
         return then(written, lambda _written: sent_at)
 
     def renew_by_session(self, owner: str, session: Session) -> Future[float]:
-        """Check that the record and the alive key of an owner exist, and write nothing.
+        """Check that the record and the alive key of an owner exist. Nothing is written.
 
-        Other clients judge the owner by its alive key. If the backend can, the same transaction renews the session.
+        If the backend supports it, the same transaction renews the session.
 
-        Return a future as ``renew`` does.
+        Returns:
+            A future of the local time at which the request was sent.
         """
         sent_at = self.store.clock.now()
         checks = [Exists(self.owner_key(owner)), Exists(self.alive_key(owner))]
@@ -353,26 +382,29 @@ class LockTable:
     def renew_without_session(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Rewrite the record of an owner, which must exist, and delete its alive key.
 
-        Return a future as ``renew`` does.
+        From then on, other clients treat the owner as alive only as long as it rewrites its record.
 
-        From then on, other clients judge the owner only by its renewals.
+        Returns:
+            A future of the local time at which the request was sent.
         """
         sent_at = self.store.clock.now()
         written = self.store.start_call("commit", [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
         return then(written, lambda _written: sent_at)
 
     async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
-        """Rewrite the record of an owner and delete its alive key, and wait until that is done."""
+        """Rewrite the record of an owner and delete its alive key, so that it no longer depends on its session. Wait
+        for the result.
+        """
         await ask(self.store.commit, [Exists(self.owner_key(owner))], self._detaching_ops(owner, record))
 
     def _detaching_ops(self, owner: str, record: OwnerRecord) -> list[Op]:
         return [Put(self.owner_key(owner), record.to_bytes()), Delete(self.alive_key(owner))]
 
     async def renew_other(self, owner: str) -> None:
-        """Renew another process's owner once, if it exists, so that no client considers it dead meanwhile.
+        """Renew the owner of another process once, so that no client considers it dead during an adoption.
 
-        Also remove the session from its record, because it may end at any time, and delete its alive key, so that its
-        process notices if it is running.
+        The session is removed from its record, because it may end at any time. Its alive key is deleted, so that its
+        process notices the adoption if it is running. Nothing is done if the owner does not exist.
         """
         while (entry := await ask(self.store.get, self.owner_key(owner))) is not None:
             record = OwnerRecord.decode(entry.value)
@@ -384,42 +416,46 @@ class LockTable:
 
     async def list_locks_of_owner(self, owner: str) -> list[str]:
         """Return the names of the locks that an owner holds, sorted. Not a snapshot."""
-        return [self.name_of(entry.key) for entry in await self.list_locks() if owner_of(entry) == owner]
+        return [self.name_of(entry.key) for entry in await self.list_locks() if get_owner(entry) == owner]
 
     async def list_locks(self, below: str = "") -> list[Entry]:
-        """Return the entries of all locks below a name, sorted by key. "" returns all locks. Not a snapshot."""
+        """Return the entries of all locks below a name, sorted by key. Not a snapshot.
+
+        Args:
+            below: The name, such as ``report`` for ``report/item-1``; "" for all locks.
+        """
         prefix = self.lock_key(below) if below else LOCKS
         found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
         return found
 
 
-def owner_of(entry: Entry | None) -> str | None:
-    """Return the ID of the owner that a lock's entry names, or None."""
+def get_owner(entry: Entry | None) -> str | None:
+    """Return the ID of the owner that the entry of a lock names. None if the lock is free, invalid or has no entry."""
     record = LockRecord.decode(entry.value) if entry is not None else None
     return record.owner if record is not None else None
 
 
-def owners_of(entries: Iterable[Entry | None]) -> list[str]:
-    """Return the IDs of the owners that these entries of locks name, sorted and unique."""
-    return sorted({owner for entry in entries if (owner := owner_of(entry))})
+def list_owners_of(entries: Iterable[Entry | None]) -> list[str]:
+    """Return the IDs of the owners that these lock entries name, sorted and unique."""
+    return sorted({owner for entry in entries if (owner := get_owner(entry))})
 
 
 def _parse_owner(entry: Entry) -> tuple[float, str]:
-    """Return the TTL in seconds and the session ID in an owner's record.
+    """Return the TTL in seconds and the session ID that an owner's record contains.
 
-    An invalid record gets an infinite TTL, so that its owner never counts as dead.
+    The TTL of an invalid record is infinite, so that its owner never counts as dead.
     """
     record = OwnerRecord.decode(entry.value)
     return (record.ttl_s, record.session) if record is not None else (math.inf, "")
 
 
-def _same(entry: Entry | None, before: Entry | None) -> bool:
+def _is_same_version(entry: Entry | None, before: Entry | None) -> bool:
     if entry is None or before is None:
         return entry is before
     return entry.version == before.version
 
 
-def _merge(takes: Iterable[WriteLock]) -> tuple[list[Check], list[Op]]:
+def _merge_writes(takes: Iterable[LockWrite]) -> tuple[list[Check], list[Op]]:
     checks: dict[Check, None] = {}
     ops: dict[Op, None] = {}
     for take in takes:
@@ -428,11 +464,17 @@ def _merge(takes: Iterable[WriteLock]) -> tuple[list[Check], list[Op]]:
     return list(checks), list(ops)
 
 
-def _split_to_fit(takes: dict[str, WriteLock]) -> tuple[dict[str, WriteLock], list[str]]:
-    """Split planned writes into those that fit into one transaction, and the names of the remaining locks."""
+def _split_to_fit(takes: dict[str, LockWrite]) -> tuple[dict[str, LockWrite], list[str]]:
+    """Split planned writes into those that fit into one transaction and the rest.
+
+    Args:
+        takes: The planned writes by name of the lock.
+    Returns:
+        The writes that fit, and the names of the other locks.
+    """
     checks: set[Check] = set()
     ops: set[Op] = set()
-    now: dict[str, WriteLock] = {}
+    now: dict[str, LockWrite] = {}
     for name, take in takes.items():
         checks.update(take.checks)
         ops.update(take.ops)
@@ -448,16 +490,20 @@ def _halves(names: list[str]) -> list[list[str]]:
 
 
 def _split_after_conflict(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """Return the batches to try after a conflict, each with its number of tries.
+    """Return the batches to try after a conflict, each with the number of its tries.
 
     A batch is halved, so that one contended lock does not block the others.
+
+    Args:
+        names: Names of the locks in the failed batch.
+        tries: How often the batch was tried before.
     """
     if len(names) > 1:
         return [(half, 1) for half in _halves(names)]
     return [(names, tries + 1)] if tries < _ROUNDS else []
 
 
-def _some(names: Iterable[str]) -> str:
+def _describe_locks(names: Iterable[str]) -> str:
     listed = sorted(names)
     shown = ", ".join(repr(name) for name in listed[:3])
     return f"lock {shown}" if len(listed) == 1 else f"{len(listed)} locks ({shown}{', ...' if len(listed) > 3 else ''})"

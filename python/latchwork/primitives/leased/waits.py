@@ -1,4 +1,4 @@
-"""Waiters for locks, woken by watches when another attempt may succeed. No thread per waiter.
+"""Calls that wait for locks, woken by watches when the next attempt may succeed. No thread per waiting call.
 
 A name of several segments is watched together with all names that share its first segment, so that thousands of waiters
 of one job cost one watch. A name of one segment is watched alone. A watch is kept for a short time after its last
@@ -24,7 +24,7 @@ from latchwork.types import Change
 #: Seconds a watch is kept after its last waiter went.
 _LINGER_S = 20.0
 
-Fire = Callable[[], None]
+Callback = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,20 +38,23 @@ class _Group:
         idle_since: Local clock time at which the last waiter was removed.
     """
 
-    waiters: dict[str, list[Fire]] = field(default_factory=dict)
+    waiters: dict[str, list[Callback]] = field(default_factory=dict)
     mirror: Mirror | None = None
     ready: bool = False
     idle_since: float = 0.0
 
 
 class LockWaiters:
-    """The waiters for locks of one keeper, woken when another attempt may succeed. Thread-safe.
+    """The waiters for locks of one keeper. A waiter is a callback that runs when the next attempt may succeed.
+    Thread-safe.
 
-    Calls waiters without its mutex held.
+    Callbacks run without the mutex. Locks that this keeper holds do not count as free. If a wait depends on the death
+    of an owner, which no watch reports, ``wake`` is set. The keeper then calls ``recheck_dead_owners``.
 
-    Locks that are held by this keeper do not count as free. ``wake`` is set when a wait depends on the expiry of an
-    owner,
-    which no watch reports. The keeper then calls ``recheck_dead_owners``.
+    Args:
+        table: Reads the locks.
+        state: The locks that this keeper holds.
+        wake: Wakes the thread of the keeper.
     """
 
     def __init__(self, table: LockTable, state: KeeperState, wake: Signal) -> None:
@@ -64,9 +67,12 @@ class LockWaiters:
         self._blocked_by: dict[str, set[str]] = {}
         self._closed = False
 
-    def add(self, name: str, fire: Fire) -> Callable[[], None]:
-        """Call ``fire`` once when a lock looks free, perhaps immediately. ``fire`` must not block.
+    def add(self, name: str, callback: Callback) -> Callable[[], None]:
+        """Call ``callback`` once when a lock looks free, perhaps immediately.
 
+        Args:
+            name: Name of the lock.
+            callback: Must not block.
         Returns:
             A function that removes the waiter.
         """
@@ -74,24 +80,24 @@ class LockWaiters:
         with self._lock:
             closed, is_new = self._closed, prefix not in self._groups
             group = _Group() if closed else self._groups.setdefault(prefix, _Group())
-            group.waiters.setdefault(name, []).append(fire)
+            group.waiters.setdefault(name, []).append(callback)
         if closed:
-            fire()
+            callback()
         elif is_new:
             self._open(prefix, group)
         self.recheck([name])
-        return partial(self.cancel, name, fire)
+        return partial(self.cancel, name, callback)
 
     async def wait_free(self, name: str, deadline: Deadline, stop: Signal) -> bool:
         """Wait until a lock looks free, ``stop`` is set, or the deadline has passed.
 
         Returns:
-            False if the lock looked free at once, so that the call did not wait.
+            True after a wait. False if the lock looked free at once.
         """
         looks_free = Signal()
-        fire = looks_free.set
-        self.add(name, fire)
-        forget = stop.call_when_set(fire)
+        callback = looks_free.set
+        self.add(name, callback)
+        forget = stop.call_when_set(callback)
         try:
             if looks_free.is_set():
                 return False
@@ -100,34 +106,41 @@ class LockWaiters:
             return True
         finally:
             forget()
-            self.cancel(name, fire)
+            self.cancel(name, callback)
 
-    def names(self) -> list[str]:
-        """Return the names of locks that have waiters, sorted."""
+    def list_waiting_names(self) -> list[str]:
+        """Return the names of the locks that have waiters, sorted."""
         with self._lock:
             return sorted(name for group in self._groups.values() for name in group.waiters)
 
-    def blocking(self) -> list[str]:
-        """Return the IDs of the owners whose locks have waiters, sorted."""
+    def list_blocking_owners(self) -> list[str]:
+        """Return the IDs of the owners that hold locks with waiters, sorted."""
         with self._lock:
             return sorted(self._blocked_by)
 
     def recheck(self, names: Iterable[str]) -> None:
-        """Check whether these locks look free, and wake the waiters of those that do."""
-        _call([fire for name in names if not self._state.is_ours(name) for fire in self._waiters_to_wake(name)])
+        """Check whether these locks look free, and call the waiters of the free ones."""
+        _call_all(
+            [
+                callback
+                for name in names
+                if not self._state.is_ours(name)
+                for callback in self._remove_waiters_if_free(name)
+            ]
+        )
         if self._blocked_by:
             self._wake.set()
 
     def recheck_locks_of(self, owner: str) -> None:
-        """Check the locks of an owner that was removed, and wake their waiters."""
+        """Check the locks of an owner that was removed, and call the waiters of the free ones."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
         self.recheck(names)
 
     def recheck_dead_owners(self) -> float:
-        """Wake the waiters for locks whose owner is dead. Return the local clock time at which to call this again."""
+        """Call the waiters for locks whose owner is dead. Return the local clock time at which to call this again."""
         due = math.inf
-        for owner in self.blocking():
+        for owner in self.list_blocking_owners():
             dead_at = self._table.dead_at(owner)
             if dead_at is None:
                 self.recheck_locks_of(owner)
@@ -141,7 +154,7 @@ class LockWaiters:
         self._close_watches(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
-        """Close all watches and wake all waiters, whose next attempt raises ``Closed``."""
+        """Close all watches and call all waiters, so that their next attempt raises ``Closed``."""
         self._closed = True
         self._close_watches(lambda _group: True)
 
@@ -149,7 +162,7 @@ class LockWaiters:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
-            self._close_watches(lambda other: other is group)  # fires the waiters added meanwhile, too
+            self._close_watches(lambda other: other is group)  # callbacks the waiters added meanwhile, too
             raise
         mirror.on_change(partial(self._changed, group))
         with self._lock:
@@ -167,10 +180,10 @@ class LockWaiters:
             group.ready = True
         self.recheck(names)
 
-    def _waiters_to_wake(self, name: str) -> list[Fire]:
-        """Remove and return the waiters of a lock that looks free.
+    def _remove_waiters_if_free(self, name: str) -> list[Callback]:
+        """Remove and return the waiters of a lock, if it looks free.
 
-        If an owner still holds the lock, remember that its end must be checked, and return none.
+        If another owner holds the lock, return none, and remember to check whether that owner is dead.
         """
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
@@ -181,17 +194,17 @@ class LockWaiters:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._remove_waiters(group, name)
 
-    def cancel(self, name: str, fire: Fire) -> None:
+    def cancel(self, name: str, callback: Callback) -> None:
         """Remove a waiter."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0], _Group())
             waiters = group.waiters.get(name, [])
-            if fire in waiters:
-                waiters.remove(fire)
+            if callback in waiters:
+                waiters.remove(callback)
                 if not waiters:
                     self._remove_waiters(group, name)
 
-    def _remove_waiters(self, group: _Group, name: str) -> list[Fire]:
+    def _remove_waiters(self, group: _Group, name: str) -> list[Callback]:
         """Remove and return all waiters of a lock. The caller holds the mutex."""
         group.idle_since = self._clock.now()
         for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
@@ -201,18 +214,21 @@ class LockWaiters:
         return group.waiters.pop(name)
 
     def _close_watches(self, unwanted: Callable[[_Group], bool]) -> None:
-        """Close the watches of the groups for which the function returns True, and wake their waiters."""
+        """Close the watches of the groups for which ``unwanted`` returns True, and call their waiters."""
         with self._lock:
             ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]
-            fires = [
-                fire for group in ended for name in list(group.waiters) for fire in self._remove_waiters(group, name)
+            callbacks = [
+                callback
+                for group in ended
+                for name in list(group.waiters)
+                for callback in self._remove_waiters(group, name)
             ]
         for group in ended:
             if group.mirror is not None:
                 group.mirror.close()
-        _call(fires)
+        _call_all(callbacks)
 
 
-def _call(fires: Iterable[Fire]) -> None:
-    for fire in fires:
-        fire()
+def _call_all(callbacks: Iterable[Callback]) -> None:
+    for callback in callbacks:
+        callback()

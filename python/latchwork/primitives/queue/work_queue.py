@@ -440,7 +440,7 @@ class WorkQueue(Closable):
         try:
             claims = await take(session)
         except LatchworkError as error:
-            self._waits.refuse_closed(session, error)
+            self._waits.check_open(session, error)
             raise
         self._waiting.record_claims(claims)
         return claims

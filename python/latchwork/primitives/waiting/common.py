@@ -150,7 +150,7 @@ class Startable(Closable):
 
     @driven
     async def __enter__(self) -> Self:
-        with undone_if_interrupted(self.end_soon):
+        with undone_if_interrupted(self.close_in_background):
             await call_library(self.start)
         return self
 
@@ -158,7 +158,7 @@ class Startable(Closable):
     def start(self) -> None:
         """Start the background work of the object. Idempotent."""
 
-    def end_soon(self) -> None:
+    def close_in_background(self) -> None:
         """Close the object in the background, without waiting. Used after an interrupt."""
 
 

@@ -148,7 +148,7 @@ class Participant(Startable):
         if not self._leaving:
             _log.warning("%s: %s is out for good: %s", self._what, self._who, error)
 
-    def _refuse_closed(self) -> None:
+    def _check_open(self) -> None:
         self._home.check()
         if self._closed:
             raise Closed(f"{self._what} was closed; make another one")

@@ -106,7 +106,7 @@ class WaiterRegistry:
             try:
                 yield waiter, deadline
             except SessionLost as error:
-                self.refuse_closed(waiter.session, error)
+                self.check_open(waiter.session, error)
                 raise
 
     async def session(self) -> Session:
@@ -161,7 +161,7 @@ class WaiterRegistry:
             if not waiter.is_kept:
                 waiter.close()
 
-    def refuse_closed(self, session: Session, cause: BaseException | None = None) -> None:
+    def check_open(self, session: Session, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` if the object or the session of a wait was closed."""
         self.check(cause)
         if session.state == "closed":
@@ -169,7 +169,7 @@ class WaiterRegistry:
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` or ``SessionLost`` if a wait ended for a reason other than its timeout."""
-        self.refuse_closed(waiter.session, cause)
+        self.check_open(waiter.session, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 

@@ -1,6 +1,6 @@
-"""The background work of a lock keeper: its thread, its owners, and its writes in doubt.
+"""The background work of a lock keeper: its thread renews the keeper's owner, watches other owners and cleans up.
 
-The thread renews the current owner, watches the other owners and starts cleanups. Nothing here takes a lock.
+Nothing here acquires a lock.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.leased.inspect import LockSweeper
-from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionProvider
+from latchwork.primitives.leased.owner import HeldLock, LockOwner, OwnerRenewer, SessionProvider
 from latchwork.primitives.leased.protocol import (
     OWNERS,
-    InDoubt,
     OwnerRecord,
-    raised_ttl_s,
+    UnconfirmedWrite,
+    clamp_ttl_s,
 )
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
@@ -41,8 +41,16 @@ _CLOSE_TIMEOUT_S = 5.0
 SWEEP_PERIOD_S = 600.0
 
 
-class KeeperCore:
-    """The state and background work of one lock keeper. Takes no locks. Thread-safe."""
+class KeeperMaintenance:
+    """The state and background work of one lock keeper. Does not acquire locks. Thread-safe.
+
+    Args:
+        store: The store, or a namespace of it.
+        ttl_s: Seconds that locks outlive the last renewal.
+        owner_label: Name of the lock holder, shown to others.
+        session: Returns a session of this process to which a new owner is bound. None for no session.
+        sweep_period_s: Seconds between two cleanups of records that dead owners left. None for never.
+    """
 
     def __init__(
         self,
@@ -53,7 +61,7 @@ class KeeperCore:
         session: SessionProvider | None = None,
         sweep_period_s: float | None = SWEEP_PERIOD_S,
     ) -> None:
-        self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
+        self.ttl_s = clamp_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self.table = LockTable(store)
         self.store = self.table.store
         self.clock = store.clock
@@ -64,10 +72,10 @@ class KeeperCore:
         self.fork_guard = ForkGuard("a lock keeper")
         identity = Identity()
         self.record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
-        self.renewals = Renewals(self.table, self.record, session)
+        self.renewals = OwnerRenewer(self.table, self.record, session)
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = ListenerQueue(self._dispatcher, "a lock keeper")
-        self.relaxed = ListenerQueue(self._dispatcher, "waits for locks")
+        self.free_listeners = ListenerQueue(self._dispatcher, "waits for locks")
         self._cleanup_drain = self._dispatcher.serial_drain(lambda: run(self._clean_up()), "a lock keeper")
         self._next_cleanup = 0.0
         self.within_s = math.inf
@@ -85,12 +93,12 @@ class KeeperCore:
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
-        """Start to watch the owners of other clients' locks. Idempotent.
+        """Start the background thread and the watch of other clients' owners. Idempotent.
 
         Raises:
             Closed: The keeper was closed.
         """
-        self.refuse_closed()
+        self.check_open()
         if self._is_running():
             return
         with self._starting:
@@ -108,19 +116,22 @@ class KeeperCore:
     def _is_running(self) -> bool:
         return self._background is not None
 
-    def refuse_closed(self) -> None:
-        """Raise ``Closed`` if the keeper was closed, or ``ForkedProcess`` if this process inherited it through a
-        fork.
+    def check_open(self) -> None:
+        """Check that the keeper can be used.
+
+        Raises:
+            Closed: The keeper was closed.
+            ForkedProcess: This process inherited the keeper through a fork.
         """
         self.fork_guard.check()
-        self.state.refuse_closed()
+        self.state.check_open()
 
-    def end(self) -> None:
+    def request_stop(self) -> None:
         """Ask the background thread to end. It first deletes the records of owners that hold no locks."""
         self._stopping.set()
         self.wake.set()
 
-    async def wait_ended(self) -> None:
+    async def wait_stopped(self) -> None:
         """Wait until the background thread has ended."""
         background = self._background
         if background is None:
@@ -129,19 +140,26 @@ class KeeperCore:
             await background
 
     async def release(self, locks: Sequence[HeldLock]) -> None:
-        """Release these held locks. A lock that was released and acquired again since is not released."""
-        self.fork_guard.check()
-        found = [held for held in locks if held.is_kept]
-        await self.release_found(found, [held.name for held in locks if held not in found])
-
-    async def release_found(self, found: Sequence[HeldLock], missing: list[str]) -> None:
-        """Release these held locks.
+        """Release these locks. A lock that was released and acquired again since is not released.
 
         Raises:
-            LockLost: Some holds had expired, or names are missing.
+            LockLost: Some had expired, or were not held any more. All others are released.
         """
-        lost = [held.name for held in found if held.owner.has_ended]
-        gone = await self.free_held(found)
+        self.fork_guard.check()
+        found = [held for held in locks if held.is_unreleased]
+        await self.release_all(found, [held.name for held in locks if held not in found])
+
+    async def release_all(self, locks: Sequence[HeldLock], missing: list[str]) -> None:
+        """Release these locks, and report locks that were not held.
+
+        Args:
+            locks: The locks to release.
+            missing: Names of further locks that the caller wanted to release but does not hold.
+        Raises:
+            LockLost: Some locks had expired, or ``missing`` is not empty.
+        """
+        lost = [held.name for held in locks if held.owner.has_ended]
+        gone = await self.release_on_server(locks)
         failed = sorted({*lost, *gone, *missing})
         if failed:
             raise LockLost(
@@ -156,14 +174,14 @@ class KeeperCore:
             if self._runner is not runner:
                 return
             try:
-                due = await self._step(self.clock.now())
+                due = await self._run_due_work(self.clock.now())
             except Exception:  # renewing must go on, whatever went wrong once
                 _log.exception("lock keeper %r: a step failed, the next one follows", self.record.label)
                 due = self.clock.now() + self.ttl_s / 8
             await Pause(self.clock, self.wake, max(0.0, due - self.clock.now()))
             self.wake.clear()
         await self.renewals.detach(self.state.current)
-        await self._remove_ended_owners(also_current=True)
+        await self._remove_ended_owners(end_current=True)
         self.waits.close()
         if self._mirror is not None:
             self._mirror.close()
@@ -171,9 +189,9 @@ class KeeperCore:
         self._dispatcher.close()
         self._ended.set()
 
-    async def _step(self, now: float) -> float:
-        """Do the background work that is due. Return the local clock time of the next step."""
-        due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._renew_current()]
+    async def _run_due_work(self, now: float) -> float:
+        """Do the background work that is due. Return the local clock time at which to call this again."""
+        due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._maintain_current_owner()]
         if now >= self._next_cleanup:
             self._next_cleanup = now + self.ttl_s / 4
             if await self._is_abandoned():
@@ -182,7 +200,7 @@ class KeeperCore:
         return min(*due, self._next_cleanup)
 
     async def _is_abandoned(self) -> bool:
-        """Return whether the store was closed and no lock is held, so that the background thread can end."""
+        """Return True if the store was closed and no lock is held, so that the background thread can end."""
         if self._mirror is None or self.state.current is not None:
             return False
         try:
@@ -196,15 +214,15 @@ class KeeperCore:
     async def _clean_up(self) -> None:
         """Do the regular cleanup of this keeper.
 
-        It deletes the records of ended owners, settles writes whose outcome is unknown, reads owners that are not
-        watched, closes idle watches, and removes what dead owners left.
+        Deletes the records of ended owners, resolves writes whose outcome is unknown, reads the owners that block
+        waiters, closes idle watches, and removes the records of dead owners and their locks.
         """
         await self._remove_ended_owners()
-        for doubt in self.state.doubts:
-            await self._settle(doubt)
+        for write in self.state.unconfirmed_writes:
+            await self._resolve_write(write)
         try:
             # The watch may not have reported that an alive key is gone.
-            for owner in await self.table.find_removed_owners(self.waits.blocking()):
+            for owner in await self.table.find_removed_owners(self.waits.list_blocking_owners()):
                 self.waits.recheck_locks_of(owner)
         except LatchworkError as error:
             _log.info("owners that hold what is waited for could not be read: %s", error)
@@ -214,21 +232,26 @@ class KeeperCore:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """Remove what dead owners left, if this keeper's owner has the lowest ID.
+        """Remove records of dead owners and free locks, if this keeper's owner has the lowest ID.
 
-        While no lock is held, every keeper does so.
+        A keeper without an owner does so if no owner in the store is alive.
         """
-        owner, first = self.state.current, self.table.first_owner()
+        owner, first = self.state.current, self.table.find_first_alive_owner()
         if first is None or (owner is not None and owner.id == first):
             try:
                 await self.sweeper.sweep()
             except LatchworkError as error:
                 _log.info("records of free locks are not removed yet: %s", error)
 
-    async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
-        """Delete the records of ended owners that hold no locks, and the alive keys of lost owners that hold some.
+    async def _remove_ended_owners(self, *, end_current: bool = False) -> None:
+        """Delete the records of ended owners that hold no locks, and the alive keys of lost owners that still hold
+        some.
 
-        An alive key that is left would keep other clients from the locks. A deletion that fails is repeated later.
+        Until its alive key is deleted, other clients treat a lost owner as alive and cannot take its locks. A failed
+        deletion is repeated later.
+
+        Args:
+            end_current: End the current owner first, too.
         """
         for owner in self.state.find_lost_owners_with_session():
             try:
@@ -236,13 +259,18 @@ class KeeperCore:
                 owner.drop_session()
             except LatchworkError as error:
                 _log.info("lock owner %s is lost, but its alive key is not removed yet: %s", owner.id, error)
-        for owner in self.state.find_removable_owners(also_current=also_current):
+        for owner in self.state.collect_removable_owners(end_current=end_current):
             owner.unfollow_session()
             if await self.delete(owner.id, has_alive_key=owner.session is not None):
                 self.state.record_removal(owner)
 
     async def delete(self, owner_id: str, *, has_alive_key: bool = True) -> bool:
-        """Delete the record of an owner. Return False if the caller must try again."""
+        """Delete the stored record of an owner. Return False if that failed and the caller must try again.
+
+        Args:
+            owner_id: ID of the owner.
+            has_alive_key: Whether the owner may have an alive key, which is then deleted too.
+        """
         try:
             await self.table.delete_owner(owner_id, has_alive_key=has_alive_key)
         except LatchworkError as error:
@@ -250,67 +278,71 @@ class KeeperCore:
             return False
         return True
 
-    async def _settle(self, doubt: InDoubt) -> None:
-        ours = self.state.begin_settling(doubt, doubt)
+    async def _resolve_write(self, write: UnconfirmedWrite) -> None:
+        ours = self.state.begin_resolving(write, write)
         if ours is None:
             return
         try:
-            await self.table.settle(doubt, ours)
-            self.state.remove_doubts([doubt])
+            await self.table.resolve_write(write, ours)
+            self.state.remove_unconfirmed([write])
         except LatchworkError as error:
-            _log.info("lock %r is not settled yet: %s", doubt.name, error)
+            _log.info("the outcome of a write to lock %r is not known yet: %s", write.name, error)
         finally:
-            self.end_claim(doubt)
+            self.unmark_busy(write)
 
-    async def free_held(self, found: Sequence[HeldLock]) -> list[str]:
-        """Release these locks on the server, now or later. Return the names of locks that another owner has taken."""
-        claimer = object()
-        doubts = self.state.begin_release(found, claimer)
-        with undone_if_interrupted(self._cleanup_drain.signal):  # at once; else they settle it after a quarter of a TTL
+    async def release_on_server(self, locks: Sequence[HeldLock]) -> list[str]:
+        """Release these locks on the server. If the server fails, the background thread retries.
+
+        Returns:
+            Names of the locks that another owner has taken over.
+        """
+        call_id = object()
+        unconfirmed = self.state.begin_release(locks, call_id)
+        with undone_if_interrupted(self._cleanup_drain.signal):  # at once; else it happens after a quarter of a TTL
             try:
-                for held in found:
-                    held.end_work()
-                gone = await self.table.release({held.name: held.entry for held in found})
+                for held in locks:
+                    held.stop_work()
+                gone = await self.table.release({held.name: held.entry for held in locks})
             except LatchworkError as error:
-                _log.warning("%d locks are not released yet: %s", len(found), error)
+                _log.warning("%d locks are not released yet: %s", len(locks), error)
                 return []
             else:
-                self.state.remove_doubts(doubts)
+                self.state.remove_unconfirmed(unconfirmed)
                 return gone
             finally:
-                self.end_claim(claimer)
+                self.unmark_busy(call_id)
 
-    def end_soon(self) -> None:
+    def close_in_background(self) -> None:
         """Release all locks and end the background thread, without waiting."""
         held = self.state.close()
         self.closing.set()
         self.waits.close()
         self.release_in_background(held or ())
-        self.end()
+        self.request_stop()
 
-    def release_in_background(self, found: Sequence[HeldLock]) -> None:
-        """Stop the work under these locks, and release them in the background.
+    def release_in_background(self, locks: Sequence[HeldLock]) -> None:
+        """Ask the work that depends on these locks to stop, and release the locks in the background.
 
         Locks that were already released are skipped.
         """
-        claimer = object()
-        self.state.begin_release([held for held in found if held.is_kept], claimer)
-        for held in found:
-            held.end_work()
-        self.end_claim(claimer)
+        call_id = object()
+        self.state.begin_release([held for held in locks if held.is_unreleased], call_id)
+        for held in locks:
+            held.stop_work()
+        self.unmark_busy(call_id)
         self._cleanup_drain.signal()  # last: busy names are skipped for a quarter of a TTL
 
-    def end_claim(self, claimer: object) -> None:
-        """Remove the busy marks of a call, and wake the waiters for its names."""
-        self.waits.recheck(self.state.end_claim(claimer))
+    def unmark_busy(self, call_id: object) -> None:
+        """Remove the busy marks of a call, and wake the waiters for these locks."""
+        self.waits.recheck(self.state.unmark_busy(call_id))
 
     # The owner
 
-    def _renew_current(self) -> float:
-        """Renew the current owner, end it if it is idle, or mark it as lost, depending on what is due.
+    def _maintain_current_owner(self) -> float:
+        """Renew the current owner, end it if it is idle, or mark it as lost if its lease has expired.
 
         Returns:
-            The local clock time of the next step.
+            The local clock time at which to call this again.
         """
         self.lose_if_expired()
         owner = self.state.current
@@ -320,20 +352,25 @@ class KeeperCore:
         if due is None:
             return 0.0  # it ran out just now
         if due[1]:
-            self._failed(owner, Unavailable(f"no renewal was answered for {owner.silent_s():.2f} s"))
+            self._report_renewal_failure(owner, Unavailable(f"no renewal was answered for {owner.silent_s():.2f} s"))
         return min(due[0], self.clock.now() + owner.remaining_s())
 
-    def renewed(self, owner: LockOwner, error: BaseException | None) -> None:
-        """Handle the result of a renewal. Called in a thread of the client library."""
+    def handle_renewal_result(self, owner: LockOwner, error: BaseException | None) -> None:
+        """Handle the result of a renewal. Called in a thread of the client library.
+
+        Args:
+            owner: The owner that was renewed.
+            error: Why the renewal failed. None if it succeeded.
+        """
         if error is not None:
-            self._failed(owner, error)
+            self._report_renewal_failure(owner, error)
         self.wake.set()
 
-    def _failed(self, owner: LockOwner, error: BaseException) -> None:
+    def _report_renewal_failure(self, owner: LockOwner, error: BaseException) -> None:
         if owner is not self.state.current:
             return  # given up or lost while the renewal was under way
         remaining_s = owner.remaining_s()
-        _log.warning("lock owner %s: not renewed, %.2f s are left: %s", owner.id, remaining_s, error)
+        _log.warning("lock owner %s: not handle_renewal_result, %.2f s are left: %s", owner.id, remaining_s, error)
         self._urgent.post(*(partial(fn, error, remaining_s) for fn in list(self.failed_listeners.values())))
         if self.renewals.is_taken_over(owner, error):
             self.lose(owner, "another owner took it over")
@@ -344,17 +381,22 @@ class KeeperCore:
         if owner is not None and owner.has_ended:
             self.lose(owner, "no renewal was confirmed in time")
 
-    def lose(self, owner: LockOwner, why: str) -> None:
-        """Stop renewing an owner, stop the work under its locks, and notify listeners and waiters."""
+    def lose(self, owner: LockOwner, reason: str) -> None:
+        """Stop renewing an owner, ask the work that depends on its locks to stop, and notify listeners and waiters.
+
+        Args:
+            owner: The owner. Nothing is done if it is not the current one.
+            reason: Why the owner was lost, for the log.
+        """
         held = self.state.lose(owner)
         if held is None:
             return
         owner.lost.set()
         for each in held:
-            each.end_work()
+            each.stop_work()
         self._cleanup_drain.signal()
         names = tuple(sorted(each.name for each in held))
-        _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
+        _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), reason)
         if names:
             self._urgent.post(*(partial(fn, names) for fn in list(self.lost_listeners.values())))
         self.waits.recheck(names)
@@ -375,10 +417,10 @@ class KeeperCore:
         self.wake.set()
 
     def _find_unwatched_owners(self) -> list[str]:
-        """Return the owners that block waiters but are not in the mirror, which therefore would not report their
+        """Return the IDs of owners that block waiters and are missing in the mirror, so that no watch reports their
         end.
         """
         mirror = self._mirror
         if mirror is None:
             return []
-        return [owner for owner in self.waits.blocking() if self.table.owner_key(owner) not in mirror]
+        return [owner for owner in self.waits.list_blocking_owners() if self.table.owner_key(owner) not in mirror]
