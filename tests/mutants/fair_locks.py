@@ -148,8 +148,8 @@ DEFECTS = (
         "Once",
         "a runner does not look for an outcome when its turn comes",
         "primitives/once.py",
-        "            return await self._run(fn, position) if entry is None and position is not None else entry\n",
-        "            return await self._run(fn, position) if position is not None else entry\n",
+        "if entry is None and position is not None else entry\n",
+        "if position is not None else entry\n",
         id_of("primitives/once", "it_runs_in_one_place_and_all_get_the_result", on="memory"),
     ),
 )

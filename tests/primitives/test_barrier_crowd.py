@@ -103,13 +103,13 @@ def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread
 
 
 def test_about_eight_of_many_follow_and_all_of_few():
-    drawn = sum(member.draw_watcher(1_000) for _ in range(50_000))
+    drawn = sum(member.should_watch_arrivals(1_000) for _ in range(50_000))
     assert 200 <= drawn <= 700
-    assert all(member.draw_watcher(phases.MANY) for _ in range(100))
+    assert all(member.should_watch_arrivals(phases.MANY) for _ in range(100))
 
 
 def test_a_board_of_many_that_is_opened_each_time_keeps_no_names(few, members, in_thread, store):
     for each in [in_thread(lambda each=each: each.wait(60.0)) for each in members(per_generation=True)]:
         each.outcome()
-    board = phases.Board.from_entry(store.get("phase/board"))
+    board = phases.BarrierRecord.from_entry(store.get("phase/board"))
     assert (board.regulars, board.ended[-1].arrived, board.last_passed) == ((), (), 0)

@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, barrier_state, prepare_arrivals
-from latchwork.primitives.barrier.phases import Board
+from latchwork.primitives.barrier.phases import BarrierRecord
 from latchwork.store.steps import run
 from latchwork.types import At, Put
 
@@ -187,7 +187,7 @@ def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_e
 
 
 def test_a_board_names_those_who_arrived_at_its_last_phase_only():
-    board = Board.for_parties(2).after_passing(["a", "b"]).after_breaking("late", ["a"], 1)
+    board = BarrierRecord.for_parties(2).after_passing(["a", "b"]).after_breaking("late", ["a"], 1)
     assert [end.arrived for end in board.ended] == [(), ("a",)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Counter, Lock
-from latchwork.primitives.numbers.cell import KEPT, Attempt, Reading, was_applied
+from latchwork.primitives.numbers.shared_number import KEPT, Attempt, Reading, was_applied
 from latchwork.types import Absent
 
 

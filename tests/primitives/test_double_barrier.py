@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, LatchworkError
 from latchwork.primitives import DoubleBarrier
-from latchwork.primitives.barrier.phases import write_arrival
+from latchwork.primitives.barrier.phases import encode_arrival
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_leaving_without_having_entered_is_refused(barrier):
 def test_an_abort_ends_the_round_although_everybody_has_just_come(barrier, store):
     mine = barrier("m", 1)
     store.create("join/board", mine._initial.to_bytes())
-    store.put(mine._mine, write_arrival(0, {}))  # it died before it could say that it was the last to come
+    store.put(mine._mine, encode_arrival(0, {}))  # it died before it could say that it was the last to come
     mine.abort("enough")
     assert mine.members() == []
     with barrier("b", 1, timeout_s=5.0) as other:
@@ -178,6 +178,6 @@ def test_an_abort_ends_the_round_although_everybody_has_just_come(barrier, store
 def test_a_round_whose_last_member_died_as_it_left_is_ended_by_who_comes_next(barrier, store):
     mine = barrier("m", 1)
     mine.enter(5.0)
-    store.put(mine._mine, write_arrival(1, {}))  # it has left, and died before it could say so
+    store.put(mine._mine, encode_arrival(1, {}))  # it has left, and died before it could say so
     with barrier("b", 1, timeout_s=5.0) as other:
         assert other.members() == ["b"]

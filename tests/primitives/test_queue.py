@@ -23,7 +23,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import PriorityQueue, Queue
-from latchwork.primitives.numbers.cell import NumberCell
+from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, Create, Put
@@ -317,7 +317,7 @@ def test_a_full_queue_makes_puts_wait_or_fail(queue, in_thread, eventually):
 @pytest.fixture
 def crowd(queue, monkeypatch):
     """Have somebody else be faster each time that this queue writes the tail."""
-    theirs, real = queue(), NumberCell.commit
+    theirs, real = queue(), SharedNumber.commit
 
     def crowded(mine):
         async def commit(cell, *args):
@@ -325,7 +325,7 @@ def crowd(queue, monkeypatch):
                 theirs.put(b"theirs")
             return await real(cell, *args)
 
-        monkeypatch.setattr(NumberCell, "commit", commit)
+        monkeypatch.setattr(SharedNumber, "commit", commit)
 
     return crowded
 

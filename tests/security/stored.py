@@ -43,8 +43,8 @@ from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.group import log as views
 from latchwork.primitives.group.views import Evicted, GroupMember, StoredMember
 from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
-from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_limiter import Permits
+from latchwork.primitives.numbers.shared_number import Reading
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.items import read_for_display as shown_item
 from latchwork.primitives.queue.puts import Capacity
@@ -79,7 +79,7 @@ def dumped(**body):
 
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
-BOARD = phases.Board.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
+BOARD = phases.BarrierRecord.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
 CELL = CronCell(
     "c",
     7,
@@ -123,10 +123,10 @@ KINDS = {
     "barrier": Kind(
         "primitives.barrier.phases",
         BOARD.to_bytes(),
-        lambda value: phases.Board.from_entry(at(value)).after_passing(["a"]),
+        lambda value: phases.BarrierRecord.from_entry(at(value)).after_passing(["a"]),
     ),
     "arrival": Kind(
-        "primitives.barrier.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
+        "primitives.barrier.phases", phases.encode_arrival(3, ABOUT), lambda value: phases.parse_arrival(at(value))
     ),
     "member of a group": Kind(
         "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.from_entry(at(value, "a")).to_bytes()
@@ -146,7 +146,7 @@ KINDS = {
         lambda value: views.ViewState.from_base(HEAD, [at(value)]).view(),
     ),
     "number": Kind(
-        "primitives.numbers.cell",
+        "primitives.numbers.shared_number",
         dumped(value=5, writes=2, recent=["a", "b"]),
         lambda value: Reading.from_entry("k", at(value)).encode_change(6, "n"),
     ),

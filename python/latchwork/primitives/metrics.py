@@ -1,4 +1,4 @@
-"""What primitives are held, and for how long they surely last, for Prometheus.
+"""Prometheus metrics of primitives: which ones are held, and for how long.
 
 ``PrimitiveMetrics().watch("orders", Lock(store, "orders"))``. All names begin with ``latchwork_primitive_``, and all
 samples have the labels ``primitive`` and ``kind``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
@@ -21,7 +21,7 @@ _LABELS = ["primitive", "kind"]
 
 
 class _Families(GaugeCollector):
-    """The metrics of one registry, made once."""
+    """The metrics of one Prometheus registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lost = Counter("latchwork_primitive_lost", "Times it was lost while held.", _LABELS, registry=registry)
@@ -30,12 +30,18 @@ class _Families(GaugeCollector):
         registry.register(self)
 
     def watch(self, name: str, kind: str, primitive: Any) -> None:
-        """Include a primitive in the metrics from now on. Only a weak reference to it is kept."""
+        """Include a primitive in the metrics from now on. Only a weak reference to it is kept.
+
+        Args:
+            name: Value of the label ``primitive``.
+            kind: Value of the label ``kind``.
+            primitive: An object with the method ``remaining_s``.
+        """
         with self._mutex:
             self._watched[name, kind] = primitive
 
     def collect(self) -> Iterator[Metric]:
-        """Yield metrics with the current state of all primitives."""
+        """Yield the metrics with the current state of all watched primitives."""
         held = GaugeMetricFamily("latchwork_primitive_held", "1 while it is held, or leads.", labels=_LABELS)
         left = GaugeMetricFamily(
             "latchwork_primitive_remaining_seconds",
@@ -55,10 +61,10 @@ class _Families(GaugeCollector):
 
 
 class PrimitiveMetrics:
-    """Metrics of locks, semaphores, latches and whatever else has ``remaining_s``.
+    """Prometheus metrics of locks, semaphores, latches and other objects with ``remaining_s``.
 
     Args:
-        registry: where the metrics are registered; the client library's own unless given.
+        registry: Where the metrics are registered. None uses the default registry of the client library.
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:

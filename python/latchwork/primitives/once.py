@@ -51,8 +51,11 @@ _MOST_WHY = 10_000
 
 
 class StartCount(Struct, frozen=True):
-    """The stored number of times that the function was started, and the unique name of the last ticket that
-    started it.
+    """The stored number of times that the function was started.
+
+    Attributes:
+        starts: The number of starts.
+        nonce: The unique name of the last ticket that started it.
     """
 
     starts: Count
@@ -60,8 +63,14 @@ class StartCount(Struct, frozen=True):
 
 
 class OnceOutcome(Struct, frozen=True):
-    """The stored outcome of the function, which precedes its result. After a failure it has the reason and the
-    process.
+    """The stored outcome of the function. In the stored value, the result follows after this record.
+
+    Attributes:
+        ok: Whether the function succeeded.
+        kind: Type of the exception after a failure.
+        why: Message of the exception after a failure.
+        host: Host name of the process that ran it.
+        pid: ID of that process.
     """
 
     ok: bool
@@ -76,19 +85,21 @@ _OUTCOME: Decoder[OnceOutcome] = Decoder(OnceOutcome, "an outcome")
 
 
 class Once(Closable):
-    """A function that runs once: with ``Once(store, "migrate-7").run(migrate)`` in all processes, ``migrate`` runs
-    once, and all get its result.
+    """A function that runs once in the cluster: ``Once(store, "migrate-7").run(migrate)`` runs ``migrate`` in one
+    process.
 
-    Exactly one outcome is recorded, a result or a failure, and it stays until ``reset``. The function may run again if
-    its runner dies, is stopped or loses its session before the outcome is recorded: writes that must happen once
-    belong under ``work.fence``. Construction does no I/O. Thread-safe, and shared by processes.
+    All other processes get its result. Exactly one outcome is recorded, a result or a failure, and it stays until
+    ``reset``. The function may run again if its process dies, is stopped or loses its session before the outcome is
+    recorded. Use ``work.fence`` for writes that must happen once. Construction does no I/O. Thread-safe, and shared by
+    processes.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the outcome.
-        max_starts: After this many runners died or lost their sessions, the function is recorded as failed.
+        max_starts: After so many processes died or lost their sessions while they ran the function, it is recorded as
+            failed.
         session: The session of our ticket, which the caller closes. None uses the store's primary session.
-        label: The name of the runner for others.
+        label: The name of this client, shown to others.
     """
 
     def __init__(
@@ -112,10 +123,10 @@ class Once(Closable):
 
     @driven
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
-        """Run the function if no process has run it. Otherwise wait for its result. Return the result.
+        """Run the function if no process has run it, or wait for another process that runs it. Return its result.
 
-        A function that ends after ``work`` was stopped may be half done, so its end is not an outcome. It runs again
-        here if our session is renewed after all, which is not a new start; otherwise on another node.
+        If the function ends after ``work`` was stopped, it may be half done, so nothing is recorded. It runs again here
+        if our session is renewed after all, which does not count as another start. Otherwise another process runs it.
 
         Args:
             fn: Called as ``fn(work)`` in this thread, by one process at a time as long as it stops in time. Returns up
@@ -123,17 +134,17 @@ class Once(Closable):
             timeout_s: Seconds to wait for others and for the server. None waits forever. The function itself may take
                 longer.
         Returns:
-            The recorded result, from here or elsewhere.
+            The recorded result, of this process or another one.
         Raises:
-            OnceFailed: It failed, now or earlier, here or elsewhere; the message has the reason. In the process that
-                ran it, the exception is the cause.
+            OnceFailed: It failed, now or earlier, in this process or another one. The message has the reason. In the
+                process that ran it, the exception is the cause.
             WaitTimeout: Another process still runs it.
             LockLost: It ran here, but our session ended before an outcome was recorded. Another process runs it again.
             SessionLost: Our session ended while waiting.
             OutcomeUnknown: It ran here, and it is unknown whether its outcome was recorded. Call again.
             Unavailable: The server could not be reached in time.
-            Closed, ForkedProcess: As for every primitive; also if it was stopped and closed meanwhile.
-            LatchworkError: The call is inside a callback, or the function asks for its own outcome.
+            Closed, ForkedProcess: As for every primitive. Also if the function was stopped and this object was closed.
+            LatchworkError: The call is inside a callback, or inside the function itself.
             TypeError: The function does not take one argument, is async or a generator, and was not called; or it
                 returned neither bytes nor None. Nothing is recorded.
         """
@@ -145,7 +156,7 @@ class Once(Closable):
             async with self._waits.start(deadline.left_s()) as (waiter, _):
                 entry = await self._wait_for_outcome(fn, waiter, deadline)
                 if entry is not None:
-                    return _result(entry, self._what)
+                    return _decode_result(entry, self._what)
                 self._waits.refuse_ended(waiter)
             if deadline.has_passed:
                 runner = await self._queue.describe_first()
@@ -154,9 +165,10 @@ class Once(Closable):
     async def _wait_for_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
     ) -> Entry | None:
-        """Return the outcome of this process or another one.
+        """Wait for the outcome, and run the function if it is our turn.
 
-        None after the timeout, or if the outcome was reset at once.
+        Returns:
+            The entry of the outcome. None after the timeout, or if the outcome was deleted again at once.
         """
         entry = await waiter.keep_trying(self._outcome, deadline)
         if entry is not None:
@@ -164,30 +176,30 @@ class Once(Closable):
         position = await self._await_turn(waiter, deadline)
         try:
             entry = await waiter.keep_trying(self._outcome, deadline)
-            return await self._run(fn, position) if entry is None and position is not None else entry
+            return await self._run_and_record(fn, position) if entry is None and position is not None else entry
         finally:
             if position is not None:
                 await self._queue.leave(position)
 
     @driven
     async def outcome(self) -> bytes | None:
-        """Read the result, without running the function. Return None while there is none.
+        """Read the result without running the function. Return None if there is no outcome yet.
 
         Raises:
-            OnceFailed: It failed.
+            OnceFailed: The function failed.
         """
         self._waits.check()
         entry = await self._outcome()
-        return None if entry is None else _result(entry, self._what)
+        return None if entry is None else _decode_result(entry, self._what)
 
     @driven
     async def runner(self) -> Ticket | None:
-        """Read from the store which client is running the function. Return None if none is."""
+        """Return the ticket of the client that is running the function, or None."""
         return next(iter(await self._queue.tickets()), None)
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the clients that wait for the outcome, in order."""
+        """Return the tickets of the clients that wait for the outcome, in order."""
         return (await self._queue.tickets())[1:]
 
     @driven
@@ -201,7 +213,7 @@ class Once(Closable):
         await ask(self._store.delete, self._outcome_key)
 
     def close(self) -> None:
-        """End all waits of this object. Thread-safe and idempotent."""
+        """Make all waiting calls of this object raise ``Closed``. Thread-safe and idempotent."""
         self._waits.close()
 
     # Waiting
@@ -211,17 +223,18 @@ class Once(Closable):
         return entry
 
     async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """Wait until this client is first in the queue, and return its position.
+        """Wait until this client is first in the queue.
 
-        Returns None if an outcome exists before that, or after the timeout.
+        Returns:
+            Its position in the queue. None if an outcome exists before that, or after the timeout.
         """
 
-        def look(batch: Batch) -> None:
+        def on_outcome(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
                 turn.cancel()  # not the other waiter, which still has to read the outcome
 
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
-            watch.subscribe(look)
+            watch.subscribe(on_outcome)
             try:
                 return await wait_for_turn(self._queue, turn, deadline)
             except (Unavailable, OutcomeUnknown):
@@ -231,24 +244,32 @@ class Once(Closable):
 
     # Running
 
-    async def _run(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry:
-        """Run the function as the first client in the queue, and return the recorded outcome."""
+    async def _run_and_record(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry:
+        """Run the function until it ends without being stopped, and record its outcome. The caller is first in the
+        queue.
+
+        Args:
+            fn: The function.
+            position: Our position in the queue.
+        Returns:
+            The entry of the recorded outcome.
+        """
         deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, position.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(position), deadline)
         if starts > self._most:
             return await self._record(position, self._failure("", f"whoever ran it vanished, {self._most} times"))
         while True:
-            entry = await self._run_once(fn, position) or await self._after_stop(position)
+            entry = await self._run_function(fn, position) or await self._after_stop(position)
             if entry is not None:
                 return entry
             self._waits.check()
 
-    async def _run_once(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
-        """Run the function and record its outcome. Return None if it was stopped before it ended."""
+    async def _run_function(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
+        """Run the function once and record its outcome. Return None if it was stopped before it ended."""
         ownership = Ownership.for_session(self._what, position.fence, position.session, self._store.clock)
         try:
-            value = await self._called(fn, ownership.guard_work())
+            value = await self._call_function(fn, ownership.guard_work())
         except _EndedAfterStop as stop:
             _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
@@ -264,13 +285,16 @@ class Once(Closable):
             raise OnceFailed(told) from error
         finally:
             ownership.end()
-        return await self._record(position, self._body({"ok": True}, value))
+        return await self._record(position, self._encode_outcome({"ok": True}, value))
 
     async def _after_stop(self, position: QueuePosition) -> Entry | None:
-        """After the function was stopped, wait until the session was renewed or has ended.
+        """After the function was stopped, wait until our session was renewed or has ended.
 
         Returns:
-            None to run the function again. Otherwise the outcome that another client has recorded.
+            None if the session was renewed, so that the function must run again. Otherwise the entry of the outcome
+                that another client has recorded.
+        Raises:
+            LockLost: The session ended, and there is no outcome.
         """
         session, deadline = position.session, Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
@@ -286,7 +310,7 @@ class Once(Closable):
             raise self._lost()
         return entry
 
-    async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
+    async def _call_function(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
         own = self._running.own
         own["here"] = True
         try:
@@ -316,7 +340,7 @@ class Once(Closable):
         return value
 
     async def _count_start(self, position: QueuePosition) -> int:
-        """Count this start of the function exactly once, and return the number of starts."""
+        """Count this start of the function exactly once. Return the total number of starts."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             known = StartCount(0) if entry is None else _STARTS.decode_entry(entry)
@@ -328,12 +352,14 @@ class Once(Closable):
             try:
                 await ask(self._store.commit, [position.fence, check], [more])
             except Conflict as error:
-                await self._refuse_lost(position, error)
+                await self._raise_if_lost(position, error)
             else:
                 return starts + 1
 
     async def _forget_start(self, position: QueuePosition) -> None:
-        """Subtract this start again, because the function failed at once and its process did not die."""
+        """Subtract this start from the stored number, because the function returned an invalid result and nothing is
+        recorded.
+        """
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
         if entry is not None and known is not None and known.nonce == position.nonce and known.starts:
@@ -342,7 +368,7 @@ class Once(Closable):
                 await ask(self._store.commit, [position.fence, At(entry)], [less])
 
     async def _record(self, position: QueuePosition, body: bytes) -> Entry:
-        """Record the outcome if there is none yet. Return the recorded outcome."""
+        """Store the outcome if there is none yet. Return the entry of the stored outcome."""
         deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, position.session)) as waiter:
             try:
@@ -359,9 +385,9 @@ class Once(Closable):
                 there = await self._outcome()
                 if there is not None:  # ours, if an answer was lost; or that of another, who ran it after our session
                     return there
-                await self._refuse_lost(position, error)
+                await self._raise_if_lost(position, error)
 
-    async def _refuse_lost(self, position: QueuePosition, error: Conflict) -> None:
+    async def _raise_if_lost(self, position: QueuePosition, error: Conflict) -> None:
         if position.session.remaining_s() <= 0.0 or await ask(self._store.get, position.ticket.key) is None:
             raise self._lost() from error
 
@@ -369,9 +395,9 @@ class Once(Closable):
         return LockLost(f"{self._what} ran here, but our session ended before the outcome was recorded; others run it")
 
     def _failure(self, kind: str, why: str) -> bytes:
-        return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
+        return self._encode_outcome({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
 
-    def _body(self, head: dict[str, object], value: bytes) -> bytes:
+    def _encode_outcome(self, head: dict[str, object], value: bytes) -> bytes:
         return encode({**head, **self._queue.creator}) + b"\n" + value
 
 
@@ -383,7 +409,7 @@ class _EndedAfterStop(Exception):
     """Raised when the function ended with an error after it was stopped. The error is the cause."""
 
 
-def _result(entry: Entry, what: str) -> bytes:
+def _decode_result(entry: Entry, what: str) -> bytes:
     head, _, value = entry.value.partition(b"\n")
     outcome = _OUTCOME.find(head)
     if outcome is None:

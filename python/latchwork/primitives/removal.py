@@ -10,7 +10,7 @@ from latchwork.errors import Conflict
 from latchwork.primitives.fair.tickets import is_ticket
 from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.numbers.cell import is_number
+from latchwork.primitives.numbers.shared_number import is_number
 from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
@@ -42,38 +42,40 @@ _NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
 
 @driven
 async def forget(store: Store, name: str) -> int:
-    """Remove the stored records of a primitive that is no longer used. Return the number of keys removed.
+    """Remove the stored records of a primitive that is no longer used.
 
-    Works for every primitive, and for several that share a name. A client that begins to use the name at the same time
-    starts again: a counter at 0, a group with its first view, a semaphore with the size that it was given. Keys that no
-    primitive wrote, names below this one, and the numbers of sequential keys stay.
+    Works for every primitive, and for several that share a name. If a client begins to use the name at the same time,
+    it starts with new state: a counter at 0, a group with its first view, a semaphore with the size that it was given.
+    Other keys and names below this one stay, and so do the numbers of sequential keys.
 
     Args:
         store: The store, or a namespace of it.
-        name: The name that the primitive was given.
+        name: The name of the primitive.
     Returns:
         The number of keys removed; 0 if there was nothing.
     Raises:
         Conflict: The name is in use: it is held, waited for, has members, items or dead letters, or was written during
-            this call. Some records may be removed already, never one that is in use.
-        InvalidKey: The name cannot be a primitive's.
+            this call. Some records may be removed already, but none that is in use.
+        InvalidKey: The name is not valid for a primitive.
         Unavailable, OutcomeUnknown: The server could not be reached; call again.
     """
     check_store(store, "forget")
     check_name(name, "primitive")
-    found = await _records_of(store, name)
+    found = await _list_records(store, name)
     below = [await ask(store.list, f"{name}/{prefix}", recursive=True) for prefix in _PREFIXES]
-    if found != await _records_of(store, name):
-        raise _written(name, ())  # what is below may belong to another state: items of a new tail, views of a new head
+    if found != await _list_records(store, name):
+        raise _build_conflict(
+            name, ()
+        )  # what is below may belong to another state: items of a new tail, views of a new head
     found += [entry for entries in below for entry in entries if not _HOLDER.match(entry.key[len(name) + 1 :])]
-    _refuse_use(name, found)
+    _raise_if_used(name, found)
     records = sorted(found, key=lambda entry: (entry.key.count("/"), entry.key != f"{name}/views", entry.key))
     return await _remove(store, name, records) + await _forget_persistent(store, name)
 
 
-async def _records_of(store: Store, name: str) -> list[Entry]:
-    """Return the entries that a primitive of this name has directly below its name, and the number stored at the
-    name.
+async def _list_records(store: Store, name: str) -> list[Entry]:
+    """Return the entries of a primitive directly below its name, and the entry of the number stored at the name
+    itself.
     """
     direct = await ask(store.list, name)
     found = [entry for entry in direct if is_ticket(entry.key) or entry.key[len(name) + 1 :] in _RECORDS]
@@ -81,13 +83,13 @@ async def _records_of(store: Store, name: str) -> list[Entry]:
     return [*found, number] if number is not None and is_number(number.value) else found
 
 
-def _written(name: str, failed: Sequence[object]) -> Conflict:
+def _build_conflict(name: str, failed: Sequence[object]) -> Conflict:
     return Conflict(
         f"{name!r} is in use: it was written while its records were removed; try again when nobody uses it", failed
     )
 
 
-def _refuse_use(name: str, found: Sequence[Entry]) -> None:
+def _raise_if_used(name: str, found: Sequence[Entry]) -> None:
     for entry in found:
         rest = entry.key[len(name) + 1 :]
         if entry.owner is not None or _NEEDED.match(rest):
@@ -104,7 +106,7 @@ async def _remove(store: Store, name: str, records: Sequence[Entry]) -> int:
         try:
             await ask(store.commit, [At(entry) for entry in some], [Delete(entry.key) for entry in some])
         except Conflict as error:
-            raise _written(name, error.failed) from error
+            raise _build_conflict(name, error.failed) from error
     return len(records)
 
 

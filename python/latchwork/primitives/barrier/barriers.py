@@ -15,7 +15,7 @@ from functools import partial
 
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.barrier.member import BarrierMember, Choice, Lacking
-from latchwork.primitives.barrier.phases import Board
+from latchwork.primitives.barrier.phases import BarrierRecord
 from latchwork.primitives.waiting.common import Closable
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -73,30 +73,35 @@ class Barrier(BarrierMember, Closable):
             ValueError: The generation is in the future.
         """
 
-        def choose(board: Board, last: int) -> int:
+        def choose(board: BarrierRecord, last: int) -> int:
             if generation is not None:
                 return generation
             end = board.find_end(last)
             return last if end is not None and not end.broken else board.phase
 
-        return await self._pass_phase(choose, timeout_s, checks)
+        return await self._arrive_and_wait(choose, timeout_s, checks)
 
     @driven
     async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
         """Break the open generation: all waiting members get ``BarrierBroken``, and the next generation opens.
 
         Args:
-            why: The reason for the others.
-            lacking: A function that returns member IDs for the ``Expected.basis`` of the open generation. If given, the
-                generation is broken only if a member has arrived and one of these IDs has not.
+            why: The reason, shown to the other members.
+            lacking: Returns IDs of required members, given the ``Expected.basis`` of the open generation. The
+                generation is broken only if a member has arrived and one of these IDs has not. None breaks it in any
+                case.
         """
-        await self._abort(why, lacking)
+        await self._break_phase(why, lacking)
 
     @driven
     async def check(self, generation: int = 0) -> tuple[bool, At | Absent]:
-        """Return whether a generation or a later one has passed, and a check for transactions that rely on the answer.
+        """Return whether a generation or a later one has passed, with a check for transactions that rely on the answer.
 
-        The check fails once any generation was opened, has passed or was broken since.
+        Args:
+            generation: The number of the generation.
+        Returns:
+            Whether it has passed, and a precondition that fails once any generation was opened, has passed or was
+                broken since.
         """
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
@@ -173,7 +178,7 @@ class DoubleBarrier(BarrierMember):
         Returns:
             The number of the round, from 0.
         """
-        phase = await self._pass_or_end(self._to_enter, timeout_s)
+        phase = await self._arrive_or_end_round(self._choose_phase_to_enter, timeout_s)
         self._round = phase // 2
         return self._round
 
@@ -186,14 +191,18 @@ class DoubleBarrier(BarrierMember):
         Raises:
             LatchworkError: This member has not entered.
         """
-        phase = await self._pass_or_end(self._to_leave, timeout_s)
+        phase = await self._arrive_or_end_round(self._choose_phase_to_leave, timeout_s)
         self._round = None
         return phase // 2
 
     @driven
     async def abort(self, why: str = "") -> None:
-        """End the round: all waiting members get ``BarrierBroken``, and the next round opens."""
-        await self._abort(why)
+        """End the round: all waiting members get ``BarrierBroken``, and the next round opens.
+
+        Args:
+            why: The reason, shown to the other members.
+        """
+        await self._break_phase(why)
         self._round = None
 
     @driven
@@ -203,20 +212,24 @@ class DoubleBarrier(BarrierMember):
 
     @driven
     async def members(self) -> list[str]:
-        """Return the IDs of the members inside, sorted. Before all have entered, return those that have arrived."""
+        """Return the IDs of the members inside, sorted. While members are entering, return those that have arrived."""
         board = await self._read_board()
         if board.phase % 2 == 0:
             return await self._arrived()
         return sorted(set(board.regulars) - set(await self._arrived()))
 
-    async def _pass_or_end(self, choose: Choice, timeout_s: float | None) -> int:
-        """Enter or leave. If the call is cancelled or interrupted, end the round in the background.
+    async def _arrive_or_end_round(self, choose: Choice, timeout_s: float | None) -> int:
+        """Enter or leave the round. If the call is cancelled or interrupted, end the round in the background.
 
-        Otherwise this member would never leave the round, which would block every later round.
+        Otherwise this member would never leave the round, and would block every later round.
+
+        Args:
+            choose: Returns the phase at which to arrive.
+            timeout_s: Seconds to wait. None waits forever.
         """
         chosen: int | None = None
 
-        def choose_and_note(board: Board, last: int) -> int | None:
+        def choose_and_note(board: BarrierRecord, last: int) -> int | None:
             nonlocal chosen
             chosen = choose(board, last)
             return chosen
@@ -226,13 +239,16 @@ class DoubleBarrier(BarrierMember):
                 self._store.cleanup.add(partial(self._end_round, chosen, Backoff()))
 
         with undone_if_interrupted(end_later):
-            return await self._pass_phase(choose_and_note, timeout_s)
+            return await self._arrive_and_wait(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
-        """Try once to end the round of a phase at which this member may have arrived. A job for background cleanup.
+        """Try once to end a round after a cancelled call. Runs as a background cleanup.
 
+        Args:
+            phase: The phase at which this member may have arrived.
+            backoff: The delays between attempts.
         Returns:
-            Seconds until the next attempt; None when done.
+            Seconds until the next attempt. None if the round has ended.
         """
         why = f"a call of {self.member_id!r} was cancelled"
         try:
@@ -244,14 +260,14 @@ class DoubleBarrier(BarrierMember):
             return backoff.next_s()
         return None
 
-    def _to_enter(self, board: Board, last: int) -> int | None:
+    def _choose_phase_to_enter(self, board: BarrierRecord, last: int) -> int | None:
         if board.phase % 2 == 0:
             return board.phase
         if self.member_id not in board.regulars or last == board.phase:
             return None  # the round of others, or ours that we have left already
         return board.phase - 1
 
-    def _to_leave(self, board: Board, last: int) -> int:
+    def _choose_phase_to_leave(self, board: BarrierRecord, last: int) -> int:
         if self._round is not None:
             return 2 * self._round + 1
         end = board.find_end(last)

@@ -19,7 +19,7 @@ from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
-from latchwork.primitives.barrier.phases import Board
+from latchwork.primitives.barrier.phases import BarrierRecord
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -67,7 +67,13 @@ class _Request:
 
 
 class LocalMembers:
-    """The members of one barrier on one store in one process. Thread-safe."""
+    """The members of one barrier on one store in one process, which share requests and a watch. Thread-safe.
+
+    Args:
+        store: The store of the barrier.
+        name: Name of the barrier.
+        on_empty: Called with this object when its last member has left.
+    """
 
     def __init__(self, store: Store, name: str, on_empty: Callable[[LocalMembers], object] = bool) -> None:
         self.clock = store.clock
@@ -89,7 +95,7 @@ class LocalMembers:
     # Members
 
     def enter(self, member: object) -> None:
-        """Add a member that waits in this process."""
+        """Add a member that begins to wait in this process."""
         self._members.append(member)
 
     def leave(self, member: object) -> None:
@@ -99,31 +105,36 @@ class LocalMembers:
         follower = self._follower
         if follower is not None and follower[0] is member:
             self._follower = None
-        self.end_opening(member)
+        self.finish_opening(member)
         if not self._members:
             self._on_empty(self)
             with self._notifier.mutex:
                 self._notifier.notify_all()
 
     def claim_watching(self, member: object, phase: int) -> bool:
-        """Return whether this member must watch the arrivals at a phase, on behalf of all members of this process."""
+        """Return whether this member must watch the arrivals for all members of this process.
+
+        The first member that asks for a phase gets True, and the others False.
+        """
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
     def claim_opening(self, member: object, phase: int) -> Signal | None:
-        """Return None if this member must open the phase.
+        """Return None if this member must open a phase, which means to write its first arrival.
 
-        Otherwise return a signal that is set once another member of this process has tried to open it.
+        Otherwise another member of this process is doing so: return a signal that is set when it has finished.
         """
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
                 self._opener = (member, phase, Signal())
             return None if self._opener[0] is member else self._opener[2]
 
-    def end_opening(self, member: object) -> None:
-        """Record that a member is no longer trying to open a phase. Idempotent."""
+    def finish_opening(self, member: object) -> None:
+        """Record that this member has finished its attempt to open a phase, and wake the members that wait for it.
+        Idempotent.
+        """
         opener = self._opener
         if opener is not None and opener[0] is member:
             self._opener = None
@@ -136,9 +147,10 @@ class LocalMembers:
     # Calls
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
-        """Return the entries of these keys.
+        """Read these keys in one request, together with the reads of other members.
 
-        They are read after the call began, together with those for other members.
+        Returns:
+            The entries in the order of ``keys``, None for a missing key. They are read after this call began.
         """
         if self._is_single:
             found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
@@ -218,7 +230,7 @@ class LocalMembers:
                 request.answer([written[op.key] for op in request.ops if op.key in written])
 
     async def _handle_conflict(self, requests: Sequence[_Request], error: Exception) -> None:
-        """Raise a conflict in the requests that caused it, and send the other requests again.
+        """Report a conflict to the requests that caused it, and send the other requests again.
 
         If the cause is unknown, each request is sent alone.
         """
@@ -241,7 +253,7 @@ class LocalMembers:
         """Wait until the stored state of the barrier shows that a phase has ended.
 
         Returns:
-            False after the timeout or when ``stop`` was set. It may be False without a reason.
+            True if the phase seems to have ended: read the state. False after the timeout or when ``stop`` was set.
         """
         signal = Signal()
         remove_call = stop.call_when_set(signal.set)
@@ -271,7 +283,7 @@ class LocalMembers:
         self._wake(None if known is None else known.get(self._board_key))
 
     def remove_waiter(self, signal: Signal) -> None:
-        """Stop setting this signal. The shared watch is closed when no signal is left. Idempotent."""
+        """Stop notifying this signal. The shared watch is closed with the last signal. Idempotent."""
         with self._lock:
             self._listening.pop(signal, None)
             mirror = None
@@ -286,9 +298,13 @@ class LocalMembers:
                 self._wake(change.entry)
 
     def _wake(self, entry: Entry | None) -> None:
-        """Wake the members whose phase has ended, or all members if the stored state is invalid."""
+        """Wake the members whose phase has ended. If the stored state is invalid, wake all members.
+
+        Args:
+            entry: Entry of the barrier's state. None wakes no member.
+        """
         try:
-            open_phase = None if entry is None else Board.from_entry(entry).phase
+            open_phase = None if entry is None else BarrierRecord.from_entry(entry).phase
         except BadRecord:
             open_phase = -1
         if open_phase is None:
@@ -300,9 +316,10 @@ class LocalMembers:
 
 
 def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests to send with the next call, and the remaining ones.
+    """Choose the requests to send together. Reads come first, and no key is written twice.
 
-    Reads come first. No key is written twice in one call.
+    Returns:
+        The requests to send now, and the remaining ones.
     """
     reads = [request for request in waiting if request.keys]
     if reads:
@@ -321,7 +338,7 @@ def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Requ
 
 
 class LocalMember:
-    """A member of this process while it waits, as a context manager. Single-threaded."""
+    """One member of a barrier in this process while it waits; a context manager. Single-threaded."""
 
     def __init__(self, members: LocalMembers) -> None:
         self.members = members
@@ -337,11 +354,13 @@ class LocalMember:
         self.members.leave(self)
 
     def claim_watching(self, phase: int) -> bool:
-        """Return whether this member must watch the arrivals at a phase, on behalf of all members of this process."""
+        """Return whether this member must watch the arrivals for all members of this process."""
         return self.members.claim_watching(self, phase)
 
     async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
-        """Return whether this member must open the phase. If another member does, wait until it has tried."""
+        """Return whether this member must open a phase. If another member of this process is doing so, wait for it
+        first.
+        """
         signal = self.members.claim_opening(self, phase)
         if signal is None:
             return True
@@ -351,17 +370,18 @@ class LocalMember:
         finally:
             remove_call()
 
-    def end_opening(self) -> None:
-        """Record that this member is no longer trying to open the phase."""
-        self.members.end_opening(self)
+    def finish_opening(self) -> None:
+        """Record that this member has finished its attempt to open the phase."""
+        self.members.finish_opening(self)
 
 
 _by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary()
 
 
-def local_members_of(store: Store, name: str) -> LocalMembers:
-    """Return the object shared by the members of a barrier in this process: one per store, or per task of an event
-    loop.
+def get_local_members(store: Store, name: str) -> LocalMembers:
+    """Return the object that all members of a barrier in this process share.
+
+    There is one per store. A task of an event loop gets an object of its own.
     """
     if current() is not None:
         return LocalMembers(store, name)
@@ -370,9 +390,9 @@ def local_members_of(store: Store, name: str) -> LocalMembers:
 
 
 def _forget(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
-    """Remove an object without members from the table of shared objects.
+    """Remove an object that has no members from the table of shared objects.
 
-    A member that still has it may continue to use it. A second object only costs more requests.
+    A member that still has the object may continue to use it.
     """
     for name, each in list(by_name.items()):
         if each is one:

@@ -2,17 +2,17 @@
 
 Keys:  <name>/board             the open phase, the expected members, the last results; as JSON
        <name>/arrived/<member>  as JSON, not bound to a session: the phase at which a member has arrived, host and PID,
-                                and whether it ``follows``
+                                and whether it ``follows`` the other arrivals
 
-An arrival is written on condition that the board is unchanged, so it counts for the open phase. Arrivals only grow
-while a phase is open, so a member that has seen enough of them may end it, on condition that the board is unchanged. If
-each phase has its own parties, the first arrival writes them to the board in its transaction.
+An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open,
+arrivals are only added. A member that has seen enough of them may therefore end the phase, on condition that the board
+is unchanged. If each phase has its own parties, the first arrival writes them to the board in its transaction.
 docs/design/groups-and-queues.md has the races.
 
-With few members all follow the arrivals, and the last arrival ends the phase. With more than ``MANY``, each member
-would see each arrival: n x n events. There each member draws before its arrival whether it follows, so that about
-``FOLLOWERS`` do, as their arrivals say, and the first of them ends the phase. The others watch the board and draw again
-now and then, in case all followers have died.
+With few members all watch the arrivals, and the last one to arrive ends the phase. With more than ``MANY`` members,
+each member would see each arrival: n x n events. Each member then decides at random before its arrival whether it
+watches, so that about ``FOLLOWERS`` members do. The first of them ends the phase. The others watch only the board and
+decide again now and then, in case all watching members have died.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from functools import partial
 from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
-from latchwork.primitives.barrier.local_members import LocalMember, local_members_of
+from latchwork.primitives.barrier.local_members import LocalMember, get_local_members
 from latchwork.primitives.barrier.phases import (
     MANY,
-    Board,
+    BarrierRecord,
     Expected,
     Opening,
+    encode_arrival,
     find_arrived,
-    read_arrival,
+    parse_arrival,
     watches_arrivals,
-    write_arrival,
 )
 from latchwork.primitives.waiting.common import Deadline, Identity, check_integer, check_name, check_text
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member, get_or_create
@@ -55,7 +55,7 @@ FOLLOWERS = 8
 AGAIN_S = (2.0, 5.0)
 
 #: Returns the requested phase, given the board and the phase of our last arrival (-1: none). None: wait for another.
-Choice = Callable[[Board, int], int | None]
+Choice = Callable[[BarrierRecord, int], int | None]
 #: Seconds after which another member ends the phase, too, because the last one to arrive may have died.
 _BACKUP_PAUSE_S = (0.2, 0.6)
 #: Maximum random wait before a member opens a phase: of many members, one write is enough.
@@ -71,20 +71,24 @@ def is_many(parties: int) -> bool:
     return parties > MANY
 
 
-def draw_watcher(parties: int) -> bool:
-    """Decide whether a member watches the arrivals of the others: always with few members, at random with many."""
+def should_watch_arrivals(parties: int) -> bool:
+    """Decide whether a member watches the arrivals of the others: always with few members, at random with many.
+
+    Args:
+        parties: The number of members of the barrier.
+    """
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
 
-class Arrivals:
-    """Collects the arrivals at a phase from a watch, until the phase has ended or all have arrived. For one thread.
+class ArrivalWatcher:
+    """Collects the arrivals at a phase from a watch, until the phase has ended or all have arrived. Single-threaded.
 
     Attributes:
         board: The state of the barrier, once the phase has ended.
     """
 
     def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
-        self.board: Board | None = None
+        self.board: BarrierRecord | None = None
         self._board_key = board_key
         self._arrivals = arrivals
         self._parties = parties
@@ -99,9 +103,9 @@ class Arrivals:
             if entry is None:
                 continue
             if change.key == self._board_key:
-                board = Board.from_entry(entry)
+                board = BarrierRecord.from_entry(entry)
                 self.board = board if board.phase > self._phase else None
-            elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
+            elif change.key.rpartition("/")[0] == self._arrivals and parse_arrival(entry)[1] == self._phase:
                 self._arrived_at[change.key] = entry.token
                 if is_many(self._parties) and watches_arrivals(entry):
                     self._followers[change.key] = entry.token
@@ -112,38 +116,38 @@ class Arrivals:
         """The IDs of the members that have arrived."""
         return {key.rpartition("/")[2] for key in self._arrived_at}
 
-    def is_first_to_end(self, key: str) -> bool:
+    def should_end_phase(self, key: str) -> bool:
         """Return whether the member with this arrival key should write the end of the phase.
 
-        With few members this is the last one to arrive, with many the first one that watches.
+        With few members this is the last one to arrive. With many it is the first one that watches the arrivals.
         """
         if is_many(self._parties):
             return key in self._followers and self._followers[key] <= min(self._followers.values())
         return self._arrived_at.get(key, 0) >= max(self._arrived_at.values(), default=0)
 
 
-class PhaseEnd:
-    """Detects the end of a phase from a watch of the barrier's state. For one thread.
+class PhaseEndWatcher:
+    """Detects the end of a phase from a watch of the barrier's state. Single-threaded.
 
     Attributes:
         board: The state of the barrier, once the phase has ended.
     """
 
     def __init__(self, phase: int) -> None:
-        self.board: Board | None = None
+        self.board: BarrierRecord | None = None
         self._phase = phase
 
     def __call__(self, batch: Batch) -> bool:
         """Apply a batch of changes. Return True once the phase has ended."""
         entries = [change.entry for change in batch if change.entry is not None]
         if entries:
-            board = Board.from_entry(entries[-1])
+            board = BarrierRecord.from_entry(entries[-1])
             self.board = board if board.phase > self._phase else None
         return self.board is not None
 
 
 class BarrierMember:
-    """A member of a barrier: the base of both kinds, which document its arguments. Thread-safe."""
+    """A member of a barrier: the base class of both kinds, which document its arguments. Thread-safe."""
 
     #: For messages; and how many phases a round has.
     _kind, _cycle = "barrier", 1
@@ -168,7 +172,9 @@ class BarrierMember:
         self._store = store
         self._expect = parties if callable(parties) else None
         self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
-        self._initial = Board.for_separate_phases() if per_generation else Board.for_parties(self._parties)
+        self._initial = (
+            BarrierRecord.for_separate_phases() if per_generation else BarrierRecord.for_parties(self._parties)
+        )
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
@@ -180,27 +186,31 @@ class BarrierMember:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
 
     def close(self) -> None:
-        """End all waits of this object. An arrival still counts. Thread-safe and idempotent."""
+        """End all waits of this object. An arrival that was written still counts. Thread-safe and idempotent."""
         self._waits.close()
 
-    async def _read_board(self) -> Board:
+    async def _read_board(self) -> BarrierRecord:
         """Read the state of the barrier. Return the initial state if the barrier was never used."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
-        return self._initial if entry is None else Board.from_entry(entry)
+        return self._initial if entry is None else BarrierRecord.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
         phase = (await self._read_board()).phase
         return sorted(find_arrived(await ask(self._store.list, self._arrivals), phase))
 
-    async def _pass_phase(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
+    async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
 
+        Args:
+            choose: Returns the phase at which to arrive.
+            timeout_s: Seconds to wait. None waits forever.
+            checks: Further preconditions of the transaction that writes the arrival.
         Raises:
-            BarrierBroken: The phase ended without all members, after a timeout of any of them.
+            BarrierBroken: The phase ended before all members arrived, because one of them timed out or broke it.
         """
-        local = LocalMember(local_members_of(self._store, self.name))
+        local = LocalMember(get_local_members(self._store, self.name))
         async with self._waits.start(timeout_s) as (waiter, deadline):
             with local:
                 while True:
@@ -210,12 +220,13 @@ class BarrierMember:
                         return await self._await_end(arrival.phase, arrival, waiter, deadline, local)
                     await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)
 
-    async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
-        """Break the open phase.
+    async def _break_phase(self, why: str, lacking: Lacking | None = None) -> None:
+        """Break the open phase, so that all waiting members raise ``BarrierBroken``.
 
         Args:
-            why: The reason, for the other members.
-            lacking: If given, break the phase only if a member that this function returns has not arrived.
+            why: The reason, shown to the other members.
+            lacking: Returns IDs of required members, given the basis of the open phase. The phase is broken only if one
+                of them has not arrived. None breaks it in any case.
         """
         self._waits.check()
         check_text(why, "the reason")
@@ -237,12 +248,12 @@ class BarrierMember:
 
     # Arriving
 
-    async def _get_or_create_board(self) -> tuple[Entry, Board]:
+    async def _get_or_create_board(self) -> tuple[Entry, BarrierRecord]:
         entry = await get_or_create(self._store, self._board_key, self._initial.to_bytes())
         return entry, self._read(entry)
 
-    def _read(self, entry: Entry) -> Board:
-        board = Board.from_entry(entry)
+    def _read(self, entry: Entry) -> BarrierRecord:
+        board = BarrierRecord.from_entry(entry)
         if board.expects_same_as(self._initial):
             return board
         expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
@@ -251,7 +262,15 @@ class BarrierMember:
     async def _arrive(
         self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, local: LocalMember
     ) -> _Arrival:
-        """Make one attempt to arrive at the phase that ``choose`` returns."""
+        """Try to arrive at the phase that ``choose`` returns, until the arrival is written or there is none to write.
+
+        Args:
+            choose: Returns the phase at which to arrive. None to wait for another phase.
+            checks: Further preconditions of the transaction that writes the arrival.
+            waiter: The waiting call.
+            timeout_s: Timeout that the first arrival sets for the phase. None for no limit.
+            local: This member among the members of this process.
+        """
         has_paused = False
         while True:
             names = [self._board_key] if self._has_left else [self._board_key, self._mine]
@@ -259,7 +278,7 @@ class BarrierMember:
             if entry is None and not self._initial.is_per_phase:
                 entry, _ = await self._get_or_create_board()
             board = self._initial if entry is None else self._read(entry)
-            last = read_arrival(mine)[1] if mine is not None else -1
+            last = parse_arrival(mine)[1] if mine is not None else -1
             phase = choose(board, last if last > self._last_ended else -1)
             if phase is None or phase < board.phase or last == phase:
                 ours = mine if last == phase else None
@@ -279,7 +298,7 @@ class BarrierMember:
             try:
                 arrival = await self._write_arrival(entry, board, expected, checks, timeout_s, local=local)
             finally:
-                local.end_opening()
+                local.finish_opening()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
@@ -287,7 +306,7 @@ class BarrierMember:
     async def _write_arrival(
         self,
         entry: Entry | None,
-        board: Board,
+        board: BarrierRecord,
         expected: Expected,
         checks: Sequence[Check],
         timeout_s: float | None,
@@ -296,8 +315,15 @@ class BarrierMember:
     ) -> _Arrival | None:
         """Write this member's arrival at the open phase. The first arrival also opens the phase.
 
+        Args:
+            entry: Entry of the barrier's state. None if there is none yet.
+            board: The decoded state.
+            expected: The expected members, if this arrival opens the phase.
+            checks: Further preconditions of the transaction.
+            timeout_s: Timeout that the first arrival sets for the phase. None for no limit.
+            local: This member among the members of this process.
         Returns:
-            None if the state of the barrier has changed meanwhile.
+            The arrival. None if the state of the barrier has changed, so that the caller must try again.
         """
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
         ops: list[Op] = []
@@ -306,13 +332,13 @@ class BarrierMember:
             ours += expected.checks
             board = board.after_opening(expected.parties, Opening(timeout_s, time.time(), expected.basis))
             ops += [Put(self._board_key, board.to_bytes()), *expected.ops]
-        is_follower = is_first or draw_watcher(board.parties)
+        is_follower = is_first or should_watch_arrivals(board.parties)
         if is_follower and is_many(board.parties):
             is_follower = local.claim_watching(board.phase) or is_first
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
         if is_follower and is_many(board.parties):
             about["follows"] = True
-        ops.append(Put(self._mine, write_arrival(board.phase, about)))
+        ops.append(Put(self._mine, encode_arrival(board.phase, about)))
         self._has_left = False
         try:
             written = await local.members.commit([*ours, *checks], ops)
@@ -323,7 +349,7 @@ class BarrierMember:
         return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
 
     async def _resolve_expected(self) -> Expected:
-        """Return the members that are expected at a phase that is opened now."""
+        """Return the members that a new phase expects. Call the function for ``parties``, if the caller gave one."""
         if self._expect is None:
             return Expected(self._parties)
         expected = await call_library(self._expect)
@@ -334,10 +360,10 @@ class BarrierMember:
     # Waiting
 
     async def _wait_for_another_phase(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
-        """Wait until the open phase differs from the phase that was seen."""
+        """Wait until the phase ``seen`` is not open any more."""
         if await waiter.keep_trying(lambda: self._end_if_complete(seen), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.watch_until(self._board_key, PhaseEnd(seen), deadline):
+        if not await waiter.watch_until(self._board_key, PhaseEndWatcher(seen), deadline):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
@@ -357,22 +383,29 @@ class BarrierMember:
 
     async def _watch_arrivals(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
-    ) -> Board:
-        """Watch the arrivals until the phase has ended, or end it when all have arrived.
+    ) -> BarrierRecord:
+        """Watch the arrivals until the phase has ended, or end it when all members have arrived.
 
-        Return the state of the barrier.
+        Args:
+            phase: The phase.
+            arrival: The arrival of this member.
+            waiter: The waiting call.
+            deadline: When to break the phase.
+            local: This member among the members of this process.
+        Returns:
+            The state of the barrier after the phase.
         """
         board = None
         if not arrival.follows:
             board = await self._watch_board(phase, arrival.board.parties, waiter, deadline, local)
         while board is None and await waiter.watch_until(
-            self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), deadline
+            self.name, seen := ArrivalWatcher(self._board_key, self._arrivals, arrival.board.parties, phase), deadline
         ):
             if seen.board is not None:
                 return seen.board
-            if not seen.is_first_to_end(self._mine):
+            if not seen.should_end_phase(self._mine):
                 pause = Deadline(self._store.clock, deadline.left_s(random.uniform(*_BACKUP_PAUSE_S)))
-                await waiter.watch_until(self._board_key, PhaseEnd(phase), pause, leaf=True)
+                await waiter.watch_until(self._board_key, PhaseEndWatcher(phase), pause, leaf=True)
             board = await waiter.keep_trying(partial(self._end_if_complete, phase, seen.arrived), deadline)
         if board is not None:
             return board
@@ -382,11 +415,11 @@ class BarrierMember:
 
     async def _watch_board(
         self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
-    ) -> Board | None:
-        """Wait for the end of a phase by watching only the state of the barrier.
+    ) -> BarrierRecord | None:
+        """Wait for the end of a phase by watching only the state of the barrier, not the arrivals.
 
         Returns:
-            The state of the barrier. None if this member must watch the arrivals itself, or after the timeout.
+            The state after the phase. None if the deadline has passed or this member must watch the arrivals itself.
         """
         longest_s = random.uniform(*AGAIN_S)
         if await local.members.wait_for_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
@@ -395,22 +428,27 @@ class BarrierMember:
             if board is not None and board.phase > phase:
                 return board
         while not await waiter.watch_until(
-            self._board_key, seen := PhaseEnd(phase), Deadline(self._store.clock, deadline.left_s(longest_s)), leaf=True
+            self._board_key,
+            seen := PhaseEndWatcher(phase),
+            Deadline(self._store.clock, deadline.left_s(longest_s)),
+            leaf=True,
         ):
-            if waiter.is_cancelled or deadline.has_passed or draw_watcher(parties):
+            if waiter.is_cancelled or deadline.has_passed or should_watch_arrivals(parties):
                 return None
             longest_s *= 2.0
         return seen.board
 
     async def _end_if_complete(
-        self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
-    ) -> Board | None:
-        """End a phase as passed if all members have arrived. Return the state of the barrier if the phase has ended.
+        self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, BarrierRecord]] = ()
+    ) -> BarrierRecord | None:
+        """End a phase as passed if all members have arrived.
 
         Args:
             phase: The phase.
-            arrived: Members that were seen to arrive while the phase was open.
-            known: Entries of the state that were read before.
+            arrived: Members that were seen to arrive while the phase was open. None reads the arrivals.
+            known: Entries of the barrier's state that were read before.
+        Returns:
+            The state of the barrier if the phase has ended, otherwise None.
         """
         return await self._end(
             phase,
@@ -419,10 +457,12 @@ class BarrierMember:
             arrived,
         )
 
-    async def _end_as_broken(self, phase: int, why: str) -> Board:
-        """End a phase as broken, or as passed if all members have arrived after all.
+    async def _end_as_broken(self, phase: int, why: str) -> BarrierRecord:
+        """End a phase as broken, or as passed if all members have arrived. Return the state of the barrier.
 
-        Return the state of the barrier.
+        Args:
+            phase: The phase.
+            why: The reason, shown to the other members.
         """
         board = await self._end(
             phase,
@@ -438,10 +478,10 @@ class BarrierMember:
     async def _end(
         self,
         phase: int,
-        decide: Callable[[Board, set[str]], Board | None],
-        known: Iterable[tuple[Entry, Board]] = (),
+        decide: Callable[[BarrierRecord, set[str]], BarrierRecord | None],
+        known: Iterable[tuple[Entry, BarrierRecord]] = (),
         arrived: set[str] | None = None,
-    ) -> Board | None:
+    ) -> BarrierRecord | None:
         boards = iter(known)
         while True:
             entry, board = next(boards, None) or await self._get_or_create_board()
@@ -456,7 +496,7 @@ class BarrierMember:
 
     # After the end of a phase
 
-    async def _finish(self, phase: int, board: Board, mine: Entry | None, local: LocalMember) -> int:
+    async def _finish(self, phase: int, board: BarrierRecord, mine: Entry | None, local: LocalMember) -> int:
         end = board.find_end(phase)
         self._last_ended = max(self._last_ended, phase)
         await self._delete_arrival(mine, local)
@@ -476,7 +516,11 @@ class BarrierMember:
     async def _delete_arrival(self, mine: Entry | None, local: LocalMember) -> None:
         """Delete the arrival of this member after the end of the phase.
 
-        Otherwise the process would believe after a restart that it had not seen the end of the phase.
+        After a restart, an arrival that is left would mean that this member has not been notified of the end.
+
+        Args:
+            mine: Entry of the arrival. None if there is none.
+            local: This member among the members of this process.
         """
         if mine is None:
             return
@@ -493,26 +537,26 @@ class _Arrival:
     """The result of an attempt to arrive.
 
     Attributes:
-        phase: The phase; None if this member must wait for another phase first.
-        entry: Entry of the barrier's state at that time.
-        board: The state of the barrier at that time.
-        mine: Entry of this member's arrival; None without one.
+        phase: The phase at which the member has arrived. None if it must wait for another phase first.
+        entry: Entry of the barrier's state at that time. None if there was none.
+        board: The decoded state at that time.
+        mine: Entry of this member's arrival. None if none was written.
         follows: Whether this member watches the arrivals of the others.
     """
 
     phase: int | None
     entry: Entry | None
-    board: Board
+    board: BarrierRecord
     mine: Entry | None
     follows: bool
 
     @property
     def deadline_s(self) -> float | None:
-        """The timeout in seconds that the first arrival has set for the phase, or None without a limit."""
+        """The timeout of the phase in seconds, set by the first arrival. None for no limit."""
         return None if self.board.opening is None else self.board.opening.deadline_s
 
 
-def _since(board: Board) -> str:
+def _since(board: BarrierRecord) -> str:
     return "" if board.opening is None else f", it was open since {utc_text(board.opening.at)}"
 
 

@@ -1,7 +1,8 @@
-"""The stored state of a barrier and its transitions, and reading it without waiting.
+"""The stored state of a barrier and its transitions, and functions that read the state without waiting.
 
-A barrier counts *phases*, each of which passes or is broken. A barrier has one phase per round, a double barrier two:
-entering and leaving. After a broken phase the next one is the first of the next round. Only ``barrier_state`` does I/O.
+A barrier has *phases* with the numbers 0, 1, 2 ...; each passes or is broken. A barrier has one phase per round, a
+double barrier two: entering and leaving. After a broken phase the next one is the first of the next round. Only
+``barrier_state`` and ``prepare_arrivals`` do I/O.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class PhaseResult(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         phase: The phase.
-        broken: Why it was broken; empty if it passed.
-        arrived: The members that had arrived, sorted.
-        missing: The members that had not arrived, sorted.
+        broken: Why it was broken; "" if it passed.
+        arrived: IDs of the members that had arrived, sorted.
+        missing: IDs of the members that had not arrived, sorted.
+        lacking: The number of members that had not arrived.
+        parties: The number of expected members, if each phase has its own number; otherwise 0.
     """
 
     phase: Whole
@@ -45,13 +48,13 @@ class PhaseResult(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The parties of one generation of a barrier, as its first arrival determines them.
+    """The members that one generation of a barrier expects. The first arrival at the generation decides them.
 
     Attributes:
-        parties: Their number, or the IDs of the members that must arrive.
-        checks: Conditions of the transaction that writes this. If one fails, the parties are determined again.
+        parties: The number of members, or the IDs of the members that must arrive.
+        checks: Preconditions of the transaction that writes them. If one fails, they are determined again.
         ops: Operations in the same transaction.
-        basis: A number of the caller that is stored with it; see ``Barrier.abort``.
+        basis: A number of the caller that is stored with them; see ``Barrier.abort``.
     """
 
     parties: int | Collection[str]
@@ -61,11 +64,11 @@ class Expected:
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
-    """What the first arrival at a phase has written, where each phase is opened.
+    """The data that the first arrival at a phase stores, if each phase has its own members.
 
     Attributes:
-        deadline_s: Seconds that each member counts from when it saw the phase open; None for no limit.
-        at: Seconds since the epoch on the clock of that machine, for people.
+        deadline_s: Timeout in seconds. Each member counts it from when it saw the phase open. None for no limit.
+        at: Seconds since the epoch on the clock of the first member, for display.
         basis: As in ``Expected``.
     """
 
@@ -74,18 +77,18 @@ class Opening(Struct, frozen=True, omit_defaults=True):
     basis: Count = 0
 
 
-class Board(Record, frozen=True, omit_defaults=True):
-    """The state of a barrier.
+class BarrierRecord(Record, frozen=True, omit_defaults=True):
+    """The stored state of a barrier.
 
     Attributes:
         parties: The number of expected members; 0 while a phase is not opened.
-        names: The expected members, sorted; empty if any may arrive.
+        names: The IDs of the expected members, sorted; empty if any may arrive.
         phase: The open phase.
         regulars: The members of the last phase that passed, sorted.
         ended: The last ended phases, oldest first.
-        is_per_phase: Whether each phase has its own parties, from its opening to its end.
-        opening: How the open phase was opened; None before the first arrival, and if phases are not opened.
-        last_passed: The last phase that passed, if phases are opened; -1 for none.
+        is_per_phase: Whether each phase has its own expected members.
+        opening: How the open phase was opened. None before the first arrival, and if ``is_per_phase`` is False.
+        last_passed: The last phase that passed; -1 for none.
     """
 
     parties: Count
@@ -102,28 +105,32 @@ class Board(Record, frozen=True, omit_defaults=True):
             raise ValueError("a barrier has at least one party")
 
     @classmethod
-    def for_parties(cls, parties: int | Collection[str]) -> Board:
-        """Return the initial state of a barrier for a number of members, or for members with these IDs."""
+    def for_parties(cls, parties: int | Collection[str]) -> BarrierRecord:
+        """Return the initial state of a barrier that always expects the same members.
+
+        Args:
+            parties: The number of members, or their IDs.
+        """
         if isinstance(parties, int):
             return cls(parties)
         return cls(len(parties), tuple(sorted(parties)))
 
     @classmethod
-    def for_separate_phases(cls) -> Board:
-        """Return the initial state of a barrier whose phases each have their own number of members."""
+    def for_separate_phases(cls) -> BarrierRecord:
+        """Return the initial state of a barrier that expects other members in each phase."""
         return cls(0, is_per_phase=True)
 
     @classmethod
-    def from_entry(cls, entry: Entry) -> Board:
+    def from_entry(cls, entry: Entry) -> BarrierRecord:
         """Decode the stored state of a barrier.
 
         Raises:
             BadRecord: It is not a barrier.
         """
-        return _parsed(entry.value) or _BOARD.decode_entry(entry)
+        return _parsed(entry.value) or _RECORD.decode_entry(entry)
 
-    def expects_same_as(self, other: Board) -> bool:
-        """Return whether another state expects the same members, or both set the members per phase."""
+    def expects_same_as(self, other: BarrierRecord) -> bool:
+        """Return whether another state expects the same members, or whether both expect other members in each phase."""
         if self.is_per_phase or other.is_per_phase:
             return self.is_per_phase == other.is_per_phase
         return (self.parties, self.names) == (other.parties, other.names)
@@ -133,13 +140,18 @@ class Board(Record, frozen=True, omit_defaults=True):
         """Whether the expected members of the open phase are known."""
         return not self.is_per_phase or self.opening is not None
 
-    def after_opening(self, parties: int | Collection[str], opening: Opening) -> Board:
-        """Return the state after the first arrival at a phase has set the expected members."""
-        told = Board.for_parties(parties)
+    def after_opening(self, parties: int | Collection[str], opening: Opening) -> BarrierRecord:
+        """Return the state after the first arrival at a phase has set the expected members.
+
+        Args:
+            parties: The number of members, or their IDs.
+            opening: The data to store with them.
+        """
+        told = BarrierRecord.for_parties(parties)
         return replace(self, parties=told.parties, names=told.names, opening=opening)
 
     def has_passed(self, phase: int) -> bool:
-        """Return whether a phase or a later one has passed."""
+        """Return whether this phase or a later one has passed."""
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
@@ -148,25 +160,35 @@ class Board(Record, frozen=True, omit_defaults=True):
         return next((each for each in self.ended if each.phase == phase), None)
 
     def is_complete(self, arrived: Collection[str]) -> bool:
-        """Return whether all expected members have arrived."""
+        """Return whether all expected members have arrived, given the IDs of those that have."""
         return self.is_open and len(arrived) >= self.parties
 
     def find_missing(self, arrived: Collection[str]) -> tuple[str, ...]:
-        """Return the IDs of the missing members, sorted.
+        """Return the IDs of the members that have not arrived, sorted.
 
-        If no IDs are expected, only the members of the last phase that passed are compared.
+        If the barrier expects no particular IDs, the members of the last phase that passed count as expected.
         """
         expected = self.names or self.regulars
         return tuple(sorted(set(expected) - set(arrived)))
 
-    def after_passing(self, arrived: Iterable[str]) -> Board:
-        """Return the state after the open phase has passed."""
+    def after_passing(self, arrived: Iterable[str]) -> BarrierRecord:
+        """Return the state after the open phase has passed.
+
+        Args:
+            arrived: IDs of the members that have arrived.
+        """
         here = tuple(sorted(arrived))
         kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each waiting member reads the whole board
         return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
-    def after_breaking(self, why: str, arrived: Collection[str], cycle: int) -> Board:
-        """Return the state after the open phase was broken. The next phase is the first one of the next round."""
+    def after_breaking(self, why: str, arrived: Collection[str], cycle: int) -> BarrierRecord:
+        """Return the state after the open phase was broken. The next phase is the first one of the next round.
+
+        Args:
+            why: The reason, for the waiting members.
+            arrived: IDs of the members that have arrived.
+            cycle: The number of phases per round.
+        """
         end = PhaseResult(
             self.phase,
             why or "it was broken",
@@ -177,7 +199,7 @@ class Board(Record, frozen=True, omit_defaults=True):
         )
         return self._after((self.phase // cycle + 1) * cycle, end, self.regulars)
 
-    def _after(self, phase: int, end: PhaseResult, regulars: tuple[str, ...]) -> Board:
+    def _after(self, phase: int, end: PhaseResult, regulars: tuple[str, ...]) -> BarrierRecord:
         older = (replace(each, arrived=()) for each in self.ended[-(REMEMBERED - 1) :])  # names only of the last
         recent = (*older, end)
         after = replace(self, phase=phase, regulars=regulars, ended=recent)
@@ -185,29 +207,33 @@ class Board(Record, frozen=True, omit_defaults=True):
 
 
 class Arrival(Struct, frozen=True):
-    """The arrival of a member.
+    """The stored arrival of a member.
 
     Attributes:
         phase: The phase at which it has arrived.
-        follows: Whether it follows the arrivals, where not all do.
+        follows: Whether it watches the arrivals of the others. Only stored if not all members do.
     """
 
     phase: Whole = -1
     follows: bool = False
 
 
-_BOARD: Decoder[Board] = Decoder(Board, "a barrier", "use another name")
+_RECORD: Decoder[BarrierRecord] = Decoder(BarrierRecord, "a barrier", "use another name")
 
 
 _ARRIVAL: Decoder[Arrival] = Decoder(Arrival, "an arrival")
 
 
 #: Each of many members of a process reads the same one.
-_parsed = lru_cache(maxsize=128)(_BOARD.find)
+_parsed = lru_cache(maxsize=128)(_RECORD.find)
 
 
-def read_arrival(entry: Entry) -> tuple[str, int]:
-    """Decode a member's stored arrival. Return the member's ID and its phase, which is -1 for an invalid record."""
+def parse_arrival(entry: Entry) -> tuple[str, int]:
+    """Decode a member's stored arrival.
+
+    Returns:
+        The ID of the member, and the phase at which it has arrived, or -1 if the record is invalid.
+    """
     found = _ARRIVAL.find(entry.value)
     return entry.key.rpartition("/")[2], -1 if found is None else found.phase
 
@@ -218,14 +244,24 @@ def watches_arrivals(entry: Entry) -> bool:
     return found is not None and found.follows
 
 
-def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:
-    """Return the bytes to store for an arrival at a phase."""
+def encode_arrival(phase: int, about: Mapping[str, object]) -> bytes:
+    """Return the bytes to store for an arrival at a phase.
+
+    Args:
+        phase: The phase.
+        about: Further fields of the record, such as host and PID.
+    """
     return encode({"phase": phase, **about})
 
 
 def find_arrived(entries: Iterable[Entry], phase: int) -> set[str]:
-    """Return the IDs of the members that have arrived at a phase, given the stored arrivals."""
-    return {member for member, at in map(read_arrival, entries) if at == phase}
+    """Return the IDs of the members that have arrived at a phase.
+
+    Args:
+        entries: The stored arrivals.
+        phase: The phase.
+    """
+    return {member for member, at in map(parse_arrival, entries) if at == phase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +288,15 @@ class BarrierState:
 
 
 def barrier_state(store: Store, name: str) -> BarrierState | None:
-    """Read the state of a barrier. Return None if the barrier was never used.
+    """Read the state of a barrier without waiting. Return None if the barrier was never used.
 
     Raises:
-        BadRecord: Another record is stored there.
+        BadRecord: The key contains another kind of record.
     """
     entry = store.get(f"{check_name(name, 'barrier')}/board")
     if entry is None:
         return None
-    board = Board.from_entry(entry)
+    board = BarrierRecord.from_entry(entry)
     here = find_arrived(store.list(f"{name}/arrived"), board.phase)
     last = board.ended[-1] if board.ended else None
     return BarrierState(
@@ -275,19 +311,24 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
 
 
 async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
-    """Return the checks and operations with which a transaction lets a member arrive at several barriers at once.
+    """Build the checks and operations with which one transaction lets a member arrive at several barriers.
 
-    Barriers without an open generation, or at which the member has arrived already, are left out. To cover a generation
-    that is opened after this call, let ``Expected.ops`` write a key that the transaction checks.
+    Barriers without an open generation are left out, and barriers at which the member has already arrived. A generation
+    may be opened after this call. To include it, let ``Expected.ops`` write a key that the transaction checks.
+
+    Args:
+        store: The store of the barriers.
+        names: Names of the barriers.
+        member_id: ID of the member.
     """
     checks: list[Check] = []
     ops: list[Op] = []
     arrivals = [f"{name}/arrived/{member_id}" for name in names]
     found = await ask(store.get_many, [*(f"{name}/board" for name in names), *arrivals]) if names else []
     for entry, mine, key in zip(found, found[len(names) :], arrivals, strict=False):
-        board = None if entry is None else Board.from_entry(entry)
-        if board is None or not board.is_open or (mine is not None and read_arrival(mine)[1] == board.phase):
+        board = None if entry is None else BarrierRecord.from_entry(entry)
+        if board is None or not board.is_open or (mine is not None and parse_arrival(mine)[1] == board.phase):
             continue
         checks.append(At(entry))
-        ops.append(Put(key, write_arrival(board.phase, {})))
+        ops.append(Put(key, encode_arrival(board.phase, {})))
     return checks, ops

@@ -1,4 +1,4 @@
-"""Numbers in one key: counter, sequence, rate limiter.
+"""Numbers stored at one key: counter, sequence, rate limiter.
 
-``latchwork.primitives`` exports the public names. ``cell`` has the transaction of counter and sequence.
+``latchwork.primitives`` exports the public names. ``shared_number`` has the transaction of counter and sequence.
 """

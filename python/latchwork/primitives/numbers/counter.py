@@ -1,6 +1,6 @@
 """A number that many clients change at once. Each change counts exactly once.
 
-Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``cell``
+Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``shared_number``
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork._base.validation import check_store
-from latchwork.primitives.numbers.cell import NumberCell
+from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.waiting.common import check_integer, check_name
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 
 
 class Counter:
-    """An integer that starts at 0, may be negative and has no limit. Thread-safe, and shared by processes.
+    """An integer in the store that many clients change. It starts at 0, may be negative and has no limit. Thread-safe.
 
     Construction does no I/O. Every change is one transaction on one key, and simultaneous changes make each other
     retry, so it is for thousands of changes a minute, not a second.
@@ -32,7 +32,7 @@ class Counter:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store, "a counter")
         self.name = check_name(name, "counter")
-        self._cell = NumberCell(store, name, f"counter {name!r}")
+        self._cell = SharedNumber(store, name, f"counter {name!r}")
 
     def __repr__(self) -> str:
         return f"<Counter {self.name!r}>"
@@ -48,13 +48,13 @@ class Counter:
 
         Args:
             amount: The amount, which may be negative.
-            fence: The fence of an ownership; the change is made only under it.
-            timeout_s: Seconds for retries while others change it, too, or the server cannot be reached.
+            fence: The fence of an ownership. If the ownership is lost, nothing is added.
+            timeout_s: Seconds for retries while other clients change the number or the server cannot be reached.
         Returns:
-            The number with this change and all before it.
+            The number after this change.
         Raises:
             TypeError: The amount is not an integer.
-            Conflict: Not added: the fence is no longer valid, or others changed the number all the time.
+            Conflict: Not added: the fence is no longer valid, or other clients changed the number until the timeout.
             Unavailable: Not added.
             OutcomeUnknown: It may have been added: the server could not be reached in time after the connection broke,
                 or more than 16 other changes came in between.
@@ -66,7 +66,7 @@ class Counter:
 
     @driven
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """Set the number to a value. The arguments and errors are those of ``add``."""
+        """Set the number to a value. The other arguments and the errors are those of ``add``."""
         value = check_integer(value, f"a value for counter {self.name!r}")
         await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
@@ -74,7 +74,7 @@ class Counter:
     async def compare_and_set(
         self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> bool:
-        """Set the number to ``value`` if it equals ``expected``. Otherwise return False and write nothing.
+        """Set the number to ``value`` if it equals ``expected``. Return False if it does not, and write nothing.
 
         The other arguments and the errors are those of ``add``.
         """

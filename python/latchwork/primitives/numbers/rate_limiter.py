@@ -46,8 +46,9 @@ class Permits(Record, frozen=True):
     Attributes:
         limit: Permits per interval.
         interval_s: The interval in seconds.
-        slack_s: A permit that reaches its taker later than this many seconds is not used.
-        given: The number of permits given since the beginning.
+        slack_s: The longest time in seconds from the write of a permit to its use. A client that gets the answer later
+            wastes the permit.
+        given: The number of permits issued since the beginning.
     """
 
     limit: Positive
@@ -60,7 +61,7 @@ class Permits(Record, frozen=True):
         """Decode the stored state of a rate limiter.
 
         Raises:
-            BadRecord: It is not a rate limiter.
+            BadRecord: The value is another kind of record.
         """
         return _PERMITS.decode_entry(entry)
 
@@ -69,52 +70,51 @@ class Permits(Record, frozen=True):
         return replace(self, given=0) == replace(other, given=0)
 
     def with_more(self, count: int) -> Permits:
-        """Return the state after ``count`` more permits were given."""
+        """Return the state after ``count`` more permits were issued."""
         return replace(self, given=self.given + count)
 
 
 _PERMITS: Decoder[Permits] = Decoder(Permits, "permits of a rate limiter", "use another name")
 
 
-class Window:
-    """What this process knows about the age of permits, to decide when the next ones may be taken.
+class PermitAges:
+    """The ages of issued permits as far as this process knows them, to decide when the next permits may be taken.
 
-    Not thread-safe: its owner holds a mutex.
+    Not thread-safe: the caller holds a mutex.
     """
 
     def __init__(self) -> None:
         self._permits: Permits | None = None
-        self._life = 0
+        self._incarnation = 0
         self._old = 0  # so many are known to be older than the interval
         self._young: deque[tuple[float, int]] = deque()  # when we knew of how many, the oldest first
 
-    def learn(self, permits: Permits, life: int, now: float) -> None:
-        """Record how many permits had been given at a time. Information that is not new is ignored.
+    def record(self, permits: Permits, incarnation: int, now: float) -> None:
+        """Record how many permits had been issued at a time. Older information is ignored.
 
-        Permits that were given before the first call may have been given just then. If the limiter was deleted and
-        created again, its permits may follow directly on those of the old one.
+        The ages of permits issued before the first call are unknown, so they count as new. If the limiter was deleted
+        and created again, its first permits may follow directly on the last ones of the old limiter.
 
         Args:
             permits: The stored state.
-            life: Token of the creation of the stored state.
+            incarnation: Token of the creation of the stored state.
             now: Local clock time at which the answer had arrived.
         """
         before = self._permits
-        if before is not None and (life, permits.given) <= (self._life, before.given):
+        if before is not None and (incarnation, permits.given) <= (self._incarnation, before.given):
             return
         if before is None:
             self._old = max(0, permits.given - permits.limit)
-        elif life != self._life:
+        elif incarnation != self._incarnation:
             self._old = -permits.limit
             self._young.clear()
         self._young.append((now, permits.given))
-        self._permits, self._life = permits, life
+        self._permits, self._incarnation = permits, incarnation
         self._age(now)
 
     def wait_s(self, count: int, now: float) -> float:
-        """Return how many seconds to wait before ``count`` permits may be taken, if no other client takes any.
-
-        0 means now.
+        """Return how many seconds to wait before ``count`` permits may be taken, if no other client takes any. 0 means
+        now.
         """
         self._age(now)
         assert self._permits is not None
@@ -134,18 +134,16 @@ class Window:
 
 
 def _lifetime_s(permits: Permits) -> float:
-    """Return for how many seconds a permit counts after it was seen. Allows for a clock drift of a thousandth."""
+    """Return for how many seconds an issued permit counts against the limit, allowing for a clock drift of 0.1 %."""
     return (permits.interval_s + permits.slack_s) * 1.001
 
 
 class RateLimiter(Closable):
-    """A rate limit for the whole cluster.
+    """A rate limit for the whole cluster: ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()``.
 
-    ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
-
-    No interval of that length, wherever it begins, has more acquisitions in the whole cluster. The rate is therefore at
-    most ``permits / (interval_s + slack_s)``, with one write per acquisition. An object whose first read finds given
-    permits may have to wait for one interval, because it does not know their age. So keep one object per process.
+    In this example, ``acquire`` returns at most 100 times in any minute, in all processes together. The rate is at most
+    ``permits / (interval_s + slack_s)``, with one write per acquisition. An object that finds issued permits at its
+    first read may have to wait for one interval, because it does not know their age. So keep one object per process.
     Construction does no I/O. Thread-safe.
 
     Args:
@@ -153,10 +151,11 @@ class RateLimiter(Closable):
         name: The key of the limiter.
         permits: Permits per interval; the same for all clients.
         interval_s: The interval in seconds; the same for all clients.
-        slack_s: Seconds that the store may take to answer, the same for all clients: later answers are not used. None
-            uses a tenth of the interval, at least 0.05 s.
-        session: The session that ends our waits; the caller closes it. None uses the store's primary session.
-        label: The name of the waiter for others.
+        slack_s: Seconds within which the store must answer, the same for all clients. Permits with later answers are
+            not used. None uses a tenth of the interval, at least 0.05 s.
+        session: The session whose end ends waits of this object; the caller closes it. None uses the store's primary
+            session.
+        label: The name of the waiting client, shown to others.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class RateLimiter(Closable):
         self._waits = WaiterRegistry(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
         self._lock = mutex()
-        self._window = Window()
+        self._window = PermitAges()
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
@@ -196,14 +195,15 @@ class RateLimiter(Closable):
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
         """Wait for permits and take them.
 
-        Waiters are served in the order of arrival. A client that comes just when a permit is free may be faster.
+        Waiting clients are served in the order of arrival. A client that arrives just when a permit is free may get it
+        first.
 
         Args:
             count: The number of permits.
             timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Raises:
-            WaitTimeout: There were none in time, or the store answered too slowly and permits were wasted.
-            ValueError: More than the permits per interval.
+            WaitTimeout: No permits were free in time, or the store answered too slowly and permits were wasted.
+            ValueError: ``count`` exceeds the permits per interval.
             SessionLost: Our session ended while waiting.
             Unavailable, OutcomeUnknown: The server could not be reached in time. Permits may be wasted.
             Closed, ForkedProcess: As for every primitive.
@@ -215,24 +215,26 @@ class RateLimiter(Closable):
             late = 0
             while True:
                 wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), deadline)
-                if wait_s == 0.0 or (wait_s is not None and await self._queue_for(count, waiter, deadline, late)):
+                if wait_s == 0.0 or (wait_s is not None and await self._take_in_turn(count, waiter, deadline, late)):
                     return
                 late += 1
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the clients that wait for permits, in the order in which they will get them."""
+        """Return the tickets of the waiting clients, in the order in which they will get permits."""
         return await self._queue.tickets()
 
     @driven
     async def given(self) -> int:
-        """Return how many permits were ever given, including those that were wasted."""
+        """Return how many permits were issued since the beginning, including wasted ones."""
         self._waits.check()
         entry = await ask(self._store.get, self._key)
         return 0 if entry is None else Permits.from_entry(entry).given
 
     def close(self) -> None:
-        """Stop watching the permits, and end all waits of this object. Thread-safe and idempotent."""
+        """Stop watching the permits, and make all waiting calls of this object raise ``Closed``. Thread-safe and
+        idempotent.
+        """
         if self._waits.close():
             with self._lock:
                 watch, self._watch = self._watch, None
@@ -246,15 +248,24 @@ class RateLimiter(Closable):
 
     # Inside
 
-    async def _queue_for(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
-        """Wait in the queue until permits may be given, and take them. Return False if the server answered too late."""
-        place = None if deadline.has_passed else await wait_for_turn(self._queue, waiter, deadline)
-        if place is None:
+    async def _take_in_turn(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
+        """Wait in the queue until permits are free, and take them.
+
+        Args:
+            count: The number of permits.
+            waiter: The waiting call.
+            deadline: When the wait times out.
+            late: How many answers came too late before, for the error message.
+        Returns:
+            True if they were taken. False if the server answered too late, so that they are wasted.
+        """
+        position = None if deadline.has_passed else await wait_for_turn(self._queue, waiter, deadline)
+        if position is None:
             raise self._timed_out(waiter, late)
         is_gone = False
         try:
             while True:
-                wait_s = await waiter.keep_trying(lambda: self._try_take(count, place), deadline)
+                wait_s = await waiter.keep_trying(lambda: self._try_take(count, position), deadline)
                 is_gone = not wait_s  # our ticket is deleted in the transaction that takes the permits
                 if is_gone:
                     return wait_s == 0.0
@@ -262,21 +273,24 @@ class RateLimiter(Closable):
                     raise self._timed_out(waiter, late)
         finally:
             if not is_gone:
-                await self._queue.leave(place)
+                await self._queue.leave(position)
 
-    async def _try_take(self, count: int, place: QueuePosition | None) -> float | None:
-        """Take permits if they may be given now.
+    async def _try_take(self, count: int, position: QueuePosition | None) -> float | None:
+        """Take permits if they are free.
 
+        Args:
+            count: The number of permits.
+            position: Our position in the queue. Its ticket is deleted in the same transaction. None if we do not queue.
         Returns:
             0.0 if they were taken, else the seconds to wait. None if the server answered too late.
         """
         clock = self._store.clock
         if self._watch is None:
-            self._follow()
-        ops: list[Op] = [] if place is None else [Delete(place.ticket.key)]
+            self._start_watch()
+        ops: list[Op] = [] if position is None else [Delete(position.ticket.key)]
         while True:
             entry = await self._read()
-            permits = self._learn(entry)
+            permits = self._record_permits(entry)
             with self._lock:
                 wait_s = self._window.wait_s(count, clock.now())
             if wait_s > 0.0:
@@ -287,7 +301,7 @@ class RateLimiter(Closable):
                 done = await ask(self._store.commit, [At(entry)], [put, *ops])
             except Conflict:
                 continue
-            self._learn(done.entries[0])
+            self._record_permits(done.entries[0])
             took_s = clock.now() - sent_at
             if took_s <= permits.slack_s:
                 return 0.0
@@ -300,16 +314,16 @@ class RateLimiter(Closable):
             )
             return None
 
-    def _follow(self) -> None:
-        """Start watching the permits. The earlier a permit is seen, the earlier the next one may be taken."""
+    def _start_watch(self) -> None:
+        """Start watching the permits. The earlier this process sees a permit, the earlier it may take the next one."""
         watch = self._store.watch(self._key)
         with self._lock:
             is_wanted = self._watch is None and not self._waits.is_closed
             if is_wanted:
                 self._watch = watch
         if is_wanted:
-            look = WeakMethod(self._on_change)  # the store holds the watch, which must not hold the limiter
-            watch.subscribe(lambda batch: _check_if_alive(look, batch))
+            on_change = WeakMethod(self._on_change)  # the store holds the watch, which must not hold the limiter
+            watch.subscribe(lambda batch: _check_if_alive(on_change, batch))
         else:
             watch.close()
 
@@ -317,14 +331,14 @@ class RateLimiter(Closable):
         for change in batch:
             if change.entry is not None:
                 try:
-                    self._learn(change.entry)
+                    self._record_permits(change.entry)
                 except BadRecord as error:  # the next call raises it
                     _log.warning("%s: %s", self._what, error)
 
-    def _learn(self, entry: Entry) -> Permits:
+    def _record_permits(self, entry: Entry) -> Permits:
         permits = Permits.from_entry(entry)
         with self._lock:
-            self._window.learn(permits, entry.created, self._store.clock.now())
+            self._window.record(permits, entry.created, self._store.clock.now())
         return permits
 
     async def _read(self) -> Entry:
@@ -343,7 +357,7 @@ class RateLimiter(Closable):
         return WaitTimeout(f"{self._what} had no permit for us in time{slow}; wait longer, or ask for fewer")
 
 
-def _check_if_alive(look: Callable[[], Callable[[Batch], None] | None], batch: Batch) -> None:
-    fn = look()
+def _check_if_alive(on_change: Callable[[], Callable[[Batch], None] | None], batch: Batch) -> None:
+    fn = on_change()
     if fn is not None:
         fn(batch)

@@ -1,6 +1,6 @@
 """IDs without gaps: an ID is taken by the transaction that writes its record.
 
-Keys:  <name>   {"value", "writes", "recent"} as JSON, the value being the last ID; see ``cell``
+Keys:  <name>   {"value", "writes", "recent"} as JSON, the value being the last ID; see ``shared_number``
        and the records that the takers write
 """
 
@@ -10,8 +10,8 @@ import collections.abc
 from collections.abc import Callable
 
 from latchwork._base.validation import check_store
-from latchwork.primitives.numbers.cell import NumberCell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
+from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.waiting.common import check_integer, check_name
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
@@ -23,11 +23,10 @@ Record = Callable[[int], Ops]
 
 
 class Sequence:
-    """The numbers 1, 2, 3 ...: every ID up to the last one has exactly one record.
+    """The IDs 1, 2, 3 ... without gaps: every ID up to the last one has a record.
 
-    There is no gap, even after a crash, because the ID and its record are written in one transaction. For the same
-    reason no ID is given without a record in this store: a number without a record is lost when its client dies. Write
-    records in other systems afterwards, from the record here.
+    There is no gap, even after a crash, because an ID and its record are written in one transaction. So no ID is issued
+    without a record in this store. Write records in other systems afterwards, from the record here.
 
     Construction does no I/O. Thread-safe, and shared by processes.
 
@@ -39,33 +38,34 @@ class Sequence:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store, "a sequence")
         self.name = check_name(name, "sequence")
-        self._cell = NumberCell(store, name, f"sequence {name!r}")
+        self._cell = SharedNumber(store, name, f"sequence {name!r}")
 
     def __repr__(self) -> str:
         return f"<Sequence {self.name!r}>"
 
     @driven
     async def last(self) -> int:
-        """Read the last ID that was taken. 0 if none was."""
+        """Read the last ID that was taken. Return 0 if none was."""
         return (await self._cell.read()).value
 
     @driven
     async def take(
         self, record: Record, *, count: int = 1, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> range:
-        """Take the next IDs, in the same transaction that writes their records.
+        """Take the next IDs, and write their records in the same transaction.
 
         Args:
-            record: Returns the operations to write with an ID, at least one. Called again with other IDs when other
-                clients were faster.
-            count: The number of IDs. All records are one transaction, with its limits.
-            fence: The fence of an ownership; they are taken only under it.
-            timeout_s: Seconds for retries while others take IDs, too, or the server cannot be reached.
+            record: Called with each ID. Returns at least one operation, which writes the record of the ID. Called again
+                with other IDs if another client takes the same IDs first.
+            count: The number of IDs. All records are written in one transaction, with its limits.
+            fence: The fence of an ownership. If the ownership is lost, no IDs are taken.
+            timeout_s: Seconds for retries while other clients take IDs or the server cannot be reached.
         Returns:
             The IDs: ``range(first, last + 1)``.
         Raises:
-            Conflict: None taken: the fence is no longer valid, a key to create exists, or others took IDs all the time.
-            ValueError: An ID got no record.
+            Conflict: None taken: the fence is no longer valid, a key to create exists, or other clients took IDs until
+                the timeout.
+            ValueError: ``record`` returned no operation for an ID.
             TransactionTooLarge: Too many IDs for one transaction.
             Unavailable: None taken.
             OutcomeUnknown: They may have been taken, with their records: look for the records.

@@ -1,6 +1,6 @@
 """Ordered puts, one after the other: they number their items, or limit them to a capacity.
 
-Keys:  <name>/tail   the number of the last item that was put, see ``cell``
+Keys:  <name>/tail   the number of the last item that was put, see ``shared_number``
        <name>/room   the capacity, and the number of puts until the items have to be counted again; JSON
 
 Every put writes the tail on condition that it is unchanged, so puts come one after the other. All other steps only
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from latchwork._base.decoding import Decoder, Positive, Record, Whole
 from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue, wait_for_turn
-from latchwork.primitives.numbers.cell import NumberCell
+from latchwork.primitives.numbers.shared_number import SharedNumber
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.waiting.common import Deadline, check_integer
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
@@ -77,7 +77,7 @@ class OrderedPuts:
         self._count = count
         self._capacity = capacity
         self._is_agreed = False
-        self._tail = NumberCell(info.store, info.names.tail, f"the tail of {info.what}")
+        self._tail = SharedNumber(info.store, info.names.tail, f"the tail of {info.what}")
 
     async def put(
         self,

@@ -33,7 +33,7 @@ KEPT = 16
 
 
 class StoredNumber(Struct, frozen=True):
-    """The stored number, of any size. See ``Reading``."""
+    """The stored record of a number of any size. The fields are those of ``Reading``."""
 
     value: int
     writes: Count
@@ -44,20 +44,20 @@ _NUMBER: Decoder[StoredNumber] = Decoder(StoredNumber, "a number of ours", "use 
 
 
 def is_number(value: bytes) -> bool:
-    """Return whether a stored value is a number of this kind."""
+    """Return whether a stored value is the record of a counter or sequence."""
     return _NUMBER.find(value) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The number as it was read.
+    """A number as it was read from the store.
 
     Attributes:
         value: The number; 0 if the key does not exist.
-        writes: The number of its changes.
-        recent: The nonces of the last changes, newest last.
-        check: The check that it is unchanged.
-        version: The version of the key; None if it does not exist.
+        writes: How often it was changed.
+        recent: The nonces of the last changes, newest last. A nonce is a unique text for each change.
+        check: The precondition that the number is unchanged.
+        version: The version of the key. None if it does not exist.
     """
 
     value: int
@@ -68,10 +68,13 @@ class Reading:
 
     @classmethod
     def from_entry(cls, key: str, entry: Entry | None) -> Reading:
-        """Decode the stored number in an entry. A missing key counts as 0.
+        """Decode the stored number in an entry.
 
+        Args:
+            key: The key of the number.
+            entry: The entry. None if the key does not exist, which counts as 0.
         Raises:
-            BadRecord: It is not such a number.
+            BadRecord: The value is not the record of a number.
         """
         if entry is None:
             return cls(0, 0, (), Absent(key), None)
@@ -79,7 +82,12 @@ class Reading:
         return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
     def encode_change(self, value: int, nonce: str) -> bytes:
-        """Return the bytes to store after a change to ``value``."""
+        """Return the bytes to store after a change.
+
+        Args:
+            value: The new number.
+            nonce: The unique text of the change.
+        """
         return encode(StoredNumber(value, self.writes + 1, (*self.recent, nonce)[-KEPT:]))
 
 
@@ -98,38 +106,44 @@ class Attempt:
     error: LatchworkError
 
 
-def was_applied(tried: Attempt, now: Reading, nonce: str) -> bool | None:
-    """Return whether an earlier change was applied, given a later reading of the number. None if that is unknown.
+def was_applied(attempt: Attempt, current: Reading, nonce: str) -> bool | None:
+    """Return whether an earlier change was applied, judged by a later reading of the number. None if that is unknown.
 
-    A result of False is final once the next change was applied, or if the version of the key differs, because the
-    earlier change checks the old version.
+    If the result is False and the version of the key has changed, the earlier change can never be applied, because it
+    checks the old version.
 
     Args:
-        tried: The earlier change.
-        now: The later reading.
+        attempt: The earlier change.
+        current: The later reading.
         nonce: The unique text of the earlier change.
     """
-    if nonce in now.recent:
+    if nonce in current.recent:
         return True
-    since = now.writes - tried.reading.writes
-    return None if since < 0 or since > len(now.recent) else False
+    since = current.writes - attempt.reading.writes
+    return None if since < 0 or since > len(current.recent) else False
 
 
-def _is_foreign(error: Conflict, now: Reading) -> bool:
-    """Return whether a change was refused because of the caller's own checks or writes, not because of other changes.
+def _is_callers_conflict(error: Conflict, current: Reading) -> bool:
+    """Return whether a change failed because of the caller's own checks or writes, and not because of other changes.
 
-    A lost ownership is always such a reason, because it stays lost.
+    A lost ownership always counts as such a failure, because it stays lost.
     """
     failed = error.failed
-    return any(isinstance(one, Fence) for one in failed) or (bool(failed) and now.check not in failed)
+    return any(isinstance(one, Fence) for one in failed) or (bool(failed) and current.check not in failed)
 
 
 async def _nothing(_before: int, _after: int) -> Sequence[Op]:
     return ()
 
 
-class NumberCell:
-    """A number stored at one key and shared by processes. Thread-safe."""
+class SharedNumber:
+    """An integer stored at one key and shared by processes. Thread-safe.
+
+    Args:
+        store: The store of the key.
+        key: The key.
+        what: Name of the number, for messages.
+    """
 
     def __init__(self, store: Store, key: str, what: str) -> None:
         self._store = store
@@ -153,19 +167,20 @@ class NumberCell:
         timeout_s: float | None,
         may_guess: bool = False,
     ) -> int | None:
-        """Replace the number by ``fn(number)``, with other writes in the same transaction.
+        """Replace the number by the result of ``fn``. Other writes can be part of the transaction.
 
         Args:
-            fn: Returns the new number; None changes nothing. May be called several times.
-            checks: Further checks, such as a fence.
-            ops: Returns operations to write with the number, given the old one and the new one.
-            timeout_s: Seconds for retries while others change it, too, or the server cannot be reached.
-            may_guess: Try without a read first if no other client seems to change the number; ``fn`` must not return
+            fn: Called with the number. Returns the new number, or None to change nothing. May be called several times.
+            checks: Further preconditions, such as a fence.
+            ops: Called with the old and the new number. Returns operations to write in the same transaction.
+            timeout_s: Seconds for retries while other clients change the number or the server cannot be reached.
+            may_guess: Try without a read first if no other client seems to change the number. ``fn`` must not return
                 None then.
         Returns:
             The new number, or None if ``fn`` returned None.
         Raises:
-            Conflict: One of the caller's checks or writes failed, or others changed it all the time.
+            Conflict: One of the caller's checks or writes failed, or other clients changed the number until the
+                timeout.
             Unavailable: Not changed.
             OutcomeUnknown: It may have been changed.
         """
@@ -174,32 +189,34 @@ class NumberCell:
         deadline = Deadline(self._store.clock, timeout_s)
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
-            trouble: LatchworkError | None = None
+            last_error: LatchworkError | None = None
             try:
-                if await change.step():
+                if await change.try_once():
                     return change.result
             except Unavailable as error:
-                trouble = error
+                last_error = error
             if deadline.has_passed:
-                raise change.timeout_error(trouble) from trouble
+                raise change.build_timeout_error(last_error) from last_error
             await Pause(self._store.clock, Signal(), deadline.left_s(backoff.next_s()))
 
-    async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
+    async def commit(
+        self, current: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]
+    ) -> None:
         """Write a new number in a transaction, if the number is unchanged since it was read.
 
         Args:
-            now: The number as it was read.
+            current: The number as it was read.
             after: The new number.
             nonce: A unique text by which a later reading shows that this change was applied.
-            checks: Further checks of the transaction.
+            checks: Further preconditions of the transaction.
             ops: Further operations of the transaction.
         """
         before, self._written, self._is_alone = self._written, None, False
-        put = Put(self._key, now.encode_change(after, nonce))
-        done = await ask(self._store.commit, [*checks, now.check], [put, *ops])
-        self._is_alone = before is not None and before.version == now.version
-        entry, recent = done.entries[0], (*now.recent, nonce)[-KEPT:]
-        self._written = Reading(after, now.writes + 1, recent, At(entry), entry.version)
+        put = Put(self._key, current.encode_change(after, nonce))
+        done = await ask(self._store.commit, [*checks, current.check], [put, *ops])
+        self._is_alone = before is not None and before.version == current.version
+        entry, recent = done.entries[0], (*current.recent, nonce)[-KEPT:]
+        self._written = Reading(after, current.writes + 1, recent, At(entry), entry.version)
 
     def __str__(self) -> str:
         return self._what
@@ -210,7 +227,7 @@ class _Change:
 
     def __init__(
         self,
-        cell: NumberCell,
+        cell: SharedNumber,
         fn: Callable[[int], int | None],
         checks: Sequence[Check],
         ops: Writes,
@@ -226,58 +243,63 @@ class _Change:
         self._unknown: Attempt | None = None
         self._refused: tuple[Hashable, Conflict] | None = None
 
-    async def step(self) -> bool:
-        """Make one attempt. Return True once the change is complete."""
+    async def try_once(self) -> bool:
+        """Try once to make the change. Return True when it is complete, False to try again."""
         guess, self._guess = self._guess, None
-        now = guess or await self._cell.read()
-        if self._was_applied(now):
+        current = guess or await self._cell.read()
+        if self._was_applied(current):
             return True
-        self._refuse_foreign(now)
-        after = self._fn(now.value)
+        self._raise_if_caller_check_failed(current)
+        after = self._fn(current.value)
         if after is None:
             self.result = None
             return True
         try:
-            await self._cell.commit(now, after, self._nonce, self._checks, await self._ops(now.value, after))
+            await self._cell.commit(current, after, self._nonce, self._checks, await self._ops(current.value, after))
         except Conflict as error:
-            if self._unknown is None and _is_foreign(error, now):
+            if self._unknown is None and _is_callers_conflict(error, current):
                 raise
-            self._refused = (now.version, error)
+            self._refused = (current.version, error)
             return False
         except OutcomeUnknown as error:
-            self._unknown = Attempt(now, after, error)
+            self._unknown = Attempt(current, after, error)
             return False
         self.result = after
         return True
 
-    def timeout_error(self, trouble: LatchworkError | None) -> LatchworkError:
-        """Return the error to raise when the timeout has passed."""
+    def build_timeout_error(self, last_error: LatchworkError | None) -> LatchworkError:
+        """Return the error to raise after the timeout.
+
+        Args:
+            last_error: The error of the last attempt. None if that failed because of other changes.
+        """
         if self._unknown is not None:
             return OutcomeUnknown(f"{self._cell}: whether it was changed could not be found out: {self._unknown.error}")
-        if trouble is not None:
-            return trouble
+        if last_error is not None:
+            return last_error
         failed = self._refused[1].failed if self._refused is not None else ()
         return Conflict(f"{self._cell} was not changed: others kept changing it; try again with more time", failed)
 
-    def _was_applied(self, now: Reading) -> bool:
-        tried = self._unknown
-        if tried is None:
+    def _was_applied(self, current: Reading) -> bool:
+        attempt = self._unknown
+        if attempt is None:
             return False
-        landed = was_applied(tried, now, self._nonce)
+        landed = was_applied(attempt, current, self._nonce)
         if landed is None:
             raise OutcomeUnknown(
                 f"{self._cell}: whether it was changed cannot be told any more, others changed it too often since"
-            ) from tried.error
+            ) from attempt.error
         if landed:
-            self.result = tried.value
-        elif now.version != tried.reading.version:
+            self.result = attempt.value
+        elif current.version != attempt.reading.version:
             self._unknown = None  # it checks the version it read, so it lands no more
         return landed
 
-    def _refuse_foreign(self, now: Reading) -> None:
-        """Raise the conflict of the last attempt if the number did not change, because then the caller's own checks
-        failed.
+    def _raise_if_caller_check_failed(self, current: Reading) -> None:
+        """Raise the conflict of the last attempt if the number is still unchanged.
+
+        In that case other changes were not the reason, so one of the caller's own checks failed.
         """
-        if self._refused is not None and self._refused[0] == now.version:
+        if self._refused is not None and self._refused[0] == current.version:
             raise self._refused[1]
         self._refused = None
