@@ -110,7 +110,7 @@ KINDS = {
     "outcome": Kind(
         "primitives.once",
         dumped(ok=False, kind="K", why="w", **ABOUT),
-        lambda value: once._result(at(value), "once 'x'"),
+        lambda value: once._decode_result(at(value), "once 'x'"),
     ),
     "owner": Kind("primitives.leased.protocol", OwnerRecord(5.0, "me", "h", 5).to_bytes(), OwnerRecord.decode),
     "lock": Kind("primitives.leased.protocol", LockRecord("o1", "n", 5.0).to_bytes(), LockRecord.decode),
