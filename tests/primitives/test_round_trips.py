@@ -84,7 +84,7 @@ def test_a_latch_that_leaves_already_is_waited_for_and_not_deleted_twice(far):
         latch.wait(timeout_s=30)
 
     def end():
-        latches[-1].end_soon()
+        latches[-1].close_in_background()
         latches.pop().close()
 
     assert trips(end) <= 1
