@@ -9,7 +9,7 @@ import time
 import pytest
 
 from latchwork import aio
-from latchwork.primitives.queue.items import stored_holder
+from latchwork.primitives.queue.items import get_holder_id
 from latchwork.store.driving.loop import ProtocolRun
 
 PATIENCE_S = 30.0
@@ -189,7 +189,7 @@ def nothing_left(store, name):
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = store.list(name, recursive=True)
-        named = {stored_holder(entry) for entry in found if "/items/" in entry.key}
+        named = {get_holder_id(entry) for entry in found if "/items/" in entry.key}
         bound = [entry.key for entry in found if entry.owner is not None and not is_idle_holder(entry.key, named)]
         lock = store.get(f"@locks/locks/{name}")
         if not bound and (lock is None or b'"owner":null' in lock.value):

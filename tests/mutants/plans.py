@@ -77,7 +77,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "a claim that lands while it is kept from landing is orphaned",
-        "primitives/queue/in_doubt.py",
+        "primitives/queue/unconfirmed_claims.py",
         "                return found if _has_claim(found, claim.claim) else None\n",
         "                return None\n",
         id_of("plans/torn_reads", "a_claim_that_lands_while_it_is_kept_from_landing_is_found", on="memory"),

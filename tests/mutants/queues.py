@@ -18,7 +18,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is claimed without checking that it is still there",
-        "primitives/queue/taking.py",
+        "primitives/queue/item_taker.py",
         "            checks.update(dict.fromkeys((*each.free, *each.checks)))\n",
         "            checks.update(dict.fromkeys(each.checks))\n",
         id_of("primitives/queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again", on="memory"),
@@ -26,8 +26,8 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item with a claim becomes a dead letter",
-        "primitives/queue/taking.py",
-        "            held = [*self._names.free_checks(item), *checks]\n",
+        "primitives/queue/item_taker.py",
+        "            held = [*self._keys.build_free_checks(item), *checks]\n",
         "            held = [item.check, *checks]\n",
         id_of(
             "primitives/queue",
@@ -38,7 +38,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim that may land late is forgotten",
-        "primitives/queue/in_doubt.py",
+        "primitives/queue/unconfirmed_claims.py",
         "                await ask(self._store.commit, [At(found)], [Put(found.key, found.value)])\n",
         "",
         id_of("primitives/queue", "a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others"),
@@ -90,7 +90,7 @@ DEFECTS = (
     Defect(
         "WorkQueue",
         "a sort_key leaves the index while an item comes into it",
-        "primitives/queue/pages.py",
+        "primitives/queue/partition_reader.py",
         "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
         "        await ask(store.commit, [], [Delete(mark.key)])\n",
         id_of(
@@ -110,7 +110,7 @@ DEFECTS = (
     Defect(
         "WorkQueue",
         "the end of a claim wakes no waiter",
-        "primitives/queue/waiting.py",
+        "primitives/queue/waiting_takers.py",
         "        (self._there.add if is_there else self._there.discard)(holder)\n",
         "        self._there.add(holder)\n",
         id_of("primitives/work_queue_staying", "the_end_of_a_holder_frees_all_items_that_it_has"),
@@ -119,14 +119,14 @@ DEFECTS = (
         "WorkQueue",
         "an item is taken while the holder of its claim exists",
         "primitives/queue/items.py",
-        "        return [item.check, Absent(self.holder(item.partition, holder))] if holder else [item.check]\n",
+        "        return [item.check, Absent(self.holder_key(item.partition, holder))] if holder else [item.check]\n",
         "        return [item.check]\n",
         id_of("primitives/work_queue_races", "an_item_whose_holder_was_not_seen_is_not_taken", on="memory"),
     ),
     Defect(
         "WorkQueue",
         "an item is taken for a holder that is gone",
-        "primitives/queue/taking.py",
+        "primitives/queue/item_taker.py",
         "{Exists(holder.key): None for holder in holders.values() if holder.exists}\n",
         "{}\n",
         id_of("primitives/work_queue_races", "a_taker_whose_holder_is_gone_takes_with_another", on="memory"),

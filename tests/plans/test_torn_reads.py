@@ -7,8 +7,8 @@ import pytest
 from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import PARTITION
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import ClaimHolder, QueueItem, QueueKeys
+from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims
 from latchwork.store.steps import run
 from latchwork.types import At, Put
 from patience import eventually
@@ -25,10 +25,10 @@ def backlog(store):
 
 def in_doubt(store):
     """A claim whose transaction may have been committed, the writes that would do it, and where it is noted."""
-    item = store.get(NAMES.item(PARTITION, "s", "one"))
+    item = store.get(NAMES.item_key(PARTITION, "s", "one"))
     holder = ClaimHolder(NAMES, PARTITION, store.session)
-    claim, doubts = holder.new_claim(), ClaimsInDoubt(store, "a test")
-    doubt = ClaimInDoubt(item.key, claim, holder, item)
+    claim, doubts = holder.new_claim(), UnconfirmedClaims(store, "a test")
+    doubt = UnconfirmedClaim(item.key, claim, holder, item)
     doubts.add([doubt])
     writes = [
         Put(item.key, QueueItem.from_entry(item).with_claim(claim).to_bytes()),
@@ -64,7 +64,7 @@ def test_a_claim_of_unknown_outcome_that_no_take_uses_is_released(store, backlog
 def test_a_claim_of_unknown_outcome_whose_item_was_removed_is_no_claim(store, backlog):
     doubts, doubt, checks, writes = in_doubt(store)
     store.commit(checks, writes)
-    store.delete(NAMES.item(PARTITION, "s", "one"))
+    store.delete(NAMES.item_key(PARTITION, "s", "one"))
     assert run(doubts.resolve(doubt)) is None
 
 

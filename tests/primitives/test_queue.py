@@ -543,7 +543,7 @@ def test_a_claim_tells_that_it_is_lost_and_not_that_it_has_ended(queue, connect,
 
 
 def test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others(monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._LEFT_TO_TAKES_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.queue.unconfirmed_claims._LEFT_TO_TAKES_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
     late = Fault("land_late", op="commit", key="work/partitions/all/holders/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:

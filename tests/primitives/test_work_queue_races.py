@@ -183,12 +183,12 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
         store.commit([], mine.put_ops("any", f"{at:03d}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
     taken = mine.try_take(["any"], limit=290)
     assert ids(taken) == [f"{n:03d}" for n in range(290)]
-    monkeypatch.setattr("latchwork.primitives.queue.taking.HINT_S", 5.0)
+    monkeypatch.setattr("latchwork.primitives.queue.item_taker.HINT_S", 5.0)
     assert ids(mine.try_take(["any"])) == ["290"]
     looks, listing = [], store.list
     monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))
     assert ids(mine.try_take(["any"])) == ["291"]
-    assert len(looks) == 1  # the items of one stretch
+    assert len(looks) == 1  # the items of one item_range
     taken[0].release()
     assert ids(mine.try_take(["any"])) == ["292"]  # for a moment
     monkeypatch.undo()
@@ -339,7 +339,7 @@ def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_los
 
 
 def test_a_take_that_lands_after_it_gave_up_leaves_its_items_to_others(monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._LEFT_TO_TAKES_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.queue.unconfirmed_claims._LEFT_TO_TAKES_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
     late = Fault("land_late", op="commit", key="work/partitions/any/holders/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:

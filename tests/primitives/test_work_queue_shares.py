@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.primitives import TakerShard, WorkQueue
-from latchwork.primitives.queue.pages import LEFT_LOOKS, LEFT_S, TakerCache
+from latchwork.primitives.queue.partition_reader import LEFT_LOOKS, LEFT_S, TakerCache
 from latchwork.types import Entry
 
 

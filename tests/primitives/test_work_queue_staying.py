@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
 from latchwork.primitives.queue.items import QueueItem, QueueKeys
-from latchwork.primitives.queue.waiting import FreeItemWatcher
+from latchwork.primitives.queue.waiting_takers import FreeItemWatcher
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Entry
 from primitives.work_queues import fill
@@ -141,15 +141,17 @@ def test_closing_gives_up_the_place_that_was_kept(staying, eventually):
 def entry_of(item_id, version, holder=""):
     item = QueueItem(item_id)
     value = (item.with_claim(f"{holder}.{version:016x}") if holder else item).to_bytes()
-    return Change(NAMES.item("any", "s", item_id), Entry(NAMES.item("any", "s", item_id), value, version, 1, version))
+    return Change(
+        NAMES.item_key("any", "s", item_id), Entry(NAMES.item_key("any", "s", item_id), value, version, 1, version)
+    )
 
 
 def item_gone(item_id):
-    return Change(NAMES.item("any", "s", item_id), None)
+    return Change(NAMES.item_key("any", "s", item_id), None)
 
 
 def holder_of(holder, version):
-    key = NAMES.holder("any", holder)
+    key = NAMES.holder_key("any", holder)
     return Change(key, None if version is None else Entry(key, b"", version, 1, version, "s1"))
 
 

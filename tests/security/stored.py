@@ -47,7 +47,7 @@ from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.numbers.shared_number import Reading
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.items import read_for_display as shown_item
-from latchwork.primitives.queue.puts import Capacity
+from latchwork.primitives.queue.ordered_puts import Capacity
 from latchwork.schedules import Cron, FireProgress, FixedDelay
 from latchwork.types import Entry
 from security.stored_systems import ROWS
@@ -119,7 +119,9 @@ KINDS = {
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
         lambda value: (shown_item(at(value, QUEUED)), QueueItem.from_entry(at(value, QUEUED)).priority),
     ),
-    "room": Kind("primitives.queue.puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.from_entry(at(value))),
+    "room": Kind(
+        "primitives.queue.ordered_puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.from_entry(at(value))
+    ),
     "barrier": Kind(
         "primitives.barrier.phases",
         BOARD.to_bytes(),

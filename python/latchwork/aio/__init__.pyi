@@ -42,9 +42,9 @@ from latchwork.primitives.leased.inspect import LockHolder, LockState
 from latchwork.primitives.leased.owner import LockOwner
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.queue.claims import CreateClaimed
+from latchwork.primitives.queue.item_taker import Accept, Extra
 from latchwork.primitives.queue.items import QueueItem
-from latchwork.primitives.queue.pages import TakerShard
-from latchwork.primitives.queue.taking import Accept, Extra
+from latchwork.primitives.queue.partition_reader import TakerShard
 from latchwork.primitives.waiting.work import Ownership
 from latchwork.store.calls import Entries, Names
 from latchwork.store.observe.calls import StoreObserver

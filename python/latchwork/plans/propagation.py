@@ -53,7 +53,7 @@ class EagerClaims:
         for put in self.puts.values():
             claim = None if done is None else put.to_claim(done)
             if claim is None:
-                put.mark_in_doubt()
+                put.mark_unconfirmed()
             else:
                 claims.append(claim)
         return claims

@@ -19,7 +19,7 @@ from latchwork.primitives.numbers.sequence import Sequence
 from latchwork.primitives.once import Once
 from latchwork.primitives.queue.claims import ClaimEnding, CreateClaimed, QueueClaim
 from latchwork.primitives.queue.items import QueueItem
-from latchwork.primitives.queue.pages import TakerShard
+from latchwork.primitives.queue.partition_reader import TakerShard
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.removal import forget

@@ -21,15 +21,15 @@ from msgspec.structs import replace
 
 from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
-from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_later
 from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
     QueueKeys,
     alternative_dead_letter_id,
-    dead_letter_op,
-    index_op,
+    build_dead_letter_put,
+    build_index_put,
 )
+from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims, delete_later
 from latchwork.primitives.waiting.common import Deadline, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -64,7 +64,7 @@ class QueueInfo:
 
     Attributes:
         store: The store of the queue.
-        names: The keys of the queue.
+        keys: The keys of the queue.
         what: Description of the queue for messages: ``queue 'work'``.
         home: The process that created the queue object.
         max_attempts: Number of attempts of an item.
@@ -73,7 +73,7 @@ class QueueInfo:
     """
 
     store: Store
-    names: QueueKeys
+    keys: QueueKeys
     what: str
     home: ForkGuard
     max_attempts: int
@@ -101,7 +101,7 @@ class QueueClaim(GuardsWork):
         self.value = value
         self.attempts = item.attempts
         self._info = info
-        self._names = info.names
+        self._keys = info.keys
         self._store = info.store
         self._token = token
         self._holder = holder
@@ -310,7 +310,7 @@ class QueueClaim(GuardsWork):
         item = self.item.with_reason(why)
         letter = item.id
         while True:
-            dead = dead_letter_op(self._names, item, letter)
+            dead = build_dead_letter_put(self._keys, item, letter)
             try:
                 await self._end([*self._delete_ops(keep_data=True), dead, *ops], checks, timeout_s)
             except Conflict:
@@ -358,12 +358,12 @@ class QueueClaim(GuardsWork):
         check_member(partition, "partition")
         if self._info.is_bounded:
             raise ValueError(f"{self._info.what} is bounded, its items stay in their partitions; release it to its own")
-        moved = self._names.item(partition, item.sort_key, item.id)
-        index = index_op(self._names, partition, item.sort_key)
+        moved = self._keys.item_key(partition, item.sort_key, item.id)
+        index = build_index_put(self._keys, partition, item.sort_key)
         return [Delete(item.key), index, Create(moved, stored)]
 
     def _delete_ops(self, *, keep_data: bool = False) -> list[Op]:
-        data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []
+        data = [Delete(self._keys.data_key(self.item.data_id))] if self.item.data_id and not keep_data else []
         return [Delete(self.item.key), *data]
 
     # The protocol of an end
@@ -442,7 +442,7 @@ class QueueClaim(GuardsWork):
         takes it.
         """
         item = await ask(self._store.get, self.item.key)
-        removed, holder = await ask(self._store.get_many, [self._names.removed(self.item), self._holder.key])
+        removed, holder = await ask(self._store.get_many, [self._keys.removed_key(self.item), self._holder.key])
         if holder is None:
             self._holder.is_gone = True
             return ClaimState.GONE
@@ -463,7 +463,7 @@ class QueueClaim(GuardsWork):
     def _lost_error(self, claim_state: ClaimState = ClaimState.GONE) -> LockLost:
         if claim_state is ClaimState.REMOVED:
             if not self._home.is_foreign:
-                delete_later(self._store, self._names.removed(self.item))
+                delete_later(self._store, self._keys.removed_key(self.item))
             return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
         if self._is_in_doubt:
             return LockLost(f"{self._what} is not ours any more, and whether we had ended it cannot be found out")
@@ -518,7 +518,7 @@ class ClaimEnding:
 class CreateClaimed:
     """The writes that put an item and claim it in one transaction of yours. No other client ever sees the item free.
 
-    Call ``to_claim`` or ``mark_in_doubt`` once the transaction may have been written. When the session of the claim
+    Call ``to_claim`` or ``mark_unconfirmed`` once the transaction may have been written. When the session of the claim
     ends, the item is free, with one attempt counted.
 
     Attributes:
@@ -526,14 +526,14 @@ class CreateClaimed:
     """
 
     def __init__(
-        self, info: QueueInfo, in_doubt: ClaimsInDoubt, item: QueueItem, about: bytes, *, holder: ClaimHolder
+        self, info: QueueInfo, in_doubt: UnconfirmedClaims, item: QueueItem, about: bytes, *, holder: ClaimHolder
     ) -> None:
         self._info = info
         self._in_doubt = in_doubt
         self._item = item = replace(item, claim=holder.new_claim())
         self._holder = holder
         self.ops: tuple[Op, ...] = (
-            index_op(info.names, item.partition, item.sort_key),
+            build_index_put(info.keys, item.partition, item.sort_key),
             Create(item.key, item.to_bytes()),
             *(() if holder.exists else (Put(holder.key, about, holder.session),)),
         )
@@ -551,8 +551,8 @@ class CreateClaimed:
         self._holder.exists = True
         return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
-    def mark_in_doubt(self) -> None:
+    def mark_unconfirmed(self) -> None:
         """Record that the transaction may have been applied: the next take claims the item, or it is released after a
         second.
         """
-        self._in_doubt.add([ClaimInDoubt(self._item.key, self._item.claim, self._holder, None)])
+        self._in_doubt.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])

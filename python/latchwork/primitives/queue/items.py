@@ -8,7 +8,7 @@ holder deletes this, or ``tidy`` once that is gone
 <name>/data/<number>                                    the value of an item, if it is large
 <name>/dead/<letter>                                    an item that became a dead letter, and where it was
 <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
-<name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``puts``
+<name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``ordered_puts``
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PRIORITY = re.compile(r"(\d)-\d{9}\Z")
 
 
 class QueueKeys:
-    """The keys of one work queue."""
+    """Builds the keys and key prefixes of one work queue."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,82 +53,95 @@ class QueueKeys:
         self.capacity_key = f"{name}/room"
         self.putters = f"{name}/putters"
 
-    def partition(self, partition: str) -> str:
-        """Return the prefix of a partition: its index, items, holders and removed items."""
+    def partition_prefix(self, partition: str) -> str:
+        """Return the prefix of all keys of a partition."""
         return f"{self.partitions}/{partition}"
 
-    def sort_keys(self, partition: str) -> str:
-        """Return the prefix of the index of a partition's sort keys."""
+    def sort_keys_prefix(self, partition: str) -> str:
+        """Return the prefix of a partition's index, which has one key for each sort key."""
         return f"{self.partitions}/{partition}/sort_keys"
 
-    def items(self, partition: str) -> str:
+    def items_prefix(self, partition: str) -> str:
         """Return the prefix of the items of a partition."""
         return f"{self.partitions}/{partition}/items"
 
-    def holders(self, partition: str) -> str:
-        """Return the prefix of the holders of claims in a partition."""
+    def holders_prefix(self, partition: str) -> str:
+        """Return the prefix of the claim holders of a partition."""
         return f"{self.partitions}/{partition}/holders"
 
-    def holder(self, partition: str, holder: str) -> str:
-        """Return the key of a holder of claims."""
+    def holder_key(self, partition: str, holder: str) -> str:
+        """Return the key of a claim holder. It is bound to the session of the consumer."""
         return f"{self.partitions}/{partition}/holders/{holder}"
 
-    def item(self, partition: str, sort_key: str, item_id: str) -> str:
+    def item_key(self, partition: str, sort_key: str, item_id: str) -> str:
         """Return the key of an item."""
         return f"{self.partitions}/{partition}/items/{sort_key}/{item_id}"
 
-    def removals(self, partition: str) -> str:
-        """Return the prefix of the keys of items that were removed while they were claimed, by holder."""
+    def removals_prefix(self, partition: str) -> str:
+        """Return the prefix of the removal records of a partition, grouped by claim holder.
+
+        A removal record says that an item was removed while it was claimed.
+        """
         return f"{self.partitions}/{partition}/removed"
 
-    def removed(self, item: QueueItem) -> str:
-        """Return the key by which the holder of an item's claim learns that the item was removed."""
-        return f"{self.removals(item.partition)}/{item.holder}/{item.sort_key}/{item.id}"
+    def removed_key(self, item: QueueItem) -> str:
+        """Return the key of an item's removal record, which tells the claim holder that the item was removed."""
+        return f"{self.removals_prefix(item.partition)}/{item.holder}/{item.sort_key}/{item.id}"
 
-    def free_checks(self, item: QueueItem) -> list[Check]:
-        """Return the checks that an item is as it was read, and has no claim, or one whose holder is gone."""
+    def build_free_checks(self, item: QueueItem) -> list[Check]:
+        """Return the checks that an item is unchanged since it was read and that no client has claimed it."""
         holder = item.holder
-        return [item.check, Absent(self.holder(item.partition, holder))] if holder else [item.check]
+        return [item.check, Absent(self.holder_key(item.partition, holder))] if holder else [item.check]
 
-    def takers(self, partition: str) -> str:
-        """Return the prefix of the tickets of the takers that wait for a partition."""
+    def takers_prefix(self, partition: str) -> str:
+        """Return the prefix of the tickets of the clients that wait for items of a partition."""
         return f"{self.name}/takers/{partition}"
 
-    def letter(self, letter: str) -> str:
+    def dead_letter_key(self, letter: str) -> str:
         """Return the key of a dead letter."""
         return f"{self.dead}/{letter}"
 
-    def data(self, data_id: str) -> str:
-        """Return the key of a large value."""
+    def data_key(self, data_id: str) -> str:
+        """Return the key of a large value, which is stored separately from its item."""
         return f"{self.name}/data/{data_id}"
 
 
 class ClaimHolder:
-    """The holder of all claims of one queue object in a partition, while a session lasts.
+    """The key that holds all claims of one queue object in a partition. It exists as long as the session.
+
+    Args:
+        keys: Builds the keys of the queue.
+        partition: The partition.
+        session: The session to which the key is bound.
 
     Attributes:
-        id: Its ID, as stored in the items that it has claimed.
+        id: Its ID, which each claimed item names.
         key: Its key.
-        session: The session that it is bound to.
-        exists: Whether its key was written.
-        is_gone: Whether its key was deleted or its session has ended, so that it gets no more claims.
+        session: The session to which the key is bound.
+        exists: Whether the key was written.
+        is_gone: Whether the key was deleted or its session has ended, so that it gets no more claims.
     """
 
     __slots__ = ("exists", "id", "is_gone", "key", "session")
 
-    def __init__(self, names: QueueKeys, partition: str, session: Session) -> None:
+    def __init__(self, keys: QueueKeys, partition: str, session: Session) -> None:
         self.id = new_holder_id()
-        self.key = names.holder(partition, self.id)
+        self.key = keys.holder_key(partition, self.id)
         self.session = session
         self.exists = self.is_gone = False
 
     def new_claim(self) -> str:
-        """Return the text that a take writes into its items: the ID of the holder and one of the take."""
+        """Return a unique text that claims items: the ID of this holder, and an ID of the transaction that takes
+        them.
+        """
         return f"{self.id}.{new_holder_id()}"
 
 
 class ItemHeader(Struct, frozen=True, omit_defaults=True):
-    """The header of a stored item, see ``QueueItem``. In a dead letter it also has the item's old position."""
+    """The header of a stored item, before its value. The fields are those of ``QueueItem``.
+
+    Only a dead letter has ``partition``, ``sort_key`` and ``id``: the position that the item had in the queue.
+    """
 
     attempts: Count
     size: Whole
@@ -158,16 +171,17 @@ class QueueItem(Struct, frozen=True):
         attempts: How often it was taken.
         why: The reason of the last release, or of the dead letter.
         size: Size of its value in bytes.
-        data_id: Name of a large value; empty when the value is in the item.
-        value: A small value; empty when it is stored separately.
-        partition: The partition that it is in.
-        sort_key: Its sort key there.
-        letter: Name of a dead letter, for ``requeue`` and ``drop``; empty for other items.
+        data_id: Name of a large value; "" if the value is in the item.
+        value: A small value; empty if it is stored separately.
+        partition: The partition that contains it.
+        sort_key: Its sort key in the partition.
+        letter: Name of a dead letter, for ``requeue`` and ``drop``; "" for other items.
         key: The key it was read from.
         version: The version of that key, as it was read.
-        nonce: Identifies its put.
-        claim: Its last claim: the holder, and the take; empty if it was released since then, or never taken.
-        more: Fields of a later version of the format, kept as they are.
+        nonce: A unique text of the call that put it.
+        claim: Its last claim: the ID of the holder, and an ID of the taking transaction; "" if it was released or never
+            taken.
+        more: Fields of a later version of the format, kept unchanged.
     """
 
     id: str
@@ -201,14 +215,14 @@ class QueueItem(Struct, frozen=True):
 
     @property
     def holder(self) -> str:
-        """ID of the holder of its last claim; empty if there is none. The item is claimed while the holder's key
+        """The ID of the holder of its last claim; "" if there is none. The item is claimed as long as the holder's key
         exists.
         """
         return self.claim.partition(".")[0]
 
     @property
     def check(self) -> At:
-        """The check that the item is as it was read: not removed, taken or released since then."""
+        """The precondition that the item is unchanged: not removed, taken or released since it was read."""
         return At.of(self.key, self.version)
 
     @classmethod
@@ -232,58 +246,81 @@ class QueueItem(Struct, frozen=True):
         return _read(entry, None, letter)
 
     def to_dead_letter(self) -> bytes:
-        """Encode the item as a dead letter."""
+        """Return the bytes to store for a dead letter of this item."""
         return self.to_bytes(self.partition, self.sort_key, self.id)
 
     def to_bytes(self, *position: str) -> bytes:
-        """Encode the item. A dead letter is encoded with its old position."""
+        """Return the bytes to store.
+
+        Args:
+            position: Only for a dead letter: the partition, the sort key and the ID that the item had in the queue.
+        """
         head = ItemHeader(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *position)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
     def with_entry(self, entry: Entry) -> QueueItem:
-        """Return the item with the key and the version of an entry that contains it."""
+        """Return a copy with the key and the version of the entry that now contains the item."""
         return replace(self, key=entry.key, version=entry.version)
 
     def with_claim(self, claim: str) -> QueueItem:
-        """Return the item with one more attempt, and a claim."""
+        """Return a copy with a claim and one more attempt."""
         return replace(self, attempts=self.attempts + 1, claim=claim)
 
     def with_reason(self, why: str) -> QueueItem:
-        """Return the item without a claim, and with the reason of its release or dead letter."""
+        """Return a copy without a claim, and with the reason why it was released or became a dead letter."""
         return replace(self, why=why[:MAX_WHY_CHARS], claim="")
 
     def without_last_attempt(self) -> QueueItem:
-        """Return the item with one attempt less."""
+        """Return a copy with one attempt less."""
         return replace(self, attempts=max(0, self.attempts - 1))
 
     def with_attempts_reset(self) -> QueueItem:
-        """Return the item without a claim and a reason, and with all its attempts left."""
+        """Return a copy with no attempts, no claim and no reason."""
         return replace(self, attempts=0, why="", nonce="", claim="")
 
 
-def put_ops(
-    names: QueueKeys, partition: str, sort_key: str, item_id: str, value: bytes, *, nonce: str = ""
+def build_put_ops(
+    keys: QueueKeys, partition: str, sort_key: str, item_id: str, value: bytes, *, nonce: str = ""
 ) -> tuple[Create, list[Op]]:
-    """Return the write that creates an item, and all writes of its put: index, item, and its value if that is large."""
+    """Build the writes that put an item.
+
+    Args:
+        keys: Builds the keys of the queue.
+        partition: The partition of the item.
+        sort_key: The sort key of the item.
+        item_id: The ID of the item.
+        value: The value. A large one is stored separately.
+        nonce: A unique text by which the item is recognized after an unknown outcome.
+    Returns:
+        The write that creates the item, and all writes: of the index, the item and a large value.
+    """
     data_id = new_id() if len(value) > INLINE_BYTES else ""
     item = QueueItem(item_id, size=len(value), data_id=data_id, value=b"" if data_id else value, nonce=nonce)
-    create = Create(names.item(partition, sort_key, item_id), item.to_bytes())
-    data: list[Op] = [Create(names.data(data_id), value)] if data_id else []
-    return create, [index_op(names, partition, sort_key), create, *data]
+    create = Create(keys.item_key(partition, sort_key, item_id), item.to_bytes())
+    data: list[Op] = [Create(keys.data_key(data_id), value)] if data_id else []
+    return create, [build_index_put(keys, partition, sort_key), create, *data]
 
 
-def index_op(names: QueueKeys, partition: str, sort_key: str) -> Put:
-    """Return the write that adds a sort key to the index or keeps it there. It goes with every write of a new item."""
-    return Put(f"{names.sort_keys(partition)}/{sort_key}", b"")
+def build_index_put(keys: QueueKeys, partition: str, sort_key: str) -> Put:
+    """Build the write that adds a sort key to the index of a partition. Include it whenever an item is added."""
+    return Put(f"{keys.sort_keys_prefix(partition)}/{sort_key}", b"")
 
 
-def dead_letter_op(names: QueueKeys, item: QueueItem, letter: str) -> Create:
-    """Return the write that creates a dead letter from an item."""
-    return Create(names.letter(letter), item.to_dead_letter())
+def build_dead_letter_put(keys: QueueKeys, item: QueueItem, letter: str) -> Create:
+    """Build the write that creates a dead letter from an item.
+
+    Args:
+        keys: Builds the keys of the queue.
+        item: The item, with its reason.
+        letter: The name of the dead letter.
+    """
+    return Create(keys.dead_letter_key(letter), item.to_dead_letter())
 
 
 def read_for_display(entry: Entry) -> QueueItem:
-    """Decode an item or a dead letter for display. If it is neither, return its first bytes and the reason."""
+    """Decode an item or a dead letter for display. An invalid record gives an item with its first bytes and the
+    error.
+    """
     parts = entry.key.split("/")
     is_item = parts[-5:-4] == ["partitions"] and parts[-3] == "items"
     try:
@@ -295,18 +332,21 @@ def read_for_display(entry: Entry) -> QueueItem:
 
 
 def check_item_name(partition: str, sort_key: str, item_id: str) -> None:
-    """Check that partition, sort key and ID of an item can be segments of a key.
+    """Check that the partition, the sort key and the ID of an item are valid key segments.
 
     Raises:
-        InvalidKey: One of them cannot.
+        InvalidKey: One of them is not valid.
     """
     for part, kind in ((partition, "partition"), (sort_key, "sort key"), (item_id, "item")):
         check_member(part, kind)
 
 
 def check_payload(value: bytes, what: str) -> bytes:
-    """Return a value after checking its type and its size.
+    """Check the type and the size of a value, and return it.
 
+    Args:
+        value: The value to put.
+        what: Name of the queue, for messages.
     Raises:
         TypeError: It is not ``bytes``.
         ValueTooLarge: It is too large for a queue.
@@ -320,11 +360,14 @@ def check_payload(value: bytes, what: str) -> bytes:
 
 
 def check_inline(value: bytes, what: str) -> bytes:
-    """Return a value after checking that it can be stored in the item itself.
+    """Check that a value is small enough to be stored in the item itself, and return it.
 
+    Args:
+        value: The value to put.
+        what: Name of the queue, for messages.
     Raises:
         TypeError: It is not ``bytes``.
-        ValueTooLarge: It is too large for that.
+        ValueTooLarge: It must be stored separately.
     """
     check_bytes(value, f"a value for {what}")
     if len(value) > INLINE_BYTES:
@@ -336,7 +379,12 @@ def check_inline(value: bytes, what: str) -> bytes:
 
 
 def split_item_key(key: str, prefix: str) -> tuple[str, str] | None:
-    """Return the sort key and the ID of an item's key; None if it is not the key of an item below this prefix."""
+    """Return the sort key and the ID in the key of an item. None if it is not the key of an item.
+
+    Args:
+        key: The key.
+        prefix: The prefix of all items of the partition.
+    """
     sort_key, _, item_id = key[len(prefix) + 1 :].partition("/")
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
@@ -346,29 +394,35 @@ def last_segment(entry: Entry) -> str:
     return entry.key[entry.key.rindex("/") + 1 :]
 
 
-def stored_holder(entry: Entry) -> str:
-    """Return the holder ID of the last claim of a stored item; empty if there is none, or if it is not an item."""
+def get_holder_id(entry: Entry) -> str:
+    """Return the ID of the claim holder that a stored item names; "" if it names none or is not an item."""
     found = _CLAIM.find(entry.value.partition(b"\n")[0])
     return found.claim.partition(".")[0] if found is not None else ""
 
 
 def new_holder_id() -> str:
-    """Return a new ID for a holder, or for a take."""
+    """Return a new ID for a claim holder, or for a transaction that takes items."""
     return uuid.uuid4().hex[:16]
 
 
 def new_id() -> str:
-    """Return a new name for a large value, or a new nonce for a put."""
+    """Return a new name for a large value, or a new nonce for an item."""
     return uuid.uuid4().hex
 
 
 def alternative_dead_letter_id(item_id: str) -> str:
-    """Return another ID for a dead letter, because there is already one with the item's ID."""
+    """Return a new ID for a dead letter, for the case that another dead letter has the ID of the item."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
 def _read(entry: Entry, position: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
-    """Decode an item, or a dead letter, which contains the position that the item had."""
+    """Decode an item or a dead letter.
+
+    Args:
+        entry: The entry.
+        position: Partition, sort key and ID of an item, from its key. None for a dead letter, which contains them.
+        letter: Name of a dead letter; "" for an item.
+    """
     line, _, value = entry.value.partition(b"\n")
     try:
         body = _HEAD.decode(line)

@@ -1,6 +1,6 @@
 """Queues: items are taken at least once, by one taker at a time, in the order of their arrival or priority.
 
-Keys:   see ``items`` and ``puts``; all items are in the partition ``all``
+Keys:   see ``items`` and ``ordered_puts``; all items are in the partition ``all``
 Order:  by the number that an item gets in the transaction that puts it. The sort key is the priority and a block of
         numbers, the id the priority and the number, so that items sort by priority, then by number.
 
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import QueueClaim
-from latchwork.primitives.queue.items import QueueItem, check_payload, index_op, put_ops
-from latchwork.primitives.queue.puts import OrderedPuts
+from latchwork.primitives.queue.items import QueueItem, build_index_put, check_payload
+from latchwork.primitives.queue.ordered_puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.waiting.common import Closable
 from latchwork.store.session import Session
@@ -131,8 +131,8 @@ class Queue(Closable):
     ) -> str:
         check_payload(value, self._info.what)
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            creations = partial(self._creations, priority, [value])
-            number = await self._puts.put(creations, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
+            build_ops = partial(self._creations, priority, [value])
+            number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
         return _item_id(priority, number)
 
     async def _put_many(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
@@ -142,8 +142,8 @@ class Queue(Closable):
         async with self._waits.start(timeout_s) as (waiter, deadline):
             is_bounded = await waiter.keep_trying(self._puts.read_capacity, deadline) is not None
             for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
-                creations = partial(self._creations, priority, batch)
-                first = await self._puts.put(creations, len(batch), waiter=waiter, deadline=deadline)
+                build_ops = partial(self._creations, priority, batch)
+                first = await self._puts.put(build_ops, len(batch), waiter=waiter, deadline=deadline)
                 ids += [_item_id(priority, first + n) for n in range(len(batch))]
         return ids
 
@@ -151,7 +151,7 @@ class Queue(Closable):
         ops: list[Op] = []
         for number, value in enumerate(values, first):
             sort_key, item_id = _sort_key(priority, number), _item_id(priority, number)
-            ops += put_ops(self._info.names, _PARTITION, sort_key, item_id, value)[1]
+            ops += build_put_ops(self._info.keys, _PARTITION, sort_key, item_id, value)[1]
         return ops
 
     # ItemTaker
@@ -241,22 +241,22 @@ class Queue(Closable):
             WaitTimeout, and the others: As for ``put``.
         """
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            letter = await waiter.keep_trying(lambda: self._work._letter(item_id), deadline)  # noqa: SLF001
+            letter = await waiter.keep_trying(lambda: self._work._read_dead_letter(item_id), deadline)  # noqa: SLF001
             dead = QueueItem.from_dead_letter(letter)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority
 
-            def creations(first: int) -> list[Op]:
+            def build_ops(first: int) -> list[Op]:
                 sort_key, item_id = _sort_key(priority, first), _item_id(priority, first)
                 item = replace(dead.with_attempts_reset(), id=item_id, partition=_PARTITION, sort_key=sort_key)
-                key = self._info.names.item(_PARTITION, sort_key, item_id)
+                key = self._info.keys.item_key(_PARTITION, sort_key, item_id)
                 return [
-                    index_op(self._info.names, _PARTITION, sort_key),
+                    build_index_put(self._info.keys, _PARTITION, sort_key),
                     Create(key, item.to_bytes()),
                     Delete(letter.key),
                 ]
 
             held = [At(letter), *checks]
-            number = await self._puts.put(creations, 1, waiter=waiter, deadline=deadline, checks=held, ops=ops)
+            number = await self._puts.put(build_ops, 1, waiter=waiter, deadline=deadline, checks=held, ops=ops)
         return _item_id(priority, number)
 
     @driven

@@ -20,24 +20,24 @@ from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
+from latchwork.primitives.queue.item_taker import Accept, Extra, ItemTaker, TakeRequest, accept_all, no_extras, no_shard
 from latchwork.primitives.queue.items import (
     QueueItem,
     QueueKeys,
+    build_index_put,
+    build_put_ops,
     check_inline,
     check_item_name,
     check_payload,
-    index_op,
+    get_holder_id,
     last_segment,
     new_id,
-    put_ops,
     read_for_display,
     split_item_key,
-    stored_holder,
 )
-from latchwork.primitives.queue.pages import LONGEST_PAGE, ParallelLists, TakerShard, check_partitions, tidy
-from latchwork.primitives.queue.puts import OrderedPuts
-from latchwork.primitives.queue.taking import Accept, Extra, ItemTaker, TakeRequest, accept_all, no_extras, no_shard
-from latchwork.primitives.queue.waiting import FreeItemWatcher, TakerQueues, Wait
+from latchwork.primitives.queue.ordered_puts import OrderedPuts
+from latchwork.primitives.queue.partition_reader import LONGEST_PAGE, ParallelLists, TakerShard, check_partitions, tidy
+from latchwork.primitives.queue.waiting_takers import FreeItemWatcher, TakerQueues, Wait
 from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.store.session import Session
@@ -92,11 +92,11 @@ class WorkQueue(Closable):
         identity = Identity()
         check_text(label, f"the label of {self._what}")
         self._store = store
-        self._names = QueueKeys(name)
+        self._keys = QueueKeys(name)
         self._waits = WaiterRegistry(store, self._what, session)
         self._info = QueueInfo(
             store,
-            self._names,
+            self._keys,
             self._what,
             self._waits.home,
             max_attempts,
@@ -129,13 +129,13 @@ class WorkQueue(Closable):
             ValueTooLarge, TypeError: A value cannot be stored.
             ValueError: The queue is bounded.
         """
-        self._refuse_bounded()
+        self._raise_if_bounded()
         creates = []
         for item_id, value in items.items():
             check_item_name(partition, sort_key, item_id)
             item = QueueItem(item_id, size=len(check_inline(value, self._what)), value=value)
-            creates.append(Create(self._names.item(partition, sort_key, item_id), item.to_bytes()))
-        return [index_op(self._names, partition, sort_key), *creates] if creates else []
+            creates.append(Create(self._keys.item_key(partition, sort_key, item_id), item.to_bytes()))
+        return [build_index_put(self._keys, partition, sort_key), *creates] if creates else []
 
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, *, session: Session
@@ -153,11 +153,11 @@ class WorkQueue(Closable):
             ValueTooLarge, TypeError: The value cannot be stored.
             ValueError: The queue is bounded.
         """
-        self._refuse_bounded()
+        self._raise_if_bounded()
         check_item_name(partition, sort_key, item_id)
         return self._taking.create_claimed(partition, sort_key, item_id, check_inline(value, self._what), session)
 
-    def _refuse_bounded(self) -> None:
+    def _raise_if_bounded(self) -> None:
         if self._info.is_bounded:
             raise ValueError(f"{self._what} has a capacity, which a transaction of yours cannot keep; use put()")
 
@@ -197,10 +197,10 @@ class WorkQueue(Closable):
         check_payload(value, self._what)
         self._waits.check()
         position = (partition, sort_key, item_id)
-        key = self._names.item(*position)
+        key = self._keys.item_key(*position)
         try:
             if self._puts is not None:
-                _, writes = put_ops(self._names, *position, value)
+                _, writes = build_put_ops(self._keys, *position, value)
                 await self._put_in_order(self._puts, writes, checks, ops, timeout_s)
             else:
                 await self._put_at_once(position, value, checks, ops)
@@ -213,7 +213,7 @@ class WorkQueue(Closable):
         self, position: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
     ) -> None:
         nonce = new_id()
-        create, writes = put_ops(self._names, *position, value, nonce=nonce)
+        create, writes = build_put_ops(self._keys, *position, value, nonce=nonce)
         try:
             await ask(self._store.commit, checks, list(dict.fromkeys([*writes, *ops])))
         except OutcomeUnknown:
@@ -235,7 +235,7 @@ class WorkQueue(Closable):
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
         """Return the key of an item, for checks and writes of yours such as ``Exists(key)``. Does no I/O."""
         check_item_name(partition, sort_key, item_id)
-        return self._names.item(partition, sort_key, item_id)
+        return self._keys.item_key(partition, sort_key, item_id)
 
     # Removing
 
@@ -246,10 +246,10 @@ class WorkQueue(Closable):
             item: The item as it was read.
             if_taken: Also remove it while it is claimed.
         """
-        checks: list[Check] = [item.check] if if_taken else self._names.free_checks(item)
-        ops: list[Op] = [Delete(self._names.data(item.data_id))] if item.data_id else []
+        checks: list[Check] = [item.check] if if_taken else self._keys.build_free_checks(item)
+        ops: list[Op] = [Delete(self._keys.data_key(item.data_id))] if item.data_id else []
         if if_taken and item.claim:
-            ops.append(Put(self._names.removed(item), b""))
+            ops.append(Put(self._keys.removed_key(item), b""))
         return checks, [Delete(item.key), *ops]
 
     @driven
@@ -328,17 +328,19 @@ class WorkQueue(Closable):
             LatchworkError: The call is made inside a callback.
         """
         check_member(partition, "partition")
-        wish = TakeRequest((partition,), accept=accept or accept_all)
+        request = TakeRequest((partition,), accept=accept or accept_all)
         async with self._waits.start(timeout_s) as (waiter, deadline):
             session, is_try = waiter.session, timeout_s == 0
-            claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), deadline)
+            claims = await waiter.keep_trying(
+                lambda: self._taking.take_first(request, session, is_sure=is_try), deadline
+            )
             if not claims and not deadline.has_passed:
                 claims = await self._waiting.take_in_turn(
                     partition,
                     waiter,
                     deadline,
-                    wish.accept,
-                    lambda known: self._taking.take_known(known, wish, session),
+                    request.accept,
+                    lambda known: self._taking.take_known(known, request, session),
                 )
             if not claims:
                 self._waits.refuse_ended(waiter)
@@ -389,7 +391,7 @@ class WorkQueue(Closable):
         check_partitions(partitions)
         if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        wish = TakeRequest(
+        request = TakeRequest(
             tuple(dict.fromkeys(partitions)),
             limit,
             accept or accept_all,
@@ -399,7 +401,7 @@ class WorkQueue(Closable):
             on_dead,
             shard or no_shard,
         )
-        return await self._take(partial(self._taking.try_take, wish))
+        return await self._take(partial(self._taking.try_take, request))
 
     @driven
     async def take_items(
@@ -427,13 +429,13 @@ class WorkQueue(Closable):
             Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: As for ``try_take``.
         """
         for item in items:
-            if item.key != self._names.item(item.partition, item.sort_key, item.id):
+            if item.key != self._keys.item_key(item.partition, item.sort_key, item.id):
                 raise ValueError(
                     f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         fresh = [item for item in items if item.attempts < self._info.max_attempts]
-        wish = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
-        return await self._take(partial(self._taking.take_items, fresh, wish))
+        request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
+        return await self._take(partial(self._taking.take_items, fresh, request))
 
     async def _take(self, take: Callable[[Session], Steps[list[QueueClaim]]]) -> list[QueueClaim]:
         session = await self._waits.session()
@@ -503,7 +505,7 @@ class WorkQueue(Closable):
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wait = partial(self._waiting.wait_and_stay, on_ahead=on_ahead) if stays else self._waiting.wait_until_free
         seen = await self._wait(
-            partition, timeout_s, accept, wait, self._waiting.kept_waiter(partition) if stays else None
+            partition, timeout_s, accept, wait, self._waiting.get_kept_waiter(partition) if stays else None
         )
         return None if seen is None else seen.free_items(limit)
 
@@ -541,7 +543,7 @@ class WorkQueue(Closable):
         """
         check_item_name(partition, sort_key, item_id)
         self._waits.check()
-        return await self._find(self._names.item(partition, sort_key, item_id))
+        return await self._find(self._keys.item_key(partition, sort_key, item_id))
 
     async def _find(self, key: str) -> QueueItem | None:
         entry = await ask(self._store.get, key)
@@ -561,10 +563,10 @@ class WorkQueue(Closable):
         """
         found: list[QueueItem] = []
         for each in await self._partitions(partition):
-            for mark in await ask(self._store.list, self._names.sort_keys(each)):
+            for mark in await ask(self._store.list, self._keys.sort_keys_prefix(each)):
                 if len(found) >= limit:
                     return found
-                prefix = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                prefix = f"{self._keys.items_prefix(each)}{mark.key[mark.key.rindex('/') :]}"
                 found += [
                     read_for_display(entry) for entry in await ask(self._store.list, prefix, limit=limit - len(found))
                 ]
@@ -579,8 +581,8 @@ class WorkQueue(Closable):
     async def _count(self, partition: str | None) -> int:
         count = 0
         for each in await self._partitions(partition):
-            for mark in await ask(self._store.list, self._names.sort_keys(each)):
-                prefix = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+            for mark in await ask(self._store.list, self._keys.sort_keys_prefix(each)):
+                prefix = f"{self._keys.items_prefix(each)}{mark.key[mark.key.rindex('/') :]}"
                 count += len(await ask(self._store.children, prefix))
         return count
 
@@ -592,13 +594,15 @@ class WorkQueue(Closable):
         """
         found: dict[str, Ticket] = {}
         for each in await self._partitions(partition):
-            prefix = self._names.items(each)
-            holders = {last_segment(entry): entry for entry in await ask(self._store.list, self._names.holders(each))}
+            prefix = self._keys.items_prefix(each)
+            holders = {
+                last_segment(entry): entry for entry in await ask(self._store.list, self._keys.holders_prefix(each))
+            }
             after: str | None = None
             while holders and len(found) < limit:
                 page = await ask(self._store.list, prefix, recursive=True, limit=LONGEST_PAGE, start_after=after)
                 for entry in page:
-                    holder = holders.get(stored_holder(entry))
+                    holder = holders.get(get_holder_id(entry))
                     if holder is not None and split_item_key(entry.key, prefix) is not None and len(found) < limit:
                         found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.from_entry(holder)
                 if len(page) < LONGEST_PAGE:
@@ -615,7 +619,7 @@ class WorkQueue(Closable):
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
         """Return the ticket of the holder for each of these items, as read; None for an item that is not claimed."""
         self._waits.check()
-        keys = {item.claim: self._names.holder(item.partition, item.holder) for item in items if item.holder}
+        keys = {item.claim: self._keys.holder_key(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
         found = [entries.get(item.claim) for item in items]
         return [None if entry is None else Ticket.from_entry(entry) for entry in found]
@@ -624,7 +628,7 @@ class WorkQueue(Closable):
     async def takers(self, partition: str) -> list[Ticket]:
         """Return the tickets of the waiting takers of a partition, in order."""
         check_member(partition, "partition")
-        return await self._waiting.tickets_of(partition).tickets()
+        return await self._waiting.get_ticket_queue(partition).tickets()
 
     @driven
     async def putters(self) -> list[Ticket]:
@@ -647,15 +651,15 @@ class WorkQueue(Closable):
         """
         check_member(partition, "partition")
         self._waits.check()
-        return await tidy(self._store, self._names, partition)
+        return await tidy(self._store, self._keys, partition)
 
     async def _partitions(self, partition: str | None) -> Sequence[str]:
         self._waits.check()
         if partition is not None:
             return [check_member(partition, "partition")]
-        names = await ask(self._store.children, self._names.partitions)
+        names = await ask(self._store.children, self._keys.partitions)
         marks = (
-            await ParallelLists(self._store, [(self._names.sort_keys(name), 1, None) for name in names])
+            await ParallelLists(self._store, [(self._keys.sort_keys_prefix(name), 1, None) for name in names])
             if names
             else []
         )
@@ -667,7 +671,7 @@ class WorkQueue(Closable):
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Return the first dead letters with their reasons, sorted by ``letter``, without large values."""
         self._waits.check()
-        return [read_for_display(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
+        return [read_for_display(entry) for entry in await ask(self._store.list, self._keys.dead, limit=limit)]
 
     @driven
     async def requeue(
@@ -696,13 +700,13 @@ class WorkQueue(Closable):
             BadRecord: Its key was written by another program; drop it.
             WaitTimeout: As for ``put``.
         """
-        entry = await self._letter(letter)
+        entry = await self._read_dead_letter(letter)
         dead = QueueItem.from_dead_letter(entry)
         where = dead.partition if partition is None else check_member(partition, "partition")
-        key = self._names.item(where, dead.sort_key, dead.id)
+        key = self._keys.item_key(where, dead.sort_key, dead.id)
         writes: list[Op] = [
             Create(key, dead.with_attempts_reset().to_bytes()),
-            index_op(self._names, where, dead.sort_key),
+            build_index_put(self._keys, where, dead.sort_key),
             Delete(entry.key),
         ]
         held: list[Check] = [At(entry), *checks]
@@ -726,15 +730,15 @@ class WorkQueue(Closable):
         Raises:
             Conflict: There is no such dead letter, or one of your checks or writes did not hold.
         """
-        entry = await self._letter(letter)
+        entry = await self._read_dead_letter(letter)
         data_id = read_for_display(entry).data_id
-        data = [Delete(self._names.data(data_id))] if data_id else []
+        data = [Delete(self._keys.data_key(data_id))] if data_id else []
         await ask(self._store.commit, [At(entry), *checks], [Delete(entry.key), *data, *ops])
 
-    async def _letter(self, letter: str) -> Entry:
+    async def _read_dead_letter(self, letter: str) -> Entry:
         self._waits.check()
         check_member(letter, "letter")
-        entry = await ask(self._store.get, self._names.letter(letter))
+        entry = await ask(self._store.get, self._keys.dead_letter_key(letter))
         if entry is None:
             raise Conflict(f"{self._what} has no dead letter {letter!r}; list them with dead_letters()")
         return entry

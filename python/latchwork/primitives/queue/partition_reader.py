@@ -31,7 +31,7 @@ from latchwork._base.interrupts import call_outside
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.queue.items import QueueKeys, last_segment, stored_holder
+from latchwork.primitives.queue.items import QueueKeys, get_holder_id, last_segment
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
@@ -45,7 +45,7 @@ SPARE, LONGEST_PAGE = 16, 640
 SORT_KEYS_READ, SORT_KEYS_TOGETHER = 16, 16
 #: Up to this many lists are made one after the other in the calling thread.
 _FEW_LISTS = 2
-#: Number of claimed items at the head from which a hint is kept.
+#: Number of claimed items at the head from which a build_hint is kept.
 MANY = 48
 #: Maximum number of shares: a page must have some items of each.
 MAX_SHARDS = 8
@@ -113,14 +113,14 @@ async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
     The result may be older than a write that was confirmed through another server. A claim checks its item, so an item
     that is gone is never taken. Nothing is removed from the index here, because that needs ordered reads.
     """
-    store, names = info.store, info.names
-    sort_keys = await ask(store.children, names.sort_keys(partition), stale_ok=True)
+    store, keys = info.store, info.keys
+    sort_keys = await ask(store.children, keys.sort_keys_prefix(partition), stale_ok=True)
     holders: Sequence[str] | None = None
     for sort_key in sort_keys[:_GLANCED]:
-        items = await ask(store.list, f"{names.items(partition)}/{sort_key}", limit=SPARE, stale_ok=True)
-        if holders is None and any(map(stored_holder, items)):
-            holders = await ask(store.children, names.holders(partition), stale_ok=True)
-        free = [entry for entry in items if stored_holder(entry) not in (holders or ())]
+        items = await ask(store.list, f"{keys.items_prefix(partition)}/{sort_key}", limit=SPARE, stale_ok=True)
+        if holders is None and any(map(get_holder_id, items)):
+            holders = await ask(store.children, keys.holders_prefix(partition), stale_ok=True)
+        free = [entry for entry in items if get_holder_id(entry) not in (holders or ())]
         if free or len(items) == SPARE:
             return HeadSnapshot(free, is_whole=False)
         if not items:  # leave it to a look, which removes it from the index
@@ -151,7 +151,7 @@ class StartHint:
 
     Attributes:
         start: The range that begins with it.
-        until: The time on the store's clock at which the hint expires.
+        until: The time on the store's clock at which the build_hint expires.
     """
 
     start: ItemRange
@@ -165,7 +165,7 @@ class PartitionReader:
         info: The queue.
         partition: The partition.
         wanted: Number of free items wanted.
-        tidies: Whether to remove sort keys without items from the index.
+        cleans_index: Whether to remove sort keys without items from the index.
         keeps_last: Whether to keep the last sort key in any case, because the next put uses it.
         start: Where to start; None starts at the head.
         mine: ID of our own holder, which exists; empty if there is none.
@@ -177,20 +177,20 @@ class PartitionReader:
         partition: str,
         wanted: int,
         *,
-        tidies: bool = False,
+        cleans_index: bool = False,
         keeps_last: bool = False,
         start: ItemRange | None = None,
         mine: str = "",
     ) -> None:
         self.partition = partition
         self._store = info.store
-        self._index = info.names.sort_keys(partition)
-        self._items = info.names.items(partition)
-        self._holders_prefix = info.names.holders(partition)
+        self._index = info.keys.sort_keys_prefix(partition)
+        self._items = info.keys.items_prefix(partition)
+        self._holders_prefix = info.keys.holders_prefix(partition)
         self._mine = mine
         self._holders: set[str] | None = None
         self._limit = min(wanted + SPARE, LONGEST_PAGE)
-        self._tidies = tidies
+        self._tidies = cleans_index
         self._keeps_last = keeps_last
         self._todo = [] if start is None else [replace(start, limit=self._limit)]
         self._last_read: str | None = None if start is None else start.mark.key
@@ -206,21 +206,21 @@ class PartitionReader:
         if not self._todo:
             return None
         round_, self._todo = self._todo[: self._together], self._todo[self._together :]
-        found = await ParallelLists(self._store, [self._part(stretch) for stretch in round_])
+        found = await ParallelLists(self._store, [self._part(item_range) for item_range in round_])
         free: list[Entry] = []
-        for n, (stretch, items) in enumerate(zip(round_, found, strict=True)):
-            free += await self._free_of(stretch, items)
-            if len(items) == stretch.limit:  # the rest of it comes before the sort keys after it
-                longer = min(LONGEST_PAGE, 2 * stretch.limit)
-                rest = ItemRange(stretch.mark, stretch.sort_key, longer, last_segment(items[-1]))
+        for n, (item_range, items) in enumerate(zip(round_, found, strict=True)):
+            free += await self._free_of(item_range, items)
+            if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
+                longer = min(LONGEST_PAGE, 2 * item_range.limit)
+                rest = ItemRange(item_range.mark, item_range.sort_key, longer, last_segment(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
-            if not items and stretch.after is None:
-                await self._tidy(stretch)
+            if not items and item_range.after is None:
+                await self._tidy(item_range)
         self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
         return free
 
-    def hint(self, until: float) -> StartHint | None:
+    def build_hint(self, until: float) -> StartHint | None:
         """Return the position of the first free item, to start there until a given time.
 
         None if few items before it were claimed, because then starting at the head is cheap.
@@ -237,21 +237,21 @@ class PartitionReader:
         """The range that begins with the first free item; None if there was none."""
         return self._first
 
-    async def _free_of(self, stretch: ItemRange, items: Sequence[Entry]) -> list[Entry]:
+    async def _free_of(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
         """Return the free items of a range. Holders are read after items, so a holder that is missing then is gone."""
-        holders = [stored_holder(entry) for entry in items]
+        holders = [get_holder_id(entry) for entry in items]
         if self._holders is None and not {"", self._mine}.issuperset(holders):
             self._holders = set(await ask(self._store.children, self._holders_prefix))
         taken = self._holders if self._holders is not None else {self._mine} - {""}
         free: list[Entry] = []
-        after = stretch.after
+        after = item_range.after
         for entry, holder in zip(items, holders, strict=True):
             if holder in taken:
                 self._skipped += self._first is None
                 after = last_segment(entry)
                 continue
             if self._first is None:
-                self._first = replace(stretch, after=after)
+                self._first = replace(item_range, after=after)
             free.append(entry)
         return free
 
@@ -261,14 +261,14 @@ class PartitionReader:
         self._last_read = marks[-1].key if marks else self._last_read
         self._todo = [ItemRange(mark, last_segment(mark), self._limit) for mark in marks]
 
-    def _part(self, stretch: ItemRange) -> tuple[str, int, str | None]:
-        below = f"{self._items}/{stretch.sort_key}"
-        return below, stretch.limit, None if stretch.after is None else f"{below}/{stretch.after}"
+    def _part(self, item_range: ItemRange) -> tuple[str, int, str | None]:
+        below = f"{self._items}/{item_range.sort_key}"
+        return below, item_range.limit, None if item_range.after is None else f"{below}/{item_range.after}"
 
-    async def _tidy(self, stretch: ItemRange) -> None:
-        is_last = not self._has_more and stretch.mark.key == self._last_read
+    async def _tidy(self, item_range: ItemRange) -> None:
+        is_last = not self._has_more and item_range.mark.key == self._last_read
         if self._tidies and not (self._keeps_last and is_last):
-            await _remove_from_index(self._store, stretch.mark)
+            await _remove_from_index(self._store, item_range.mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,19 +360,19 @@ def check_partitions(partitions: Sequence[str]) -> None:
         check_member(partition, "partition")
 
 
-async def tidy(store: Store, names: QueueKeys, partition: str) -> bool:
+async def tidy(store: Store, keys: QueueKeys, partition: str) -> bool:
     """Remove the sort keys without items from the index of a partition. Return whether none is left.
 
     Also removes the keys that inform departed holders about removed items. IDs of holders are never reused.
     """
-    noted = set(await ask(store.children, names.removals(partition)))
-    for holder in noted - set(await ask(store.children, names.holders(partition))) if noted else ():
-        await ask(store.delete_tree, f"{names.removals(partition)}/{holder}")
+    noted = set(await ask(store.children, keys.removals_prefix(partition)))
+    for holder in noted - set(await ask(store.children, keys.holders_prefix(partition))) if noted else ():
+        await ask(store.delete_tree, f"{keys.removals_prefix(partition)}/{holder}")
     after: str | None = None
     is_empty = True
-    while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=after):
+    while marks := await ask(store.list, keys.sort_keys_prefix(partition), limit=SORT_KEYS_READ, start_after=after):
         heads = await ParallelLists(
-            store, [(f"{names.items(partition)}/{last_segment(mark)}", 1, None) for mark in marks]
+            store, [(f"{keys.items_prefix(partition)}/{last_segment(mark)}", 1, None) for mark in marks]
         )
         for mark, head in zip(marks, heads, strict=True):
             is_out = not head and await _remove_from_index(store, mark)

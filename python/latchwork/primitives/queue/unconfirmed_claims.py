@@ -1,7 +1,7 @@
-"""Claims of unknown outcome. Each one is found by a later take, or released, or can never be committed.
+"""Claims whose outcome is unknown. Each one is used by a later take, or released, or made impossible to commit.
 
-A take writes its claim into the item, and checks that the item is as it was read. So a client that finds the item
-unchanged writes it once more: after that the claim can never be committed.
+A take writes its claim into the item, on condition that the item is unchanged since it was read. If a client finds the
+item unchanged, it writes the item again. After that, the claim can never be committed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class VersionedItem(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClaimInDoubt:
-    """A claim of unknown outcome.
+class UnconfirmedClaim:
+    """A claim whose outcome is unknown.
 
     Attributes:
         item_key: The key of its item.
         claim: The text that the take wrote into the item.
-        holder: Its holder.
-        item: The item before it was claimed; None if the claim certainly exists, or its item was new.
+        holder: The claim holder.
+        item: The item before it was claimed. None if the claim certainly exists, or if its item was new.
     """
 
     item_key: str
@@ -54,24 +54,24 @@ class ClaimInDoubt:
     item: VersionedItem | None
 
 
-class ClaimsInDoubt:
+class UnconfirmedClaims:
     """The claims of one queue object whose outcome is unknown. Thread-safe.
 
     Args:
         store: The store of the queue.
-        what: Description of the queue for messages.
+        what: Name of the queue, for messages.
     """
 
     def __init__(self, store: Store, what: str) -> None:
         self._store = store
         self._what = what
         self._lock = mutex()
-        self._open: dict[str, ClaimInDoubt] = {}
+        self._open: dict[str, UnconfirmedClaim] = {}
 
-    def add(self, claims: Iterable[ClaimInDoubt]) -> None:
-        """Record claims that may exist, or may still be committed, and that no caller has.
+    def add(self, claims: Iterable[UnconfirmedClaim]) -> None:
+        """Record claims that may exist, or may still be committed, and that no caller has received.
 
-        The next take uses them, or they are released in the background.
+        The next take uses them. Otherwise they are released in the background.
         """
         claims = list(claims)
         with self._lock:
@@ -80,23 +80,25 @@ class ClaimsInDoubt:
         for each in claims:
             self._store.cleanup.add(partial(self._clear, each, Backoff()), _LEFT_TO_TAKES_S)
 
-    def list_for_session(self, session: Session) -> list[ClaimInDoubt]:
-        """Return the claims that are bound to a session."""
+    def list_for_session(self, session: Session) -> list[UnconfirmedClaim]:
+        """Return the unconfirmed claims that are bound to a session."""
         with self._lock:
             return [each for each in self._open.values() if each.holder.session is session]
 
-    async def resolve(self, claim: ClaimInDoubt) -> Entry | None:
-        """Return the item if the claim was committed, and None otherwise. In that case it never will be.
+    async def resolve(self, claim: UnconfirmedClaim) -> Entry | None:
+        """Find out whether a claim was committed. If it was not, make sure that it never will be.
 
-        A returned item belongs to the caller.
+        Returns:
+            The item if the claim was committed; it belongs to the caller. None otherwise.
         """
         found = await self._decide(claim)
         return found if self._remove(claim) else None
 
-    async def _clear(self, claim: ClaimInDoubt, backoff: Backoff) -> float | None:
-        """Try once to release a claim that no take used. Return the seconds until the next try, or None.
+    async def _clear(self, claim: UnconfirmedClaim, backoff: Backoff) -> float | None:
+        """Try once to release a claim that no take has used. Runs as a background cleanup.
 
-        It is a job of the store's cleanup thread.
+        Returns:
+            Seconds until the next attempt. None if there is nothing left to do.
         """
         if claim.holder.session.remaining_s() <= 0.0 or self._open.get(claim.item_key) is not claim:
             return None
@@ -113,9 +115,10 @@ class ClaimsInDoubt:
         return None
 
     async def _release(self, found: Entry, session: Session, backoff: Backoff) -> float | None:
-        """Try once to release an item. Return the seconds until the next try, or None. Its attempt counts.
+        """Try once to release a claimed item. The attempt counts. Runs as a background cleanup.
 
-        It is a job of the store's cleanup thread.
+        Returns:
+            Seconds until the next attempt. None if there is nothing left to do.
         """
         if session.remaining_s() <= 0.0:
             return None
@@ -131,17 +134,15 @@ class ClaimsInDoubt:
             return backoff.next_s()
         return None
 
-    def _remove(self, claim: ClaimInDoubt) -> bool:
-        """Remove a claim from the list. Return whether it was still in it, so that of two threads only one resolves the
-        claim.
-        """
+    def _remove(self, claim: UnconfirmedClaim) -> bool:
+        """Remove a claim from the list. Return False if another thread has removed it before."""
         with self._lock:
             return self._open.get(claim.item_key) is claim and bool(self._open.pop(claim.item_key))
 
-    async def _decide(self, claim: ClaimInDoubt) -> Entry | None:
-        """Return the item if the claim was committed; otherwise make sure that it never will be, and return None.
+    async def _decide(self, claim: UnconfirmedClaim) -> Entry | None:
+        """Return the item if the claim was committed. Otherwise make sure that it never will be, and return None.
 
-        The claim checks that the item is as it was read, so writing the item again keeps it from being committed.
+        The claim is committed only if the item is unchanged. Writing the item again prevents that.
         """
         while True:
             found: Entry | None = await ask(self._store.get, claim.item_key)

@@ -29,7 +29,12 @@ _CELL_PATIENCE_S = 30.0
 
 
 class Capacity(Record, frozen=True):
-    """The capacity of a queue, None for no limit, and the number of puts until its items have to be counted."""
+    """The stored capacity of a queue.
+
+    Attributes:
+        capacity: Maximum number of items. None for no limit.
+        free: How many items can be put before the items must be counted again.
+    """
 
     capacity: Positive | None
     free: Whole = 0
@@ -39,7 +44,7 @@ class Capacity(Record, frozen=True):
         """Decode the stored capacity.
 
         Raises:
-            BadRecord: It is not a capacity.
+            BadRecord: The value is another kind of record.
         """
         return _CAPACITY.decode_entry(entry)
 
@@ -52,14 +57,15 @@ class _Full(Exception):
 
 
 class OrderedPuts:
-    """Puts items into one queue, one put after the other. Thread-safe.
+    """Puts items into one queue, one transaction after the other. Thread-safe.
 
     Args:
         info: The queue.
-        waits: The waits through its object.
-        count: Counts the items.
-        capacity: Maximum number of items; None uses the stored capacity, or no limit.
-        label: Text in our ticket while we wait, shown to other clients.
+        waits: The waiting calls of the queue object.
+        count: Counts the items in the queue.
+        capacity: Maximum number of items. None uses the stored capacity, or no limit.
+        label: Name of this client in its ticket, shown to other clients.
+
     Attributes:
         putters: The tickets of the clients that wait for space.
     """
@@ -69,19 +75,19 @@ class OrderedPuts:
     ) -> None:
         if capacity is not None and not check_integer(capacity, "capacity") >= 1:
             raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
-        self.putters = TicketQueue(info.store, info.names.putters, f"putters of {info.what}", label)
+        self.putters = TicketQueue(info.store, info.keys.putters, f"putters of {info.what}", label)
         self._store = info.store
-        self._names = info.names
+        self._keys = info.keys
         self._what = info.what
         self._waits = waits
         self._count = count
         self._capacity = capacity
         self._is_agreed = False
-        self._tail = SharedNumber(info.store, info.names.tail, f"the tail of {info.what}")
+        self._tail = SharedNumber(info.store, info.keys.tail, f"the tail of {info.what}")
 
     async def put(
         self,
-        creations: Callable[[int], Sequence[Op]],
+        build_ops: Callable[[int], Sequence[Op]],
         count: int,
         *,
         waiter: Waiter,
@@ -89,25 +95,25 @@ class OrderedPuts:
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
     ) -> int:
-        """Put items in one transaction, within the stored capacity. Wait while the queue is full.
+        """Put items in one transaction. Wait while the queue is full.
 
         Args:
-            creations: Returns the writes that create all items, given the number of the first one.
-            count: Number of items; 1 for a bounded queue.
-            waiter: The waiter that waits for a free position.
-            deadline: How long to wait.
-            checks: Checks of the caller that must hold.
-            ops: Writes of the caller in the same transaction.
+            build_ops: Called with the number of the first item. Returns the writes that create all items.
+            count: Number of items; at most 1 for a queue with a capacity.
+            waiter: The waiting call.
+            deadline: When the wait times out.
+            checks: Further preconditions of the transaction.
+            ops: Further writes of the transaction.
         Returns:
             The number of the first item.
         Raises:
-            Conflict: One of the caller's checks or writes did not hold, or an item exists; nothing was put.
-            WaitTimeout: The queue was full, or other clients put items all that time; nothing was put.
+            Conflict: One of the caller's checks or writes failed, or an item exists; nothing was put.
+            WaitTimeout: The queue was full, or other clients put items until the deadline; nothing was put.
             Unavailable, OutcomeUnknown: As for ``Queue.put``.
         """
 
         async def put() -> int:
-            return await self._try_put(creations, count, waiter, deadline, checks, ops)
+            return await self._try_put(build_ops, count, waiter, deadline, checks, ops)
 
         capacity = await waiter.keep_trying(self.read_capacity, deadline)
         try:
@@ -118,7 +124,7 @@ class OrderedPuts:
         if position is None:
             raise self._full_error(waiter)
         try:
-            partitions = self._names.partitions
+            partitions = self._keys.partitions
             while await waiter.watch_until(partitions, _SpaceWatcher(partitions, capacity), deadline):
                 with contextlib.suppress(_Full):
                     return await put()
@@ -128,7 +134,7 @@ class OrderedPuts:
 
     async def _try_put(  # noqa: PLR0917 - one caller
         self,
-        creations: Callable[[int], Sequence[Op]],
+        build_ops: Callable[[int], Sequence[Op]],
         count: int,
         waiter: Waiter,
         deadline: Deadline,
@@ -136,7 +142,7 @@ class OrderedPuts:
         ops: Sequence[Op],
     ) -> int:
         async def writes(before: int, _after: int) -> list[Op]:
-            return list(dict.fromkeys([*creations(before + 1), *await self._reserve_space(count), *ops]))
+            return list(dict.fromkeys([*build_ops(before + 1), *await self._reserve_space(count), *ops]))
 
         backoff = Backoff()
         while True:
@@ -149,7 +155,7 @@ class OrderedPuts:
                     may_guess=True,
                 )
             except (Unavailable, Conflict) as error:
-                if isinstance(error, Conflict) and self._is_foreign(error):
+                if isinstance(error, Conflict) and self._is_callers_conflict(error):
                     raise
                 if deadline.has_passed:
                     if isinstance(error, Conflict):
@@ -164,26 +170,32 @@ class OrderedPuts:
                 return last - count + 1
 
     async def _reserve_space(self, count: int) -> list[Op]:
-        """Return the writes that reduce the remaining capacity. The items are counted if it is used up."""
+        """Return the writes that reserve space for items in the stored capacity.
+
+        Args:
+            count: Number of items. The items in the queue are counted if the stored free space is too small.
+        Raises:
+            _Full: There is no space.
+        """
         if self._capacity is None:
             return []
-        entry = await ask(self._store.get, self._names.capacity_key)
+        entry = await ask(self._store.get, self._keys.capacity_key)
         free = 0 if entry is None else Capacity.from_entry(entry).free
         if free < count:
             free = self._capacity - await self._count()
         if free < count:
             raise _Full
-        return [Put(self._names.capacity_key, Capacity(self._capacity, free - count).to_bytes())]
+        return [Put(self._keys.capacity_key, Capacity(self._capacity, free - count).to_bytes())]
 
     async def read_capacity(self) -> int | None:
         """Return the capacity of the queue. The first use stores it.
 
         Raises:
-            LatchworkError: The queue has another capacity than this object.
+            LatchworkError: The stored capacity differs from that of this object.
         """
         if self._is_agreed:
             return self._capacity
-        entry = await get_or_create(self._store, self._names.capacity_key, Capacity(self._capacity).to_bytes())
+        entry = await get_or_create(self._store, self._keys.capacity_key, Capacity(self._capacity).to_bytes())
         stored = Capacity.from_entry(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(
@@ -192,9 +204,11 @@ class OrderedPuts:
         self._capacity, self._is_agreed = stored, True
         return stored
 
-    def _is_foreign(self, error: Conflict) -> bool:
-        """Return whether a put was refused for another reason than the puts of other clients."""
-        return bool(error.failed) and all(getattr(one, "key", None) != self._names.tail for one in error.failed)
+    def _is_callers_conflict(self, error: Conflict) -> bool:
+        """Return whether a put failed because of the caller's own checks or writes, and not because of other
+        clients.
+        """
+        return bool(error.failed) and all(getattr(one, "key", None) != self._keys.tail for one in error.failed)
 
     def _full_error(self, waiter: Waiter) -> WaitTimeout:
         self._waits.refuse_ended(waiter)
@@ -202,7 +216,7 @@ class OrderedPuts:
 
 
 class _SpaceWatcher:
-    """A callback for changes of the partitions that returns whether they have fewer items than the capacity."""
+    """A watch callback that returns True when the queue has fewer items than its capacity."""
 
     def __init__(self, partitions: str, capacity: int) -> None:
         self._partitions = partitions

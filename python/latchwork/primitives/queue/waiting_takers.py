@@ -20,9 +20,9 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
-from latchwork.primitives.queue.items import QueueItem, QueueKeys, split_item_key, stored_holder
-from latchwork.primitives.queue.pages import PartitionReader
-from latchwork.primitives.queue.taking import Accept
+from latchwork.primitives.queue.item_taker import Accept
+from latchwork.primitives.queue.items import QueueItem, QueueKeys, get_holder_id, split_item_key
+from latchwork.primitives.queue.partition_reader import PartitionReader
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.steps import Steps, ask
@@ -70,12 +70,12 @@ class TakerQueues:
         self._seen: dict[str, FreeItemWatcher] = {}
         self._is_closed = False
 
-    def tickets_of(self, partition: str) -> TicketQueue:
+    def get_ticket_queue(self, partition: str) -> TicketQueue:
         """Return the queue of tickets of the takers that wait for a partition."""
         what = f"takers of {self._info.what}"
         if not self._info.is_numbered:
             what = f"takers of partition {partition!r} of {self._info.what}"
-        tickets = TicketQueue(self._store, self._info.names.takers(partition), what, self._label)
+        tickets = TicketQueue(self._store, self._info.keys.takers_prefix(partition), what, self._label)
         return self._lines.setdefault(partition, tickets)
 
     async def wait_until_free(
@@ -83,21 +83,21 @@ class TakerQueues:
     ) -> FreeItemWatcher | None:
         """Wait until an accepted item is free. Return None after a timeout or a cancellation."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), deadline):
-            return self._watcher(partition, accept)
+            return self._new_watcher(partition, accept)
         if deadline.has_passed:
             return None
-        position = await wait_for_turn(self.tickets_of(partition), waiter, deadline, blocks=_is_blocking)
+        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking)
         if position is None:
             return None
         found = False
-        head = FirstWaiter(position, waiter, self._watcher(partition, accept))
+        head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
         try:
             found = await self._wait_for_item(partition, head, deadline)
         finally:
             if found:
-                self.tickets_of(partition).leave_in_background(position)
+                self.get_ticket_queue(partition).leave_in_background(position)
             else:
-                await self.tickets_of(partition).leave(position)
+                await self.get_ticket_queue(partition).leave(position)
         return head.seen if found else None
 
     async def take_in_turn(
@@ -117,30 +117,30 @@ class TakerQueues:
             accept: Returns whether an item is wanted.
             take: Called when it is our turn, with the free items if these are known.
         """
-        position = await wait_for_turn(self.tickets_of(partition), waiter, deadline, blocks=_is_blocking)
+        position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking)
         if position is None:
             return []
         claims: list[QueueClaim] = []
-        head = FirstWaiter(position, waiter, self._watcher(partition, accept))
+        head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
         try:
             while not claims and await self._wait_for_item(partition, head, deadline):
                 known = head.seen.free_items(_KNOWN)
                 claims = await waiter.keep_trying(partial(take, known), deadline)
         finally:
             if claims:  # an interrupt could come in a wait, and the claims are the caller's
-                self.tickets_of(partition).leave_in_background(position)
+                self.get_ticket_queue(partition).leave_in_background(position)
             else:
-                await self.tickets_of(partition).leave(position)
+                await self.get_ticket_queue(partition).leave(position)
         return claims
 
     # Staying
 
-    def kept_waiter(self, partition: str) -> Waiter | None:
+    def get_kept_waiter(self, partition: str) -> Waiter | None:
         """Return the waiter that has kept its position in a partition; None if there is none."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
-    def _kept_head(self, partition: str) -> FirstWaiter | None:
+    def _pop_kept_waiter(self, partition: str) -> FirstWaiter | None:
         with self._lock:
             return self._heads.pop(partition, None)
 
@@ -173,21 +173,21 @@ class TakerQueues:
         """
         is_kept, head = False, None
         try:
-            head = self._kept_head(partition)
+            head = self._pop_kept_waiter(partition)
             if head is None:
                 position = await wait_for_turn(
-                    self.tickets_of(partition), waiter, deadline, blocks=_is_blocking, on_ahead=on_ahead
+                    self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking, on_ahead=on_ahead
                 )
                 if position is None:
                     return None
-                head = FirstWaiter(position, waiter, self._watcher(partition, accept))
+                head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
                 self._seen[partition] = head.seen
             found = await self._wait_for_item(partition, head, deadline)
             is_kept = self._keep(partition, head)
         finally:
             if head is not None and not is_kept:
                 self._seen.pop(partition, None)
-                await self.tickets_of(partition).leave(head.position)
+                await self.get_ticket_queue(partition).leave(head.position)
         return head.seen if found else None
 
     def _keep(self, partition: str, head: FirstWaiter) -> bool:
@@ -200,10 +200,10 @@ class TakerQueues:
 
     def leave(self, partition: str) -> None:
         """Give up a position that was kept, in the background, if there is one."""
-        head = self._kept_head(partition)
+        head = self._pop_kept_waiter(partition)
         if head is not None:
             self._seen.pop(partition, None)
-            self.tickets_of(partition).leave_in_background(head.position)
+            self.get_ticket_queue(partition).leave_in_background(head.position)
             head.waiter.close()
 
     def close(self) -> None:
@@ -216,8 +216,8 @@ class TakerQueues:
 
     # At the head
 
-    def _watcher(self, partition: str, accept: Accept) -> FreeItemWatcher:
-        return FreeItemWatcher(self._info.names, partition, accept)
+    def _new_watcher(self, partition: str, accept: Accept) -> FreeItemWatcher:
+        return FreeItemWatcher(self._info.keys, partition, accept)
 
     async def _wait_for_item(self, partition: str, head: FirstWaiter, deadline: Deadline) -> bool:
         """Wait until the watch reports a free item that is accepted. Return False after a timeout or a cancellation."""
@@ -227,7 +227,7 @@ class TakerQueues:
                 is_done = await waiter.continue_watching(seen, deadline)
             else:
                 head.is_watching = True
-                prefix = self._info.names.partition(partition)
+                prefix = self._info.keys.partition_prefix(partition)
                 is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.may_free_item)
             if not is_done or seen.is_found:
                 return is_done
@@ -271,9 +271,9 @@ class FreeItemWatcher:
             holder, so that it looks free.
     """
 
-    def __init__(self, names: QueueKeys, partition: str, accept: Accept) -> None:
-        self._items = names.items(partition)
-        self._holders = names.holders(partition)
+    def __init__(self, keys: QueueKeys, partition: str, accept: Accept) -> None:
+        self._items = keys.items_prefix(partition)
+        self._holders = keys.holders_prefix(partition)
         self._accept = accept
         self._known: dict[tuple[str, str], WatchedItem] = {}
         self._claimed: dict[str, set[tuple[str, str]]] = {}
@@ -288,10 +288,10 @@ class FreeItemWatcher:
         """Note changes; return whether the wait is done."""
         for change in batch:
             if change.key.startswith(f"{self._holders}/"):
-                self._note_holder(change.key[len(self._holders) + 1 :], is_there=change.entry is not None)
+                self._record_holder(change.key[len(self._holders) + 1 :], is_there=change.entry is not None)
         for change in batch:
             if change.key.startswith(f"{self._items}/"):
-                self._note_item(change)
+                self._record_item(change)
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
@@ -308,7 +308,7 @@ class FreeItemWatcher:
                     return True
                 there.add(each.key[len(holders) :])
         entries = (each.entry for each in changes if each.key.startswith(items) and each.entry is not None)
-        found = map(stored_holder, entries)
+        found = map(get_holder_id, entries)
         return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
     def free_items(self, most: int) -> list[QueueItem]:
@@ -322,12 +322,12 @@ class FreeItemWatcher:
         items = [self._known[position].item for position in positions]
         return [] if None in items else items  # type: ignore[return-value]
 
-    def _note_holder(self, holder: str, *, is_there: bool) -> None:
+    def _record_holder(self, holder: str, *, is_there: bool) -> None:
         (self._there.add if is_there else self._there.discard)(holder)
         for position in self._claimed.get(holder, ()):
-            self._sort(position)
+            self._classify(position)
 
-    def _note_item(self, change: Change) -> None:
+    def _record_item(self, change: Change) -> None:
         position = split_item_key(change.key, self._items)
         if position is None:
             return
@@ -342,9 +342,9 @@ class FreeItemWatcher:
             seen = self._known[position] = self._read(change.entry)
             if seen.holder:
                 self._claimed.setdefault(seen.holder, set()).add(position)
-        self._sort(position)
+        self._classify(position)
 
-    def _sort(self, position: tuple[str, str]) -> None:
+    def _classify(self, position: tuple[str, str]) -> None:
         """Record whether an item is free, and whether it is accepted."""
         self._good.discard(position)
         self._bad.discard(position)

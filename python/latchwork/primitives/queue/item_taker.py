@@ -17,15 +17,14 @@ from msgspec import Struct
 from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
-from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import (
     ClaimHolder,
     QueueItem,
     alternative_dead_letter_id,
-    dead_letter_op,
+    build_dead_letter_put,
     read_for_display,
 )
-from latchwork.primitives.queue.pages import (
+from latchwork.primitives.queue.partition_reader import (
     EMPTY_S,
     FEW,
     KEPT_READS,
@@ -37,6 +36,7 @@ from latchwork.primitives.queue.pages import (
     TakerShard,
     read_head,
 )
+from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, call_user_function, steps_of
 from latchwork.types import Check, Delete, Entry, Exists, Op, Put
@@ -123,7 +123,7 @@ class TakeAttempt(Struct, frozen=True, eq=False):
         return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
-def first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
+def choose_first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
     """Return those of the first items that fit into one transaction, at least one and at most ``most``."""
     batch: list[TakeAttempt] = []
     keys: set[str] = set()
@@ -177,66 +177,66 @@ class ItemTaker:
     def __init__(self, info: QueueInfo, about: dict[str, object]) -> None:
         self._info = info
         self._store = info.store
-        self._names = info.names
+        self._keys = info.keys
         self._what = info.what
         self._about = encode(about)
-        self._in_doubt = ClaimsInDoubt(info.store, info.what)
+        self._in_doubt = UnconfirmedClaims(info.store, info.what)
         self._holders: dict[str, ClaimHolder] = {}
         self._hints: dict[str, StartHint] = {}
         self._kept: dict[str, TakerCache] = {}
 
-    async def try_take(self, wish: TakeRequest, session: Session) -> list[QueueClaim]:
+    async def try_take(self, request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first free items of some partitions. Return the claims, perhaps none."""
-        return await self._collect(partial(self._take_from_partitions, wish, session))
+        return await self._collect(partial(self._take_from_partitions, request, session))
 
-    async def take_items(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
+    async def take_items(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take these items if they are still as they were read. Return the claims in this order."""
-        claims = await self._collect(partial(self._take_of, list(items), wish, session))
+        claims = await self._collect(partial(self._take_from_items, list(items), request, session))
         if len(claims) > 1:
             positions = {item.key: at for at, item in enumerate(items)}
             claims.sort(key=lambda claim: positions.get(claim.item.key, len(positions)))
         return claims
 
-    async def take_known(self, items: Sequence[QueueItem], wish: TakeRequest, session: Session) -> list[QueueClaim]:
+    async def take_known(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
         """Take the first of these items that is still as it was read. If none is, search the partition."""
-        return await self._collect(partial(self._take_known, items, wish, session))
+        return await self._collect(partial(self._take_known, items, request, session))
 
     async def _take_known(
-        self, items: Sequence[QueueItem], wish: TakeRequest, session: Session, claims: list[QueueClaim]
+        self, items: Sequence[QueueItem], request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
-        (partition,) = wish.partitions
-        await self._settle_in_doubt(wish, session, claims)
+        (partition,) = request.partitions
+        await self._take_unconfirmed(request, session, claims)
         if not claims:
-            await self._take_of(list(items), wish, session, claims)
-        await self._take_from_partition(partition, wish, session, claims)
+            await self._take_from_items(list(items), request, session, claims)
+        await self._take_from_partition(partition, request, session, claims)
 
-    async def take_first(self, wish: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
+    async def take_first(self, request: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
         """Take the first free item of one partition, according to the connected server.
 
         Args:
-            wish: The arguments of the take, with one partition.
+            request: The arguments of the take, with one partition.
             session: The session of the claim.
             is_sure: Whether to return no item only if no server has one. Otherwise the caller waits then.
         """
-        return await self._collect(partial(self._take_from_head, wish, session, is_sure))
+        return await self._collect(partial(self._take_from_head, request, session, is_sure))
 
     async def _take_from_head(
-        self, wish: TakeRequest, session: Session, is_sure: bool, claims: list[QueueClaim]
+        self, request: TakeRequest, session: Session, is_sure: bool, claims: list[QueueClaim]
     ) -> None:
-        (partition,) = wish.partitions
-        await self._settle_in_doubt(wish, session, claims)
+        (partition,) = request.partitions
+        await self._take_unconfirmed(request, session, claims)
         if claims:
             return
         seen = await read_head(self._info, partition)
         if seen.free:
-            await self._take_of(list(seen.free), wish, session, claims)
+            await self._take_from_items(list(seen.free), request, session, claims)
         if not claims and (is_sure or seen.free or not seen.is_whole):
-            await self._take_from_partition(partition, wish, session, claims)
+            await self._take_from_partition(partition, request, session, claims)
 
-    async def _take_from_partitions(self, wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
-        await self._settle_in_doubt(wish, session, claims)
-        for partition in self._partitions_to_read(wish):
-            await self._take_from_partition(partition, wish, session, claims)
+    async def _take_from_partitions(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
+        await self._take_unconfirmed(request, session, claims)
+        for partition in self._partitions_to_read(request):
+            await self._take_from_partition(partition, request, session, claims)
 
     async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
         """Collect claims. An error with later items does not lose the claims before them."""
@@ -248,73 +248,78 @@ class ItemTaker:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
         except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
-            self.mark_unused(claims)
+            self.keep_unused(claims)
             raise
         return claims
 
-    def mark_unused(self, claims: Iterable[QueueClaim]) -> None:
+    def keep_unused(self, claims: Iterable[QueueClaim]) -> None:
         """Leave claims that no caller gets to the next take; otherwise they are released in the background."""
         self._in_doubt.add(
-            ClaimInDoubt(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
+            UnconfirmedClaim(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims
         )
 
-    def _partitions_to_read(self, wish: TakeRequest) -> list[str]:
+    def _partitions_to_read(self, request: TakeRequest) -> list[str]:
         """Return the partitions to read. Partitions just found empty are left out if items of others are known."""
         now = self._store.clock.now()
-        kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
+        kept = {partition: self._kept[partition] for partition in request.partitions if partition in self._kept}
         if not any(each.get_fresh(now) for each in kept.values()):
-            return list(wish.partitions)
-        return [each for each in wish.partitions if each not in kept or now >= kept[each].is_empty_until]
+            return list(request.partitions)
+        return [each for each in request.partitions if each not in kept or now >= kept[each].is_empty_until]
 
     async def _take_from_partition(
-        self, partition: str, wish: TakeRequest, session: Session, claims: list[QueueClaim]
+        self, partition: str, request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
         """Take items that were read before; else from where the first free one was recently; else from the head."""
-        if len(claims) >= wish.limit:
+        if len(claims) >= request.limit:
             return
-        had, now, shard = len(claims), self._store.clock.now(), wish.shard(partition)
+        had, now, shard = len(claims), self._store.clock.now(), request.shard(partition)
         if shard.is_sharded:
             kept = self._kept.setdefault(partition, TakerCache())
-            kept.entries = await self._take_of(kept.get_fresh(now), wish, session, claims)
+            kept.entries = await self._take_from_items(kept.get_fresh(now), request, session, claims)
             if len(claims) > had:
                 return
-        holder, hint = self._open_holder(partition, session), self._hints.pop(partition, None)
+        holder, build_hint = self._get_holder(partition, session), self._hints.pop(partition, None)
         mine = holder.id if holder.exists else ""
-        wanted = (wish.limit - len(claims)) * shard.count + (READ_AHEAD if shard.is_sharded else 0)
-        if hint is not None and now < hint.until:
-            pages = PartitionReader(self._info, partition, wanted, tidies=True, start=hint.start, mine=mine)
-            await self._take_from(pages, wish, session, claims, shard)
-            if len(claims) >= wish.limit or (shard.is_sharded and len(claims) > had):
-                self._hints[partition] = StartHint(pages.first or hint.start, hint.until)
+        wanted = (request.limit - len(claims)) * shard.count + (READ_AHEAD if shard.is_sharded else 0)
+        if build_hint is not None and now < build_hint.until:
+            pages = PartitionReader(self._info, partition, wanted, cleans_index=True, start=build_hint.start, mine=mine)
+            await self._take_from_pages(pages, request, session, claims, shard)
+            if len(claims) >= request.limit or (shard.is_sharded and len(claims) > had):
+                self._hints[partition] = StartHint(pages.first or build_hint.start, build_hint.until)
                 return
         in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
-        pages = PartitionReader(self._info, partition, wanted, tidies=True, keeps_last=in_order, mine=mine)
-        await self._take_from(pages, wish, session, claims, shard)
-        found = None if in_order else pages.hint(now + HINT_S)
+        pages = PartitionReader(self._info, partition, wanted, cleans_index=True, keeps_last=in_order, mine=mine)
+        await self._take_from_pages(pages, request, session, claims, shard)
+        found = None if in_order else pages.build_hint(now + HINT_S)
         if found is not None:
             self._hints[partition] = found
         if shard.is_sharded and pages.is_empty:
             self._kept[partition].is_empty_until = now + EMPTY_S
 
-    async def _take_from(
-        self, pages: PartitionReader, wish: TakeRequest, session: Session, claims: list[QueueClaim], shard: TakerShard
+    async def _take_from_pages(
+        self,
+        pages: PartitionReader,
+        request: TakeRequest,
+        session: Session,
+        claims: list[QueueClaim],
+        shard: TakerShard,
     ) -> None:
         had = len(claims)
-        while len(claims) < wish.limit:
+        while len(claims) < request.limit:
             begun = self._store.clock.now()
             free = await pages.next_page()
             if free is None:
                 return
             if not shard.is_sharded:
-                await self._take_of(free, wish, session, claims)
+                await self._take_from_items(free, request, session, claims)
                 continue
             kept, now = self._kept[pages.partition], self._store.clock.now()
             mine, others = kept.split_by_shard(free, shard, now)
             kept.until = now + max(KEPT_S, KEPT_READS * (now - begun))
-            kept.entries = await self._take_of(mine, wish, session, claims)
+            kept.entries = await self._take_from_items(mine, request, session, claims)
             if len(claims) == had and not shard.is_patient:
-                await self._take_of(_rotate_randomly(others)[:FEW], wish, session, claims)
+                await self._take_from_items(_rotate_randomly(others)[:FEW], request, session, claims)
             if len(claims) > had:
                 return
 
@@ -322,34 +327,36 @@ class ItemTaker:
         self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
     ) -> CreateClaimed:
         """Return the writes that put an item and claim it at once."""
-        key = self._names.item(partition, sort_key, item_id)
+        key = self._keys.item_key(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
-        holder = self._open_holder(partition, session)
+        holder = self._get_holder(partition, session)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
 
-    def _open_holder(self, partition: str, session: Session) -> ClaimHolder:
+    def _get_holder(self, partition: str, session: Session) -> ClaimHolder:
         """Return the record that holds our claims in a partition. Create one if the session has changed or the record
         was deleted.
         """
         holder = self._holders.get(partition)
         if holder is None or holder.session is not session or holder.is_gone:
-            holder = self._holders[partition] = ClaimHolder(self._names, partition, session)
+            holder = self._holders[partition] = ClaimHolder(self._keys, partition, session)
         return holder
 
-    async def _take_of(self, free: list[R], wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> list[R]:
+    async def _take_from_items(
+        self, free: list[R], request: TakeRequest, session: Session, claims: list[QueueClaim]
+    ) -> list[R]:
         """Take from these items, and return the rest of them.
 
         When other clients were faster, it continues at a random item, so that takers spread out.
         """
         tries: list[TakeAttempt] = []
-        while len(claims) < wish.limit:
-            left = wish.limit - len(claims)
+        while len(claims) < request.limit:
+            left = request.limit - len(claims)
             while free and len(tries) < min(left, MOST_TOGETHER):
-                more = await self._try_of(free.pop(0), wish)
+                more = await self._prepare_attempt(free.pop(0), request)
                 tries += [] if more is None else [more]
             if not tries:
                 return []
-            batch = first_batch(tries, left)
+            batch = choose_first_batch(tries, left)
             try:
                 claims += await self._claim(batch, session)
                 tries = [each for each in tries if each not in batch]
@@ -357,38 +364,38 @@ class ItemTaker:
                 lost, refused = split_refused(batch, error.failed)
                 if not (lost or refused or self._has_lost_holder(batch, session, error)):
                     raise
-                await self._report_refused(refused, wish)
+                await self._report_refused(refused, request)
                 tries = [each for each in tries if each not in lost and each not in refused]
                 if lost:
                     left_over: list[R] = [each.source for each in tries]
                     free, tries = _rotate_randomly(left_over + free), []
         return [*[each.source for each in tries], *free]
 
-    async def _report_refused(self, refused: Iterable[TakeAttempt], wish: TakeRequest) -> None:
+    async def _report_refused(self, refused: Iterable[TakeAttempt], request: TakeRequest) -> None:
         for each in refused:
-            if wish.on_refused is not None:
-                await call_user_function(wish.on_refused, each.item)
+            if request.on_refused is not None:
+                await call_user_function(request.on_refused, each.item)
 
-    async def _try_of(self, source: Entry | QueueItem, wish: TakeRequest) -> TakeAttempt | None:
+    async def _prepare_attempt(self, source: Entry | QueueItem, request: TakeRequest) -> TakeAttempt | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
             item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
             item = read_for_display(cast("Entry", source))
-            await self._dead_letter_for(wish, item, item.why, no_extras)
+            await self._dead_letter_for(request, item, item.why, no_extras)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self._dead_letter_for(wish, item, why, wish.extra_dead)
+            await self._dead_letter_for(request, item, why, request.extra_dead)
             return None
-        if not wish.accept(item):
+        if not request.accept(item):
             return None
-        checks, ops = wish.extra(item)  # noqa: S610 - no Django here
-        return TakeAttempt(source, item, self._names.free_checks(item), tuple(checks), tuple(ops))
+        checks, ops = request.extra(item)  # noqa: S610 - no Django here
+        return TakeAttempt(source, item, self._keys.build_free_checks(item), tuple(checks), tuple(ops))
 
-    async def _dead_letter_for(self, wish: TakeRequest, item: QueueItem, why: str, extra: Extra) -> None:
-        if await self.move_to_dead_letters(item, why, extra) and wish.on_dead is not None:
-            await call_user_function(wish.on_dead, item)
+    async def _dead_letter_for(self, request: TakeRequest, item: QueueItem, why: str, extra: Extra) -> None:
+        if await self.move_to_dead_letters(item, why, extra) and request.on_dead is not None:
+            await call_user_function(request.on_dead, item)
 
     async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:
         """Make a dead letter of an item that no client has claimed. Return False if it has changed."""
@@ -396,8 +403,8 @@ class ItemTaker:
         checks, ops = extra(dead_item)
         letter = item.id
         while True:
-            dead = dead_letter_op(self._names, dead_item, letter)
-            held = [*self._names.free_checks(item), *checks]
+            dead = build_dead_letter_put(self._keys, dead_item, letter)
+            held = [*self._keys.build_free_checks(item), *checks]
             try:
                 await ask(self._store.commit, held, [Delete(item.key), dead, *ops])
             except Conflict as error:
@@ -411,7 +418,7 @@ class ItemTaker:
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
         """Claim these items in one transaction, all or none."""
-        holders = {each.item.partition: self._open_holder(each.item.partition, session) for each in batch}
+        holders = {each.item.partition: self._get_holder(each.item.partition, session) for each in batch}
         claims = {partition: holder.new_claim() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
         checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
@@ -425,7 +432,7 @@ class ItemTaker:
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
                 self._in_doubt.add(
-                    ClaimInDoubt(item.key, item.claim, holders[item.partition], each.item)
+                    UnconfirmedClaim(item.key, item.claim, holders[item.partition], each.item)
                     for each, item in zip(batch, taken, strict=True)
                 )
             raise
@@ -442,7 +449,7 @@ class ItemTaker:
         """Return whether a take was refused because our holder is gone. The next take then creates another one."""
         failed = {getattr(each, "key", None) for each in error.failed}
         lost = [
-            each for each in {self._open_holder(each.item.partition, session) for each in batch} if each.key in failed
+            each for each in {self._get_holder(each.item.partition, session) for each in batch} if each.key in failed
         ]
         for holder in lost:
             holder.is_gone = True
@@ -455,14 +462,14 @@ class ItemTaker:
         try:
             return await self._with_large_values(claims)
         except BaseException:
-            self.mark_unused(claims)
+            self.keep_unused(claims)
             raise
 
     async def _with_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
         found = []
         for claim in claims:
             data_id = claim.item.data_id
-            data = await ask(self._store.get, self._names.data(data_id)) if data_id else None
+            data = await ask(self._store.get, self._keys.data_key(data_id)) if data_id else None
             if data is not None:
                 claim.value = data.value
             if data_id and data is None:
@@ -471,24 +478,24 @@ class ItemTaker:
                 found.append(claim)
         return found
 
-    async def _settle_in_doubt(self, wish: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
+    async def _take_unconfirmed(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
         """Take the claims of unknown outcome that turn out to exist, and whose items are wanted now."""
-        wanted = {self._names.items(partition) for partition in wish.partitions}
-        for doubtful in self._in_doubt.list_for_session(session):
-            if len(claims) >= wish.limit:
+        wanted = {self._keys.items_prefix(partition) for partition in request.partitions}
+        for unconfirmed in self._in_doubt.list_for_session(session):
+            if len(claims) >= request.limit:
                 return
-            if doubtful.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
+            if unconfirmed.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
                 continue
-            entry = await self._in_doubt.resolve(doubtful)
+            entry = await self._in_doubt.resolve(unconfirmed)
             if entry is None:
                 continue
             item = QueueItem.from_entry(entry)
-            claim = QueueClaim(self._info, item, item.value, entry.token, holder=doubtful.holder)
+            claim = QueueClaim(self._info, item, item.value, entry.token, holder=unconfirmed.holder)
             is_wanted = False
             try:
-                is_wanted = wish.accept(item)
+                is_wanted = request.accept(item)
             finally:
                 if not is_wanted:
-                    self.mark_unused([claim])
+                    self.keep_unused([claim])
             if is_wanted:
                 claims += await self._read_large_values([claim])
