@@ -111,7 +111,7 @@ DEFECTS = (
         "WorkQueue",
         "the end of a claim wakes no waiter",
         "primitives/queue/waiting_takers.py",
-        "        (self._there.add if is_there else self._there.discard)(holder)\n",
+        "        (self._there.add if exists else self._there.discard)(holder)\n",
         "        self._there.add(holder)\n",
         id_of("primitives/work_queue_staying", "the_end_of_a_holder_frees_all_items_that_it_has"),
     ),

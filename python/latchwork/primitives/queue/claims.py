@@ -1,10 +1,10 @@
-"""A claimed item: it belongs to its taker until the taker ends the claim, or the taker's session ends.
+"""A claimed item: it belongs to its consumer until the consumer ends the claim, or the consumer's session ends.
 
-A take writes the ID of its holder into the item. A holder is a session-bound key, one for all claims of a queue object
-in a partition: they all end when it disappears. Every end of a claim is one transaction that checks that the item is as
-the take wrote it, that its holder exists, and that its session is alive. So of all clients that ever took an item at
-most one can end it; and an item that is removed, or removed and put again, while it is claimed cannot be ended by the
-claim it had before.
+A take writes the ID of a claim holder into the item. The holder is a session-bound key, one for all claims of a queue
+object in a partition. All these claims end when the key disappears. Every end of a claim is one transaction that checks
+that the item is unchanged since the take, that its holder exists, and that its session is alive. So of all clients that
+ever took an item at most one can end it. If an item is removed while it is claimed, even if it is put again, the old
+claim cannot end it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TIMEOUT_S = 30.0
 
 
 class ClaimState(Enum):
-    """The state of a claim in the store."""
+    """What the store says about a claim."""
 
     OURS = "ours"
     GONE = "gone"
@@ -64,12 +64,12 @@ class QueueInfo:
 
     Attributes:
         store: The store of the queue.
-        keys: The keys of the queue.
-        what: Description of the queue for messages: ``queue 'work'``.
+        keys: Builds the keys of the queue.
+        what: Name of the queue for messages: ``queue 'work'``.
         home: The process that created the queue object.
-        max_attempts: Number of attempts of an item.
-        is_bounded: Whether it has a capacity, so that its items stay in their partitions.
-        is_numbered: Whether it is a ``Queue``: one partition, in which items are numbered.
+        max_attempts: How often an item is taken before it becomes a dead letter.
+        is_bounded: Whether the queue has a capacity, so that its items stay in their partitions.
+        is_numbered: Whether it belongs to a ``Queue``: one partition, in which items are numbered.
     """
 
     store: Store
@@ -81,7 +81,7 @@ class QueueInfo:
     is_numbered: bool = False
 
     def describe_item(self, item: QueueItem) -> str:
-        """Return the description of an item for messages."""
+        """Return the name of an item for messages."""
         return f"item {item.id if self.is_numbered else item.path!r} of {self.what}"
 
 
@@ -93,7 +93,7 @@ class QueueClaim(GuardsWork):
     Attributes:
         item: The item as it was taken, with this attempt counted.
         value: The value that was put.
-        attempts: How often the item was taken, this time included.
+        attempts: How often the item was taken, including this time.
     """
 
     def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, token: int, *, holder: ClaimHolder) -> None:
@@ -115,7 +115,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _what(self) -> str:
-        """The description of the item for messages."""
+        """The name of the item for messages."""
         return self._info.describe_item(self.item)
 
     def __repr__(self) -> str:
@@ -141,9 +141,7 @@ class QueueClaim(GuardsWork):
             raise
 
     async def _release_quietly(self, exc: BaseException | None) -> None:
-        """Release the item after a failure of the caller's work. An error of the release is only logged, to keep that
-        failure.
-        """
+        """Release the item after the caller's work has failed. An error of the release is logged and not raised."""
         try:
             await steps_of(self.release)(repr(exc))
         except LatchworkError as error:
@@ -169,17 +167,17 @@ class QueueClaim(GuardsWork):
 
     @property
     def priority(self) -> int | None:
-        """The priority of an item of a ``Queue``, 0 to 9; None for an item of a ``WorkQueue``."""
+        """The priority of an item of a ``Queue``, 0 (first) to 9 (last). None for an item of a ``WorkQueue``."""
         return self.item.priority
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last attempt, so that a release that counts makes the item a dead letter."""
+        """Whether this is the last attempt. A release that counts then makes the item a dead letter."""
         return self.attempts >= self._info.max_attempts
 
     @property
     def fence(self) -> Fence:
-        """The check that the item is still ours, for every write that depends on it."""
+        """The check that this claim still holds the item. Use it in every write that depends on the item."""
         if self._fence is None:
             checks = (self.item.check, Exists(self._holder.key), self._session.fence)
             self._fence = self._store.fence(self._token, *checks)
@@ -192,16 +190,16 @@ class QueueClaim(GuardsWork):
 
     @property
     def is_held(self) -> bool:
-        """Whether the claim is certainly held, by the local clock. Does no I/O."""
+        """Whether the claim is certainly held now, judged by the local clock. Does no I/O."""
         return self.remaining_s() > 0.0
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the claim is lost because its session was lost or closed."""
+        """A signal that is set when the claim is lost because its session has expired or was closed."""
         return make_lost_signal() if self._home.is_foreign else self._ownership.lost
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` if the claim is lost because its session is lost or closed.
+        """Call ``fn()`` if the claim is lost because its session expires or is closed.
 
         It is not called when the item is acknowledged or released.
 
@@ -213,7 +211,7 @@ class QueueClaim(GuardsWork):
         return self._session.on_lost(lambda: None if self._has_ended else fn(), or_closed=True)
 
     def remaining_s(self) -> float:
-        """Return the seconds for which the claim is certainly held without another renewal of the session. Does no
+        """Return for how many seconds the claim is certainly held without a further renewal of the session. Does no
         I/O.
         """
         return 0.0 if self._has_ended or self._is_ending else self._session.remaining_s()
@@ -223,7 +221,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _ownership(self) -> Ownership:
-        """The ownership of the item. Created on first use, because most claims end without it."""
+        """The proof of ownership for work on the item. Created on first use, because most claims end without it."""
         if self._made is None:
             new = Ownership.for_session(self._what, self.fence, self._session, self._store.clock)
             made = self.__dict__.setdefault("_first", new)
@@ -243,12 +241,12 @@ class QueueClaim(GuardsWork):
         Your writes are applied once, however often the item was taken.
 
         Args:
-            checks: Further checks that must hold.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
             LockLost: The item is no longer ours, or was removed; nothing was changed.
-            Conflict: One of your checks or writes did not hold; the item is still ours.
+            Conflict: One of your checks or writes failed; the item is still ours.
             Unavailable: Nothing was changed, and the item is still ours for a while.
             OutcomeUnknown: The item may be removed; the session ended before that was known.
         """
@@ -270,14 +268,15 @@ class QueueClaim(GuardsWork):
         Args:
             why: The reason, stored in the item.
             count: Whether this take counts as an attempt.
-            partition: Move the item to this partition instead, under the same sort key. Not in a bounded queue.
-            checks: Further checks that must hold.
+            partition: Move the item to this partition, under the same sort key. None keeps its partition. Not in a
+                bounded queue.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
-            Conflict: That partition has an item with this sort key and ID, or one of your checks or writes did not
-                hold; the item is still ours.
-            ValueError: The queue is bounded, and the partition is another one.
+            Conflict: The partition has an item with this sort key and ID, or one of your checks or writes failed; the
+                item is still ours.
+            ValueError: The queue is bounded, and ``partition`` is another one.
             LockLost, Unavailable, OutcomeUnknown: As for ``ack``.
         """
         check_text(why, "the reason")
@@ -296,11 +295,11 @@ class QueueClaim(GuardsWork):
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Make the item a dead letter, however many attempts it has left.
+        """Make the item a dead letter now, even if it has attempts left.
 
         Args:
             why: The reason, stored in the dead letter.
-            checks: Further checks that must hold.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: Seconds to retry while the server cannot be reached.
         Raises:
@@ -393,7 +392,11 @@ class QueueClaim(GuardsWork):
         self._mark_ended()
 
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
-        """Commit once the end of the claim. While our holder exists, no other client ends the claim."""
+        """Try once to commit the transaction that ends the claim.
+
+        While our claim holder exists, no other client can end the claim. So after a conflict or an unknown outcome, the
+        state of the claim shows whether an earlier attempt was committed.
+        """
         try:
             await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
@@ -411,6 +414,8 @@ class QueueClaim(GuardsWork):
     async def _was_committed(self, error: LatchworkError) -> bool:
         """Return whether a commit that raised an error has ended the claim.
 
+        Args:
+            error: The error of the commit.
         Raises:
             LockLost: The item is no longer ours, or was removed.
         """
@@ -424,8 +429,11 @@ class QueueClaim(GuardsWork):
         return True
 
     def _check_state(self, claim_state: ClaimState, error: LatchworkError) -> None:
-        """Return if an earlier attempt to end the claim succeeded and its answer was lost.
+        """Return if an earlier attempt has ended the claim and only its answer was lost. Otherwise raise an error.
 
+        Args:
+            claim_state: The state of the claim in the store.
+            error: The error of the last attempt.
         Raises:
             LockLost: The item is no longer ours, or was removed.
         """
@@ -438,8 +446,9 @@ class QueueClaim(GuardsWork):
         raise self._lost_error(claim_state) from error
 
     async def _read_state(self) -> ClaimState:
-        """Read the state of the claim. The item is read before the holder: while the holder exists, no other client
-        takes it.
+        """Read the state of the claim from the store.
+
+        The item is read before the holder: while the holder exists, no other client takes the item.
         """
         item = await ask(self._store.get, self.item.key)
         removed, holder = await ask(self._store.get_many, [self._keys.removed_key(self.item), self._holder.key])
@@ -473,12 +482,13 @@ class QueueClaim(GuardsWork):
 class ClaimEnding:
     """The checks and writes that end a claim, for a transaction of yours, which may end many claims.
 
-    Put ``checks`` and ``ops`` into a transaction and commit it; then call ``mark_committed``. When it was refused, or
-    its outcome is unknown, call ``was_committed``. Until then the claim counts as not held, because once the
-    transaction is written another client may have the item. ``mark_not_committed`` makes it count as held again.
+    Put ``checks`` and ``ops`` into a transaction and commit it. Call ``mark_committed`` after a success, and
+    ``was_committed`` after a conflict or an unknown outcome. Until then the claim counts as not held, because another
+    client may take the item as soon as the transaction is committed. If the transaction is not sent, call
+    ``mark_not_committed``.
 
     Attributes:
-        checks: Checks that the item is ours.
+        checks: Preconditions that the item is ours.
         ops: Writes that end the claim.
     """
 
@@ -496,7 +506,7 @@ class ClaimEnding:
         self._claim._mark_ended()  # noqa: SLF001
 
     def mark_not_committed(self) -> None:
-        """Record that the transaction was not sent, or was certainly refused, so that the claim is held as before."""
+        """Record that the transaction was not sent or was certainly refused, so that the claim counts as held again."""
         self._claim._is_ending = False  # noqa: SLF001
 
     @driven
@@ -506,23 +516,24 @@ class ClaimEnding:
         Args:
             error: The error that the commit raised.
         Returns:
-            True if it was, so that the claim has ended. False if it was not, so that the claim is still ours. After
-                ``OutcomeUnknown`` it may still be applied, so send the same transaction again, which is applied once.
+            True if it was applied: the claim has ended. False if it was not: the claim is still ours. After
+                ``OutcomeUnknown`` it may still be applied later; send the same transaction again, which is applied at
+                most once.
         Raises:
             LockLost: The item is no longer ours, or was removed.
-            Unavailable: That could not be found out.
+            Unavailable: The server could not be reached to find out.
         """
         return await self._claim._was_committed(error)  # noqa: SLF001
 
 
 class CreateClaimed:
-    """The writes that put an item and claim it in one transaction of yours. No other client ever sees the item free.
+    """The writes that put an item and claim it in one transaction of yours. No other client ever sees the item as free.
 
-    Call ``to_claim`` or ``mark_unconfirmed`` once the transaction may have been written. When the session of the claim
-    ends, the item is free, with one attempt counted.
+    After the commit, call ``to_claim``. If the outcome is unknown, call ``mark_unconfirmed``. When the session of the
+    claim ends, the item is free, with one attempt counted.
 
     Attributes:
-        ops: Writes that put and claim the item, and create its holder unless that exists.
+        ops: Writes that put and claim the item, and that create its claim holder if needed.
     """
 
     def __init__(
@@ -542,8 +553,12 @@ class CreateClaimed:
         return f"<CreateClaimed {self._item.path!r}>"
 
     def to_claim(self, done: Committed) -> QueueClaim | None:
-        """Return the claim after the transaction was committed; None if the transaction does not contain it. Call it
-        once.
+        """Return the claim after the transaction was committed. Call it once.
+
+        Args:
+            done: The result of the commit.
+        Returns:
+            The claim. None if the transaction did not contain these writes.
         """
         found = next((entry for entry in done.entries if entry.key == self._item.key), None)
         if found is None:
@@ -552,7 +567,8 @@ class CreateClaimed:
         return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
     def mark_unconfirmed(self) -> None:
-        """Record that the transaction may have been applied: the next take claims the item, or it is released after a
-        second.
+        """Record that the transaction may have been committed.
+
+        The next take then claims the item. Otherwise the item is released after a second.
         """
         self._in_doubt.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])

@@ -1,7 +1,7 @@
-"""Taking items from a work queue: the first ones that no client has claimed, many in one transaction.
+"""Takes items from a work queue: the first ones that no client has claimed, many in one transaction.
 
-A claim is written into its item in the transaction that counts the attempt. The transaction checks that the item is as
-it was read, that our holder exists, and that the holder of an earlier claim of the item does not.
+A claim is written into its item in the transaction that counts the attempt. The transaction checks that the item is
+unchanged since it was read, that our claim holder exists, and that the holder of an earlier claim of the item does not.
 """
 
 from __future__ import annotations
@@ -61,32 +61,32 @@ R = TypeVar("R", Entry, QueueItem)
 
 
 def no_extras(_item: QueueItem) -> Parts:
-    """Return no checks and no writes."""
+    """Return no checks and no writes. The default of ``TakeRequest.extra``."""
     return (), ()
 
 
 def accept_all(_item: QueueItem) -> bool:
-    """Return True for any item."""
+    """Accept any item. The default of ``TakeRequest.accept``."""
     return True
 
 
 def no_shard(_partition: str) -> TakerShard:
-    """Return the shard of takers that do not know each other."""
+    """Return that consumers do not divide the partition. The default of ``TakeRequest.shard``."""
     return NO_SHARD
 
 
 class TakeRequest(Struct, frozen=True):
-    """The arguments of a take.
+    """The arguments of a call that takes items.
 
     Attributes:
-        partitions: Where to look for items, in this order.
+        partitions: The partitions to search, in this order.
         limit: Maximum number of items.
         accept: Returns whether an item is wanted.
-        extra: Returns checks and writes for the transaction that takes an item.
-        extra_dead: Returns checks and writes for the transaction that makes a dead letter of an item.
-        on_refused: Called with an item whose extra checks did not hold.
+        extra: Returns further checks and writes for the transaction that takes an item.
+        extra_dead: Returns further checks and writes for the transaction that makes an item a dead letter.
+        on_refused: Called with an item whose extra checks failed.
         on_dead: Called with an item that became a dead letter.
-        shard: Returns our shard of a partition.
+        shard: Returns the shard of a partition that this consumer prefers.
     """
 
     partitions: Sequence[str]
@@ -100,12 +100,12 @@ class TakeRequest(Struct, frozen=True):
 
 
 class TakeAttempt(Struct, frozen=True, eq=False):
-    """One item that is to be taken.
+    """An attempt to take one item.
 
     Attributes:
-        source: The entry or item that it was read from.
+        source: The entry or item from which it was read.
         item: The item as it was read.
-        free: Checks that it is free.
+        free: Checks that the item is unchanged and not claimed.
         checks: Further checks of the caller.
         ops: Further writes of the caller.
     """
@@ -118,18 +118,23 @@ class TakeAttempt(Struct, frozen=True, eq=False):
 
     @property
     def size(self) -> int:
-        """The approximate number of bytes of keys and values that it writes and checks."""
+        """The approximate number of bytes that the attempt adds to a transaction."""
         values = sum(len(op.value) for op in self.ops if not isinstance(op, Delete)) if self.ops else 0
         return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
-def choose_first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
-    """Return those of the first items that fit into one transaction, at least one and at most ``most``."""
+def choose_first_batch(attempts: Sequence[TakeAttempt], most: int) -> list[TakeAttempt]:
+    """Return as many of the first attempts as fit into one transaction, but at least one.
+
+    Args:
+        attempts: The attempts, in order.
+        most: Maximum number of attempts to return.
+    """
     batch: list[TakeAttempt] = []
     keys: set[str] = set()
     checks: set[Check] = set()
     writes = size = 0
-    for each in tries[:most]:
+    for each in attempts[:most]:
         more = {op.key for op in each.ops}
         checks.update(each.free, each.checks)
         writes += 1 + len(each.ops)
@@ -145,10 +150,13 @@ def choose_first_batch(tries: Sequence[TakeAttempt], most: int) -> list[TakeAtte
 def split_refused(
     batch: Sequence[TakeAttempt], failed: Sequence[object]
 ) -> tuple[list[TakeAttempt], list[TakeAttempt]]:
-    """Split the items of a refused transaction by the reason of the refusal.
+    """Split the attempts of a refused transaction by the reason of the refusal.
 
+    Args:
+        batch: The attempts.
+        failed: The checks and writes that failed.
     Returns:
-        The items that other clients took or changed, and those whose extra checks failed.
+        The attempts whose items other clients have taken or changed, and those whose extra checks or writes failed.
     """
     keys = {getattr(each, "key", None) for each in failed}
     lost = [each for each in batch if not keys.isdisjoint(getattr(check, "key", None) for check in each.free)]
@@ -161,7 +169,7 @@ def _is_refused(each: TakeAttempt, failed: Sequence[object], keys: set[str | Non
 
 
 def _rotate_randomly(free: list[R]) -> list[R]:
-    """Return the list rotated, so that it starts at a random item."""
+    """Return the list rotated by a random number, so that it starts at a random item."""
     at = random.randrange(len(free)) if free else 0
     return free[at:] + free[:at]
 
@@ -171,7 +179,7 @@ class ItemTaker:
 
     Args:
         info: The queue.
-        about: Information about this taker that is stored in its claims.
+        about: Information about this client that is stored with its claims.
     """
 
     def __init__(self, info: QueueInfo, about: dict[str, object]) -> None:
@@ -186,11 +194,13 @@ class ItemTaker:
         self._kept: dict[str, TakerCache] = {}
 
     async def try_take(self, request: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take the first free items of some partitions. Return the claims, perhaps none."""
+        """Take the first free items of the requested partitions. Return the claims, perhaps none."""
         return await self._collect(partial(self._take_from_partitions, request, session))
 
     async def take_items(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take these items if they are still as they were read. Return the claims in this order."""
+        """Take those of the given items that are unchanged since they were read. Return the claims in the order of
+        ``items``.
+        """
         claims = await self._collect(partial(self._take_from_items, list(items), request, session))
         if len(claims) > 1:
             positions = {item.key: at for at, item in enumerate(items)}
@@ -198,7 +208,12 @@ class ItemTaker:
         return claims
 
     async def take_known(self, items: Sequence[QueueItem], request: TakeRequest, session: Session) -> list[QueueClaim]:
-        """Take the first of these items that is still as it was read. If none is, search the partition."""
+        """Take the first of the given items that is unchanged since it was read. If there is none, search the
+        partition.
+
+        Returns:
+            The claim in a list, or an empty list.
+        """
         return await self._collect(partial(self._take_known, items, request, session))
 
     async def _take_known(
@@ -211,12 +226,15 @@ class ItemTaker:
         await self._take_from_partition(partition, request, session, claims)
 
     async def take_first(self, request: TakeRequest, session: Session, *, is_sure: bool) -> list[QueueClaim]:
-        """Take the first free item of one partition, according to the connected server.
+        """Take the first free item of one partition, as the connected server sees it.
 
         Args:
             request: The arguments of the take, with one partition.
             session: The session of the claim.
-            is_sure: Whether to return no item only if no server has one. Otherwise the caller waits then.
+            is_sure: Return no item only if no server has one. With False, the result may be empty because the connected
+                server is behind the others; the caller waits then.
+        Returns:
+            The claim in a list, or an empty list.
         """
         return await self._collect(partial(self._take_from_head, request, session, is_sure))
 
@@ -239,7 +257,9 @@ class ItemTaker:
             await self._take_from_partition(partition, request, session, claims)
 
     async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
-        """Collect claims. An error with later items does not lose the claims before them."""
+        """Call ``take`` with an empty list for its claims, and return the list. An error after the first claim is only
+        logged.
+        """
         claims: list[QueueClaim] = []
         try:
             await take(claims)
@@ -253,14 +273,16 @@ class ItemTaker:
         return claims
 
     def keep_unused(self, claims: Iterable[QueueClaim]) -> None:
-        """Leave claims that no caller gets to the next take; otherwise they are released in the background."""
+        """Keep claims that no caller receives. The next take returns them, or they are released in the background."""
         self._in_doubt.add(
             UnconfirmedClaim(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims
         )
 
     def _partitions_to_read(self, request: TakeRequest) -> list[str]:
-        """Return the partitions to read. Partitions just found empty are left out if items of others are known."""
+        """Return the partitions to read. While items of some partitions are remembered, partitions found empty just now
+        are left out.
+        """
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in request.partitions if partition in self._kept}
         if not any(each.get_fresh(now) for each in kept.values()):
@@ -270,7 +292,11 @@ class ItemTaker:
     async def _take_from_partition(
         self, partition: str, request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> None:
-        """Take items that were read before; else from where the first free one was recently; else from the head."""
+        """Take items of one partition.
+
+        Items that were read before are tried first. Then the partition is read, from the first free item if that is
+        known, otherwise from the start.
+        """
         if len(claims) >= request.limit:
             return
         had, now, shard = len(claims), self._store.clock.now(), request.shard(partition)
@@ -326,15 +352,15 @@ class ItemTaker:
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
     ) -> CreateClaimed:
-        """Return the writes that put an item and claim it at once."""
+        """Build the writes that put an item and claim it in one transaction."""
         key = self._keys.item_key(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
         holder = self._get_holder(partition, session)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
 
     def _get_holder(self, partition: str, session: Session) -> ClaimHolder:
-        """Return the record that holds our claims in a partition. Create one if the session has changed or the record
-        was deleted.
+        """Return the claim holder for a partition. Create another one if the session has changed or its key was
+        deleted.
         """
         holder = self._holders.get(partition)
         if holder is None or holder.session is not session or holder.is_gone:
@@ -344,32 +370,38 @@ class ItemTaker:
     async def _take_from_items(
         self, free: list[R], request: TakeRequest, session: Session, claims: list[QueueClaim]
     ) -> list[R]:
-        """Take from these items, and return the rest of them.
+        """Take items from a list, and return the items that were not tried.
 
-        When other clients were faster, it continues at a random item, so that takers spread out.
+        If other clients take the same items, continue at a random item, so that consumers spread out.
+
+        Args:
+            free: The entries or items to take from.
+            request: The arguments of the take.
+            session: The session of the claims.
+            claims: Receives the claims.
         """
-        tries: list[TakeAttempt] = []
+        attempts: list[TakeAttempt] = []
         while len(claims) < request.limit:
             left = request.limit - len(claims)
-            while free and len(tries) < min(left, MOST_TOGETHER):
+            while free and len(attempts) < min(left, MOST_TOGETHER):
                 more = await self._prepare_attempt(free.pop(0), request)
-                tries += [] if more is None else [more]
-            if not tries:
+                attempts += [] if more is None else [more]
+            if not attempts:
                 return []
-            batch = choose_first_batch(tries, left)
+            batch = choose_first_batch(attempts, left)
             try:
                 claims += await self._claim(batch, session)
-                tries = [each for each in tries if each not in batch]
+                attempts = [each for each in attempts if each not in batch]
             except Conflict as error:
                 lost, refused = split_refused(batch, error.failed)
                 if not (lost or refused or self._has_lost_holder(batch, session, error)):
                     raise
                 await self._report_refused(refused, request)
-                tries = [each for each in tries if each not in lost and each not in refused]
+                attempts = [each for each in attempts if each not in lost and each not in refused]
                 if lost:
-                    left_over: list[R] = [each.source for each in tries]
-                    free, tries = _rotate_randomly(left_over + free), []
-        return [*[each.source for each in tries], *free]
+                    left_over: list[R] = [each.source for each in attempts]
+                    free, attempts = _rotate_randomly(left_over + free), []
+        return [*[each.source for each in attempts], *free]
 
     async def _report_refused(self, refused: Iterable[TakeAttempt], request: TakeRequest) -> None:
         for each in refused:
@@ -377,7 +409,12 @@ class ItemTaker:
                 await call_user_function(request.on_refused, each.item)
 
     async def _prepare_attempt(self, source: Entry | QueueItem, request: TakeRequest) -> TakeAttempt | None:
-        """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
+        """Decide whether to take an item, and build the attempt.
+
+        Returns:
+            The attempt. None if the item is not accepted, or if it became a dead letter because it is invalid or has no
+                attempts left.
+        """
         try:
             item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
@@ -398,7 +435,15 @@ class ItemTaker:
             await call_user_function(request.on_dead, item)
 
     async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:
-        """Make a dead letter of an item that no client has claimed. Return False if it has changed."""
+        """Make a dead letter of an item that no client has claimed.
+
+        Args:
+            item: The item.
+            why: The reason, stored in the dead letter.
+            extra: Returns further checks and writes for the transaction.
+        Returns:
+            False if the item has changed or a check failed.
+        """
         dead_item = item.with_reason(why)
         checks, ops = extra(dead_item)
         letter = item.id
@@ -417,7 +462,7 @@ class ItemTaker:
                 return True
 
     async def _claim(self, batch: Sequence[TakeAttempt], session: Session) -> list[QueueClaim]:
-        """Claim these items in one transaction, all or none."""
+        """Claim the items of these attempts in one transaction, all or none. Return the claims."""
         holders = {each.item.partition: self._get_holder(each.item.partition, session) for each in batch}
         claims = {partition: holder.new_claim() for partition, holder in holders.items()}
         taken = [each.item.with_claim(claims[each.item.partition]) for each in batch]
@@ -446,7 +491,9 @@ class ItemTaker:
         )
 
     def _has_lost_holder(self, batch: Sequence[TakeAttempt], session: Session, error: Conflict) -> bool:
-        """Return whether a take was refused because our holder is gone. The next take then creates another one."""
+        """Return whether a take was refused because the key of our claim holder was deleted. The next take creates
+        another one.
+        """
         failed = {getattr(each, "key", None) for each in error.failed}
         lost = [
             each for each in {self._get_holder(each.item.partition, session) for each in batch} if each.key in failed
@@ -456,7 +503,10 @@ class ItemTaker:
         return bool(lost)
 
     async def _read_large_values(self, claims: list[QueueClaim]) -> list[QueueClaim]:
-        """Read the values of claimed items that were too large to be read with the claim, and return the claims."""
+        """Read the large values of claimed items, which are stored separately. Return the claims.
+
+        An item whose value was deleted becomes a dead letter, and its claim is left out.
+        """
         if not any(claim.item.data_id for claim in claims):
             return claims
         try:
@@ -479,7 +529,14 @@ class ItemTaker:
         return found
 
     async def _take_unconfirmed(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
-        """Take the claims of unknown outcome that turn out to exist, and whose items are wanted now."""
+        """Add claims of earlier calls whose outcome was unknown, if they turn out to exist and their items are wanted
+        now.
+
+        Args:
+            request: The arguments of the take.
+            session: The session of the claims.
+            claims: Receives the claims.
+        """
         wanted = {self._keys.items_prefix(partition) for partition in request.partitions}
         for unconfirmed in self._in_doubt.list_for_session(session):
             if len(claims) >= request.limit:

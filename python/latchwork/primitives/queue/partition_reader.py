@@ -1,19 +1,19 @@
-"""Reads a partition of a work queue from its head, page by page, for items that no client has claimed.
+"""Reads a partition of a work queue from its start, page by page, to find items that no client has claimed.
 
-A partition has an index: a key for each sort key, written again by every put with that sort key. The first sort keys
-are read from the index, then ranges of their items. So no request reads, or makes a server count, more than the items
-of one sort key: etcd counts all keys of a range, however few of them are requested. An item says which holder has
-claimed it. The holders of claims are read once, when the first such item is seen.
+A partition has an index with one key for each sort key. Every put writes the key of its sort key again. The first sort
+keys are read from the index, then ranges of their items. So no request reads, or makes a server count, more than the
+items of one sort key: etcd counts all keys of a range, however few of them are requested. An item names the holder that
+has claimed it. The holders of claims are read once, when the first such item is seen.
 
-A taker that sees many claimed items at the head briefly remembers where the first free one was, and starts there.
+A consumer that sees many claimed items at the start briefly remembers where the first free one was, and begins there.
 Otherwise a take would cost more the more items are claimed.
 
-Takers that all start at the head want the same items, and of their transactions one succeeds. So takers that know each
-other divide the items into shards, by a hash of the ID, and take those of their own shard first. They take items of
-other shards only when there are none of theirs, or when the first item of a shard has not changed for a while: its
-taker is busy, or gone. The items of its shard that a taker has read and not needed it takes next, without reading them
-again; each claim checks that its item is as it was read. A shard is a preference: two takers with the same one lose a
-round trip, and nothing else.
+If all consumers begin at the start, they want the same items, and only one of their transactions succeeds. So consumers
+that know each other divide the items into shards, by a hash of the ID. Each takes items of its own shard first. It
+takes items of other shards only if its own shard has none, or if the first item of a shard has not changed for a while,
+because its consumer is busy or gone. A consumer keeps the items of its shard that it has read and not needed, and takes
+them next without reading them again. Each claim checks that its item is unchanged since it was read. A shard is only a
+preference: two consumers with the same shard lose one round trip.
 
 A sort key without items is removed from the index, on condition that nothing was put with it since the index was read.
 """
@@ -63,8 +63,12 @@ _GLANCED = 4
 
 
 class ParallelLists(Step[list[list[Entry]]]):
-    """A step that makes several list calls at once: ``await ParallelLists(store, [(prefix, limit, start_after),
+    """A step that sends several list calls at once: ``await ParallelLists(store, [(prefix, limit, start_after),
     ...])``.
+
+    Args:
+        store: The store.
+        wanted: For each call the key prefix, the maximum number of entries, and the key after which to start, or None.
     """
 
     __slots__ = ("_store", "_wanted")
@@ -75,9 +79,7 @@ class ParallelLists(Step[list[list[Entry]]]):
         self._wanted = wanted
 
     def block(self) -> list[list[Entry]]:
-        """Wait for the results of all calls. A few calls are made in this thread, which is cheaper than using other
-        threads.
-        """
+        """Wait for the results of all calls. A few calls run in this thread, which is cheaper than other threads."""
         if len(self._wanted) > _FEW_LISTS:
             return self.as_future().result()
         return call_outside(self._list_each)
@@ -86,7 +88,7 @@ class ParallelLists(Step[list[list[Entry]]]):
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
     def as_future(self) -> Future[list[list[Entry]]]:
-        """Start all calls, and return a future of their results."""
+        """Start all calls, and return a future of their results in order."""
         begun: list[Future[Any]] = [
             self._store.start_call("list", prefix, limit=limit, start_after=after)
             for prefix, limit, after in self._wanted
@@ -96,7 +98,7 @@ class ParallelLists(Step[list[list[Entry]]]):
 
 @dataclass(frozen=True, slots=True)
 class HeadSnapshot:
-    """The head of a partition, as the connected server has it.
+    """The first items of a partition, as the connected server sees them.
 
     Attributes:
         free: The first free items, in order.
@@ -110,8 +112,8 @@ class HeadSnapshot:
 async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
     """Read the first free items of a partition from the connected server, in few cheap requests.
 
-    The result may be older than a write that was confirmed through another server. A claim checks its item, so an item
-    that is gone is never taken. Nothing is removed from the index here, because that needs ordered reads.
+    The result may be older than a write that was confirmed through another server. This is safe, because a claim checks
+    that its item is unchanged. Nothing is removed from the index here, because that needs consistent reads.
     """
     store, keys = info.store, info.keys
     sort_keys = await ask(store.children, keys.sort_keys_prefix(partition), stale_ok=True)
@@ -130,13 +132,13 @@ async def read_head(info: QueueInfo, partition: str) -> HeadSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ItemRange:
-    """A range of the items with one sort key that is to be read.
+    """A range of items with one sort key, to be read in one request.
 
     Attributes:
         mark: The index entry of the sort key, as it was read.
         sort_key: The sort key.
         limit: Number of items to read.
-        after: The item after which to start; None at the start of the sort key.
+        after: ID of the item after which to start. None at the start of the sort key.
     """
 
     mark: Entry
@@ -147,11 +149,11 @@ class ItemRange:
 
 @dataclass(frozen=True, slots=True)
 class StartHint:
-    """The position of the first free item of a partition.
+    """Where a read of a partition can start, because all items before that are claimed.
 
     Attributes:
-        start: The range that begins with it.
-        until: The time on the store's clock at which the build_hint expires.
+        start: The range that begins with the first free item.
+        until: The time on the store's clock at which the hint expires.
     """
 
     start: ItemRange
@@ -164,11 +166,11 @@ class PartitionReader:
     Args:
         info: The queue.
         partition: The partition.
-        wanted: Number of free items wanted.
+        wanted: Number of free items that the caller needs.
         cleans_index: Whether to remove sort keys without items from the index.
-        keeps_last: Whether to keep the last sort key in any case, because the next put uses it.
-        start: Where to start; None starts at the head.
-        mine: ID of our own holder, which exists; empty if there is none.
+        keeps_last: Whether to keep the last sort key in the index in any case, because the next put uses it.
+        start: Where to start. None for the start of the partition.
+        mine: ID of our own claim holder, which exists; "" if there is none.
     """
 
     def __init__(
@@ -206,39 +208,46 @@ class PartitionReader:
         if not self._todo:
             return None
         round_, self._todo = self._todo[: self._together], self._todo[self._together :]
-        found = await ParallelLists(self._store, [self._part(item_range) for item_range in round_])
+        found = await ParallelLists(self._store, [self._build_list_args(item_range) for item_range in round_])
         free: list[Entry] = []
         for n, (item_range, items) in enumerate(zip(round_, found, strict=True)):
-            free += await self._free_of(item_range, items)
+            free += await self._find_free(item_range, items)
             if len(items) == item_range.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * item_range.limit)
                 rest = ItemRange(item_range.mark, item_range.sort_key, longer, last_segment(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
             if not items and item_range.after is None:
-                await self._tidy(item_range)
+                await self._clean_index(item_range)
         self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
         return free
 
     def build_hint(self, until: float) -> StartHint | None:
-        """Return the position of the first free item, to start there until a given time.
+        """Return where the next read can start. None if it should start at the beginning, because few items there are
+        claimed.
 
-        None if few items before it were claimed, because then starting at the head is cheap.
+        Args:
+            until: The time on the store's clock at which the hint expires.
         """
         return StartHint(self._first, until) if self._first is not None and self._skipped >= MANY else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether the partition had no sort key."""
+        """Whether the partition had no sort keys, and so no items."""
         return self._last_read is None
 
     @property
     def first(self) -> ItemRange | None:
-        """The range that begins with the first free item; None if there was none."""
+        """The range that begins with the first free item. None if there was none."""
         return self._first
 
-    async def _free_of(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
-        """Return the free items of a range. Holders are read after items, so a holder that is missing then is gone."""
+    async def _find_free(self, item_range: ItemRange, items: Sequence[Entry]) -> list[Entry]:
+        """Return the free items among those of a range.
+
+        Args:
+            item_range: The range.
+            items: Its items. Claim holders are read after the items, so a holder that is missing then is gone.
+        """
         holders = [get_holder_id(entry) for entry in items]
         if self._holders is None and not {"", self._mine}.issuperset(holders):
             self._holders = set(await ask(self._store.children, self._holders_prefix))
@@ -261,11 +270,11 @@ class PartitionReader:
         self._last_read = marks[-1].key if marks else self._last_read
         self._todo = [ItemRange(mark, last_segment(mark), self._limit) for mark in marks]
 
-    def _part(self, item_range: ItemRange) -> tuple[str, int, str | None]:
+    def _build_list_args(self, item_range: ItemRange) -> tuple[str, int, str | None]:
         below = f"{self._items}/{item_range.sort_key}"
         return below, item_range.limit, None if item_range.after is None else f"{below}/{item_range.after}"
 
-    async def _tidy(self, item_range: ItemRange) -> None:
+    async def _clean_index(self, item_range: ItemRange) -> None:
         is_last = not self._has_more and item_range.mark.key == self._last_read
         if self._tidies and not (self._keeps_last and is_last):
             await _remove_from_index(self._store, item_range.mark)
@@ -273,12 +282,12 @@ class PartitionReader:
 
 @dataclass(frozen=True, slots=True)
 class TakerShard:
-    """The shard of a partition that one of several takers prefers.
+    """The shard of a partition that one of several consumers prefers.
 
     Attributes:
-        rank: Number of the taker, from 0.
-        of: Number of takers; 0 when they do not know each other.
-        is_patient: Whether to leave the items of other shards to their takers, even when there is none of ours.
+        rank: Number of the consumer, from 0.
+        of: Number of consumers; 0 if they do not know each other.
+        is_patient: Whether to leave the items of other shards to their consumers, even if our shard has none.
     """
 
     rank: int = 0
@@ -287,7 +296,7 @@ class TakerShard:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the takers know each other, so that the partition is divided into shards."""
+        """Whether the consumers know each other, so that they divide the partition into shards."""
         return self.of > 0
 
     @property
@@ -296,7 +305,7 @@ class TakerShard:
         return max(1, min(self.of, MAX_SHARDS))
 
     def shard_of(self, entry: Entry) -> int:
-        """Return the number of the shard that an item belongs to."""
+        """Return the number of the shard that contains an item."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
 
@@ -306,13 +315,13 @@ NO_SHARD = TakerShard()
 
 @dataclass(slots=True)
 class TakerCache:
-    """What one taker remembers about a partition. Used by one thread at a time.
+    """What one consumer remembers about a partition. Used by one thread at a time.
 
     Attributes:
         entries: Free items of its shard, in order.
         until: The time on the store's clock at which they are forgotten.
-        heads: By shard number: its first free item, since when, and for how many reads.
-        is_empty_until: The partition had no items, and is not read again until then.
+        heads: For each shard number the key of its first free item, since when it is the first, and in how many reads.
+        is_empty_until: The time until which the partition is not read again, because it had no items.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -321,9 +330,16 @@ class TakerCache:
     is_empty_until: float = 0.0
 
     def split_by_shard(self, free: Iterable[Entry], shard: TakerShard, now: float) -> tuple[list[Entry], list[Entry]]:
-        """Return the free items to take, and those to leave to other takers; both in order.
+        """Split free items into those to take and those to leave to other consumers.
 
-        The former are those of our shard, and of shards whose first item has not changed for a while.
+        The items to take are those of our shard, and of shards whose first item has not changed for a while.
+
+        Args:
+            free: The free items.
+            shard: Our shard.
+            now: The time on the store's clock.
+        Returns:
+            The items to take and the items to leave, both in order.
         """
         if shard.of <= 1:
             return list(free), []
@@ -343,7 +359,7 @@ class TakerCache:
         return mine, others
 
     def get_fresh(self, now: float) -> list[Entry]:
-        """Return the remembered items if they may be taken without reading them again."""
+        """Return the remembered items, or an empty list if they must be read again."""
         return self.entries if now < self.until else []
 
 
@@ -351,8 +367,8 @@ def check_partitions(partitions: Sequence[str]) -> None:
     """Check that the argument is a list of valid partition names.
 
     Raises:
-        TypeError: It is a single text.
-        InvalidKey: A name cannot be a segment of a key.
+        TypeError: It is a single string.
+        InvalidKey: A name is not a valid key segment.
     """
     if isinstance(partitions, str):
         raise TypeError(f"partitions must be a list of names, not {partitions!r}; give [{partitions!r}]")
@@ -360,10 +376,13 @@ def check_partitions(partitions: Sequence[str]) -> None:
         check_member(partition, "partition")
 
 
-async def tidy(store: Store, keys: QueueKeys, partition: str) -> bool:
-    """Remove the sort keys without items from the index of a partition. Return whether none is left.
+async def clean_index(store: Store, keys: QueueKeys, partition: str) -> bool:
+    """Remove the sort keys without items from the index of a partition.
 
-    Also removes the keys that inform departed holders about removed items. IDs of holders are never reused.
+    Also removes removal records whose claim holders are gone. IDs of holders are never reused.
+
+    Returns:
+        True if the index is empty now.
     """
     noted = set(await ask(store.children, keys.removals_prefix(partition)))
     for holder in noted - set(await ask(store.children, keys.holders_prefix(partition))) if noted else ():
@@ -382,8 +401,12 @@ async def tidy(store: Store, keys: QueueKeys, partition: str) -> bool:
 
 
 async def _remove_from_index(store: Store, mark: Entry) -> bool:
-    """Remove a sort key from the index, if nothing was put with it since the index was read. Return whether it was
+    """Remove a sort key from the index if nothing was put with it since the index was read. Return whether it was
     removed.
+
+    Args:
+        store: The store of the queue.
+        mark: The index entry of the sort key, as it was read.
     """
     try:
         await ask(store.commit, [At(mark)], [Delete(mark.key)])

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import QueueClaim
-from latchwork.primitives.queue.items import QueueItem, build_index_put, check_payload
+from latchwork.primitives.queue.items import QueueItem, build_index_put, build_put_ops, check_payload
 from latchwork.primitives.queue.ordered_puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.waiting.common import Closable
@@ -38,7 +38,7 @@ _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 
 
 class _NumberedItems(WorkQueue):
-    """The work queue behind a ``Queue``. Messages call it a queue, and every take starts at its head."""
+    """The work queue behind a ``Queue``. Messages call it a queue, and every take reads from its start."""
 
     _is_numbered = True
 
@@ -46,18 +46,19 @@ class _NumberedItems(WorkQueue):
 class Queue(Closable):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one taker at a time: a taker that has lost its claim cannot end it. Use
-    the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many processes.
+    Every item is taken at least once, and by one consumer at a time: a consumer that has lost its claim cannot end it.
+    Use the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many
+    processes.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key below which everything is stored.
-        capacity: Maximum number of items, including claimed ones. The first use decides; None uses the stored capacity,
-            or no limit.
-        max_attempts: Number of times that an item is taken without being acknowledged before it becomes a dead letter.
-            Each taker sets it.
-        session: The session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: Text in the tickets of this taker, shown to other clients.
+        capacity: Maximum number of items, including claimed ones. The first use stores it. None uses the stored
+            capacity, or no limit.
+        max_attempts: How often an item is taken without being acknowledged before it becomes a dead letter. Each
+            consumer sets it for its own takes.
+        session: The session to which claims are bound, which the caller closes. None uses the store's primary session.
+        label: Name of this client in its tickets, shown to others.
     """
 
     def __init__(
@@ -92,19 +93,19 @@ class Queue(Closable):
     ) -> str:
         """Put an item at the end, optionally in one transaction with writes of yours.
 
-        An interrupt while it waits for space leaves nothing. After an interrupt during the write itself, the item and
-        your writes may or may not have been put.
+        If the call is interrupted while it waits for space, nothing is put. If it is interrupted during the write
+        itself, the item and your writes may or may not have been put.
 
         Args:
             value: Up to 990,000 bytes; up to 4,096 are cheapest.
-            checks: Further checks that must hold.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
-            timeout_s: Seconds to wait for space, and for the server; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait for space and for the server. None waits forever, 0 tries once.
         Returns:
             The ID of the item.
         Raises:
-            Conflict: One of your checks or writes did not hold; nothing was put.
-            WaitTimeout: The queue is full, or other clients put items all that time; nothing was put.
+            Conflict: One of your checks or writes failed; nothing was put.
+            WaitTimeout: The queue is full, or other clients put items until the timeout; nothing was put.
             ValueTooLarge, TypeError: The value cannot be stored.
             OutcomeUnknown: The item may have been put.
             Unavailable: The server could not be reached in time; nothing was put.
@@ -154,26 +155,26 @@ class Queue(Closable):
             ops += build_put_ops(self._info.keys, _PARTITION, sort_key, item_id, value)[1]
         return ops
 
-    # ItemTaker
+    # Taking
 
     @driven
     async def take(self, timeout_s: float | None = None) -> QueueClaim:
         """Take the first free item, and wait for one if there is none.
 
-        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the order
-        in which they came, but a taker that comes together with an item may be faster. The first read is from the
-        server that the store is connected to: an item that was put or released through another server just before may
-        be overlooked in favor of one after it.
+        Consumers that come at the same time may get neighboring items in any order. Waiting consumers are served in the
+        order in which they came, but a consumer that comes together with an item may be faster. The first read uses the
+        server to which the store is connected. An item that was put or released through another server just before may
+        be overlooked, so that a later item is taken.
 
         Args:
-            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Returns:
-            A claim on the item. It lasts until we end it, or our session ends.
+            A claim on the item. It lasts until you end it, or our session ends.
         Raises:
             WaitTimeout: There was no item; nothing is taken.
             SessionLost: Our session ended while waiting.
-            Unavailable, OutcomeUnknown: The server could not be reached in that time; nothing is taken, or only until
-                that is found out.
+            Unavailable, OutcomeUnknown: The server could not be reached in that time. Nothing is taken, or an item is
+                taken and released soon.
             Closed: The queue, its session or its store was closed.
             ForkedProcess: The queue was created by the parent of this process.
             LatchworkError: The call is made inside a callback.
@@ -184,20 +185,17 @@ class Queue(Closable):
 
     @driven
     async def size(self) -> int:
-        """Return the number of items, including claimed ones. Reads all their names."""
+        """Return the number of items, including claimed ones. Reads the keys of all of them."""
         return await steps_of(self._work.size)(_PARTITION)
 
     @driven
     async def items(self, limit: int = 100) -> list[QueueItem]:
-        """Return the first items, including claimed ones, in the order in which they are taken.
-
-        Large values are left out.
-        """
+        """Return the first items in the order in which they are taken, including claimed ones, without large values."""
         return await steps_of(self._work.items)(_PARTITION, limit)
 
     @driven
     async def claims(self) -> dict[str, Ticket]:
-        """Return the tickets of the holders of claims by item ID, sorted."""
+        """Return the ticket of the client that has claimed an item, for each claimed item by its ID, sorted."""
         found = await steps_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
@@ -227,18 +225,17 @@ class Queue(Closable):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> str:
-        """Put a dead letter back at the end of the queue, with all its attempts left. Return its new ID.
+        """Put a dead letter back at the end of the queue, with no attempts counted. Return its new ID.
 
         Args:
-            item_id: ``item.letter`` of one of ``dead_letters``: the ID of the item.
-            checks: Further checks that must hold.
+            item_id: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: As for ``put``.
         Raises:
-            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes did not
-                hold.
-            BadRecord: Its key was written by another program; drop it.
-            WaitTimeout, and the others: As for ``put``.
+            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes failed.
+            BadRecord: Its record is invalid; drop it.
+            WaitTimeout: The queue was full. The other errors are those of ``put``.
         """
         async with self._waits.start(timeout_s) as (waiter, deadline):
             letter = await waiter.keep_trying(lambda: self._work._read_dead_letter(item_id), deadline)  # noqa: SLF001
@@ -263,21 +260,25 @@ class Queue(Closable):
     async def drop(self, item_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
+        Args:
+            item_id: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            checks: Further preconditions of the transaction.
+            ops: Further writes in the same transaction.
         Raises:
-            Conflict: There is no such dead letter, or one of your checks or writes did not hold.
+            Conflict: There is no such dead letter, or one of your checks or writes failed.
         """
         await steps_of(self._work.drop)(item_id, checks=checks, ops=ops)
 
     def close(self) -> None:
-        """Cancel the waits through this object. Claims stay with their takers. Thread-safe and idempotent."""
+        """Make all waiting calls of this object raise ``Closed``. Claims stay valid. Thread-safe and idempotent."""
         self._work.close()
 
 
 class PriorityQueue(Queue):
     """A ``Queue`` with priorities: ``queue.put(b"...", priority=0)`` is taken before all others.
 
-    An item of low priority waits as long as items of higher priority come: priorities do not age. Everything else is as
-    for ``Queue``, and both kinds of object may share a name: a plain queue puts with priority 5.
+    An item of low priority waits as long as there are items of higher priority: priorities do not age. Everything else
+    is as for ``Queue``. Both kinds of object may use the same queue: a plain ``Queue`` puts with priority 5.
     """
 
     @driven
@@ -330,7 +331,7 @@ def _sort_key(priority: int, number: int) -> str:
 
 
 def _item_id(priority: int, number: int) -> str:
-    """Return the ID of an item. IDs sort by priority, then by number."""
+    """Return the ID of an item. Sorted as text, IDs are in the order of priority, then number."""
     if not number < _MAX_NUMBER:
         raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
     return f"{priority}-{number:012d}"

@@ -1,12 +1,13 @@
-"""Waits until an item of a partition is free. Only the first waiter watches the partition.
+"""Clients that wait until an item of a partition is free. Only the first one watches the partition.
 
-Its watch covers the whole partition, so free items and their order are known without a read, and can be taken by one
-commit. A waiter that takes nothing leaves its position in the background, and the next one sees the partition as it is.
-Or it stays: then its next wait continues on the same watch and costs nothing. A waiter that takes keeps its position
-until it has an item, so takers are served in the order in which they came.
+Its watch covers the whole partition, so the free items and their order are known without a read, and can be taken by
+one commit. A client that takes an item keeps its position in the queue of waiting clients until it has the item, so
+clients are served in the order in which they came. A client that takes nothing leaves its position in the background,
+and the next one sees the partition as it is. It may also keep the position: then its next wait continues on the same
+watch without another request.
 
-A waiter that sees a free item that it does not accept notes this in its ticket. Then later waiters do not wait for it,
-because one of them may accept the item.
+If a client sees a free item that it does not accept, it notes this in its ticket. Then later clients do not wait for
+it, because one of them may accept the item.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ Wait = Callable[[str, Waiter, Deadline, Accept], Steps["FreeItemWatcher | None"]
 
 @dataclass(slots=True, eq=False)
 class FirstWaiter:
-    """The first waiter of a partition, if it belongs to this object. Used by one thread at a time.
+    """The first waiting client of a partition, if it is in this process. Used by one thread at a time.
 
     Attributes:
-        position: Its ticket.
-        waiter: The waiter, with the watch of the partition.
-        seen: What that watch has reported.
+        position: Its position in the queue of waiting clients.
+        waiter: The waiting call, with the watch of the partition.
+        seen: The items that the watch has reported.
         is_watching: Whether the watch was opened.
     """
 
@@ -58,31 +59,45 @@ class FirstWaiter:
 
 
 class TakerQueues:
-    """The queues of waiting takers, one for each partition. Thread-safe."""
+    """The queues of clients that wait for items, one queue for each partition. Thread-safe.
+
+    Args:
+        info: The work queue.
+        label: Name of this client in its tickets, shown to others.
+    """
 
     def __init__(self, info: QueueInfo, label: str) -> None:
         self._info = info
         self._store = info.store
         self._label = label
-        self._lines: dict[str, TicketQueue] = {}
+        self._ticket_queues: dict[str, TicketQueue] = {}
         self._lock = mutex()
         self._heads: dict[str, FirstWaiter] = {}
         self._seen: dict[str, FreeItemWatcher] = {}
         self._is_closed = False
 
     def get_ticket_queue(self, partition: str) -> TicketQueue:
-        """Return the queue of tickets of the takers that wait for a partition."""
+        """Return the ticket queue of the clients that wait for items of a partition."""
         what = f"takers of {self._info.what}"
         if not self._info.is_numbered:
             what = f"takers of partition {partition!r} of {self._info.what}"
         tickets = TicketQueue(self._store, self._info.keys.takers_prefix(partition), what, self._label)
-        return self._lines.setdefault(partition, tickets)
+        return self._ticket_queues.setdefault(partition, tickets)
 
     async def wait_until_free(
         self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept
     ) -> FreeItemWatcher | None:
-        """Wait until an accepted item is free. Return None after a timeout or a cancellation."""
-        if await waiter.keep_trying(lambda: self._is_free(partition, accept), deadline):
+        """Wait until an accepted item is free, without taking it.
+
+        Args:
+            partition: The partition.
+            waiter: The waiting call.
+            deadline: When the wait times out.
+            accept: Returns whether an item is wanted.
+        Returns:
+            The watcher with the free items. None after the timeout or a cancellation.
+        """
+        if await waiter.keep_trying(lambda: self._has_free_item(partition, accept), deadline):
             return self._new_watcher(partition, accept)
         if deadline.has_passed:
             return None
@@ -108,14 +123,16 @@ class TakerQueues:
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
-        """Wait until ``take`` has taken an item, and return its claims; empty after a timeout or a cancellation.
+        """Wait for our turn and for a free item, then call ``take``, until it returns claims.
 
         Args:
             partition: The partition.
-            waiter: The waiter.
-            deadline: How long to wait.
+            waiter: The waiting call.
+            deadline: When the wait times out.
             accept: Returns whether an item is wanted.
-            take: Called when it is our turn, with the free items if these are known.
+            take: Called with the free items that are known, perhaps none. Takes items and returns their claims.
+        Returns:
+            The claims. Empty after the timeout or a cancellation.
         """
         position = await wait_for_turn(self.get_ticket_queue(partition), waiter, deadline, blocks=_is_blocking)
         if position is None:
@@ -136,7 +153,7 @@ class TakerQueues:
     # Staying
 
     def get_kept_waiter(self, partition: str) -> Waiter | None:
-        """Return the waiter that has kept its position in a partition; None if there is none."""
+        """Return the waiting call that has kept its position for a partition, or None."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
@@ -145,7 +162,7 @@ class TakerQueues:
             return self._heads.pop(partition, None)
 
     def record_claims(self, claims: Iterable[QueueClaim]) -> None:
-        """Remember our claims, so that a waiter of ours that keeps its position does not report their items as free."""
+        """Record claims of this process, so that a watch of ours does not report their items as free."""
         for claim in claims:
             item = claim.item
             seen = self._seen.get(item.partition)
@@ -160,16 +177,19 @@ class TakerQueues:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> FreeItemWatcher | None:
-        """Wait for items like ``wait_until_free``, but without reading first.
+        """Wait until an accepted item is free, and keep our position for the next call.
 
-        The position is kept after a timeout, but not after a cancellation.
+        Unlike ``wait_until_free``, the call does not read the partition first. The position is also kept after the
+        timeout, but not after a cancellation.
 
         Args:
             partition: The partition.
-            waiter: The waiter that kept the position, if there is one.
-            deadline: How long to wait.
+            waiter: The waiting call. It is the one that kept the position, if there is one.
+            deadline: When the wait times out.
             accept: Returns whether an item is wanted.
-            on_ahead: Called with the number of waiters ahead of us, whenever that is read.
+            on_ahead: Called with the number of clients before us, whenever that was read.
+        Returns:
+            The watcher with the free items. None after the timeout or a cancellation.
         """
         is_kept, head = False, None
         try:
@@ -183,14 +203,14 @@ class TakerQueues:
                 head = FirstWaiter(position, waiter, self._new_watcher(partition, accept))
                 self._seen[partition] = head.seen
             found = await self._wait_for_item(partition, head, deadline)
-            is_kept = self._keep(partition, head)
+            is_kept = self._keep_position(partition, head)
         finally:
             if head is not None and not is_kept:
                 self._seen.pop(partition, None)
                 await self.get_ticket_queue(partition).leave(head.position)
         return head.seen if found else None
 
-    def _keep(self, partition: str, head: FirstWaiter) -> bool:
+    def _keep_position(self, partition: str, head: FirstWaiter) -> bool:
         with self._lock:
             if self._is_closed or head.waiter.is_cancelled or head.seen.lets_pass:
                 return False
@@ -199,7 +219,7 @@ class TakerQueues:
             return True
 
     def leave(self, partition: str) -> None:
-        """Give up a position that was kept, in the background, if there is one."""
+        """Give up the position that was kept for a partition, in the background. Nothing is done if there is none."""
         head = self._pop_kept_waiter(partition)
         if head is not None:
             self._seen.pop(partition, None)
@@ -207,7 +227,7 @@ class TakerQueues:
             head.waiter.close()
 
     def close(self) -> None:
-        """Give up all kept positions, and keep none from now on. Idempotent."""
+        """Give up all kept positions, and keep none in future. Idempotent."""
         with self._lock:
             self._is_closed = True
             partitions = list(self._heads)
@@ -220,7 +240,15 @@ class TakerQueues:
         return FreeItemWatcher(self._info.keys, partition, accept)
 
     async def _wait_for_item(self, partition: str, head: FirstWaiter, deadline: Deadline) -> bool:
-        """Wait until the watch reports a free item that is accepted. Return False after a timeout or a cancellation."""
+        """Wait until the watch reports a free item that is accepted.
+
+        Args:
+            partition: The partition.
+            head: Our position, which is the first one.
+            deadline: When the wait times out.
+        Returns:
+            False after the timeout or a cancellation.
+        """
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
@@ -231,11 +259,16 @@ class TakerQueues:
                 is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.may_free_item)
             if not is_done or seen.is_found:
                 return is_done
-            await waiter.keep_trying(lambda: self._write_let_pass(head.position), deadline)
+            await waiter.keep_trying(lambda: self._allow_overtaking(head.position), deadline)
             seen.lets_pass = True
 
-    async def _is_free(self, partition: str, accept: Accept) -> bool:
-        """Return whether the first pages have an accepted item, so that there is nothing to wait for."""
+    async def _has_free_item(self, partition: str, accept: Accept) -> bool:
+        """Return whether the first pages of a partition have an accepted free item.
+
+        Args:
+            partition: The partition.
+            accept: Returns whether an item is wanted.
+        """
         pages = PartitionReader(self._info, partition, 1)
         for _ in range(_PAGES):
             free = await pages.next_page()
@@ -243,14 +276,21 @@ class TakerQueues:
                 return free is not None
         return False
 
-    async def _write_let_pass(self, position: QueuePosition) -> None:
+    async def _allow_overtaking(self, position: QueuePosition) -> None:
         body = {**read_object(position.ticket.value), _PASSES: True}
         await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedItem:
-    """An item as a watch has reported it last; without an ``item`` if it is a broken record."""
+    """An item as a watch has reported it last.
+
+    Attributes:
+        version: The version of its key.
+        item: The item. None if its record is invalid.
+        holder: The ID of its claim holder; "" for none.
+        is_wanted: Whether the caller accepts it.
+    """
 
     version: Hashable
     item: QueueItem | None
@@ -259,16 +299,21 @@ class WatchedItem:
 
 
 class FreeItemWatcher:
-    """A callback for changes of a partition that returns whether an accepted item is free. Not thread-safe.
+    """A watch callback that returns True when an accepted item of a partition is free. Not thread-safe.
 
-    An item is free unless the holder of its claim exists.
+    An item is free if it has no claim, or if the holder of its claim does not exist. The callback also returns True for
+    a free item that is not accepted, so that the caller can let later clients overtake.
+
+    Args:
+        keys: Builds the keys of the queue.
+        partition: The partition.
+        accept: Returns whether an item is wanted.
 
     Attributes:
-        is_found: Whether an accepted item is free. The wait also ends when a free item is not accepted, to let later
-            waiters know.
-        lets_pass: Whether later waiters know of the free item that is not accepted, and do not wait for us.
-        ours: Versions of items that we took. A server that reports a take key by key shows such an item before its
-            holder, so that it looks free.
+        is_found: Whether an accepted item is free.
+        lets_pass: Whether later clients know about the free item that is not accepted, and do not wait for us.
+        ours: Versions of items that this process took. A server may report such an item before its claim holder, so
+            that it looks free.
     """
 
     def __init__(self, keys: QueueKeys, partition: str, accept: Accept) -> None:
@@ -285,10 +330,10 @@ class FreeItemWatcher:
         self.ours: dict[tuple[str, str], Hashable] = {}
 
     def __call__(self, batch: Batch) -> bool:
-        """Note changes; return whether the wait is done."""
+        """Apply a batch of changes. Return whether the wait is done."""
         for change in batch:
             if change.key.startswith(f"{self._holders}/"):
-                self._record_holder(change.key[len(self._holders) + 1 :], is_there=change.entry is not None)
+                self._record_holder(change.key[len(self._holders) + 1 :], exists=change.entry is not None)
         for change in batch:
             if change.key.startswith(f"{self._items}/"):
                 self._record_item(change)
@@ -296,9 +341,9 @@ class FreeItemWatcher:
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
     def may_free_item(self, changes: Iterable[Change]) -> bool:
-        """Return whether changes may have made an item free. Called by another thread.
+        """Return whether these changes may have made an item free. Called in another thread.
 
-        An item may become free by its own change, unless an existing holder has claimed it, and by the end of its
+        An item can become free by its own change, if no existing holder has claimed it, or by the end of its claim
         holder.
         """
         items, holders, there = f"{self._items}/", f"{self._holders}/", set[str]()
@@ -312,9 +357,10 @@ class FreeItemWatcher:
         return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
     def free_items(self, most: int) -> list[QueueItem]:
-        """Return the accepted free items in order; none if there are more than ``most``, or if one is a broken record.
+        """Return the accepted free items in order. An item is returned again only after it has changed.
 
-        Each item is returned once, and again only when it has changed.
+        Args:
+            most: Return an empty list if there are more items than this, or if one of them is invalid.
         """
         positions, self._good = sorted(self._good), set()
         if len(positions) > most:
@@ -322,8 +368,8 @@ class FreeItemWatcher:
         items = [self._known[position].item for position in positions]
         return [] if None in items else items  # type: ignore[return-value]
 
-    def _record_holder(self, holder: str, *, is_there: bool) -> None:
-        (self._there.add if is_there else self._there.discard)(holder)
+    def _record_holder(self, holder: str, *, exists: bool) -> None:
+        (self._there.add if exists else self._there.discard)(holder)
         for position in self._claimed.get(holder, ()):
             self._classify(position)
 
@@ -345,7 +391,11 @@ class FreeItemWatcher:
         self._classify(position)
 
     def _classify(self, position: tuple[str, str]) -> None:
-        """Record whether an item is free, and whether it is accepted."""
+        """Record whether an item is free, and whether it is accepted.
+
+        Args:
+            position: Sort key and ID of the item.
+        """
         self._good.discard(position)
         self._bad.discard(position)
         seen = self._known.get(position)
@@ -353,7 +403,7 @@ class FreeItemWatcher:
             (self._good if seen.is_wanted else self._bad).add(position)
 
     def _read(self, entry: Entry) -> WatchedItem:
-        """Decode an item. A broken record is accepted: the next take makes a dead letter of it."""
+        """Decode an item. An invalid record counts as accepted, because the next take makes it a dead letter."""
         try:
             item = QueueItem.from_entry(entry)
         except BadRecord:
@@ -362,7 +412,9 @@ class FreeItemWatcher:
 
 
 def _is_wanted(entry: Entry, accept: Accept) -> bool:
-    """Return whether an item is accepted. A broken record is: the next take makes a dead letter of it."""
+    """Return whether an item is accepted. An invalid record counts as accepted: the next take makes it a dead
+    letter.
+    """
     try:
         return accept(QueueItem.from_entry(entry))
     except BadRecord:

@@ -1,9 +1,9 @@
-"""A work queue: named items in partitions, which takers claim. Every step can be part of your transaction.
+"""A work queue: named items in partitions, which consumers claim. Every operation can be part of your transaction.
 
 Keys: see ``items``.
 
-Items are taken in the order of the partitions that the taker lists; in a partition by sort key, under a sort key by ID,
-as text. Puts do not wait for each other: the index key that puts with one sort key share is written without a
+Items are taken in the order of the partitions that the consumer lists; in a partition by sort key, under a sort key by
+ID, as text. Puts do not wait for each other: the index key that puts with one sort key share is written without a
 condition.
 
 A claimed item names its holder, a session-bound key. When that disappears with its session, the item is free.
@@ -36,7 +36,13 @@ from latchwork.primitives.queue.items import (
     split_item_key,
 )
 from latchwork.primitives.queue.ordered_puts import OrderedPuts
-from latchwork.primitives.queue.partition_reader import LONGEST_PAGE, ParallelLists, TakerShard, check_partitions, tidy
+from latchwork.primitives.queue.partition_reader import (
+    LONGEST_PAGE,
+    ParallelLists,
+    TakerShard,
+    check_partitions,
+    clean_index,
+)
 from latchwork.primitives.queue.waiting_takers import FreeItemWatcher, TakerQueues, Wait
 from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
@@ -47,28 +53,29 @@ from latchwork.types import At, Check, Create, Delete, Entry, Op, Put
 
 
 class WorkQueue(Closable):
-    """A queue of named items of bytes, in partitions, which takers claim.
+    """A queue of named items of bytes, in partitions. Its consumers claim items and acknowledge them.
 
     ``tasks.put("any", "s1", "task-7", b"...")`` here, ``with tasks.take("any") as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one taker at a time: a taker that has lost its claim cannot end it. Use
-    the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many processes.
+    Every item is taken at least once, and by one consumer at a time: a consumer that has lost its claim cannot end it.
+    Use the fence of the claim in all writes. Construction does no I/O. Thread-safe, and safe to use from many
+    processes.
 
-    Takers take from partitions. A sort key orders the items in a partition, and divides the partition so that no
-    request reads all of it. Put a few hundred items under one sort key, then start another one, also after some
+    A consumer takes items from partitions. A sort key orders the items in a partition, and divides the partition so
+    that no request reads all of it. Put a few hundred items under one sort key, then start another one, also after some
     seconds: each sort key with few items costs a take one more read. Partitions and sort keys are created with their
-    first item, and removed when a taker finds them empty. A name is one segment of a key.
+    first item, and removed when a consumer finds them empty. A name is one segment of a key.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key below which everything is stored.
         capacity: Maximum number of items, including claimed ones. Every client that puts must pass the same one. With a
             capacity each put waits for the puts before it, ``put_ops`` and ``create_claimed`` are refused, and items
-            stay in their partitions. None: no limit.
-        max_attempts: Number of times that an item is taken without being acknowledged before it becomes a dead letter.
-            Each taker sets it for its takes.
-        session: The session that claims are bound to, which the caller closes. None uses the store's primary session.
-        label: Text in the tickets of this taker, shown to other clients.
+            stay in their partitions. None for no limit.
+        max_attempts: How often an item is taken without being acknowledged before it becomes a dead letter. Each
+            consumer sets it for its own takes.
+        session: The session to which claims are bound, which the caller closes. None uses the store's primary session.
+        label: Name of this client in its tickets, shown to others.
     """
 
     _is_numbered = False
@@ -115,17 +122,18 @@ class WorkQueue(Closable):
     # Putting
 
     def put_ops(self, partition: str, sort_key: str, items: Mapping[str, bytes]) -> list[Op]:
-        """Return the writes that put items, for a transaction of yours. Does no I/O.
+        """Build the writes that put items, for a transaction of yours. Does no I/O.
 
-        There is one for each item, and one for the sort key, which is the same each time: write it once in a
-        transaction (``list(dict.fromkeys(ops))``).
+        There is one write for each item, and one for the sort key. The latter is the same in each call. Include it only
+        once in a transaction: ``list(dict.fromkeys(ops))``.
 
         Args:
-            partition: Partition to put the items into. Takers name the partitions they take from.
-            sort_key: Sort key of the items. Items are taken in the order of ``<sort key>/<id>``, as text.
-            items: Values by ID, which is unique under the sort key; up to 4,096 bytes each, ``put`` takes larger ones.
+            partition: The partition of the items.
+            sort_key: The sort key of the items. Items are taken in the order of ``<sort key>/<id>``, as text.
+            items: Values by ID, which is unique under the sort key. At most 4,096 bytes each; ``put`` takes larger
+                ones.
         Raises:
-            InvalidKey: A name cannot be a segment of a key.
+            InvalidKey: A name is not a valid key segment.
             ValueTooLarge, TypeError: A value cannot be stored.
             ValueError: The queue is bounded.
         """
@@ -140,16 +148,16 @@ class WorkQueue(Closable):
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, *, session: Session
     ) -> CreateClaimed:
-        """Return the writes that put an item and claim it at once, for a transaction of yours. Does no I/O.
+        """Build the writes that put an item and claim it at once, for a transaction of yours. Does no I/O.
 
         Args:
             partition: As for ``put_ops``.
             sort_key: As for ``put_ops``.
             item_id: ID of the item, unique under its sort key.
-            value: Up to 4,096 bytes.
-            session: The session that the claim is bound to.
+            value: At most 4,096 bytes.
+            session: The session to which the claim is bound.
         Raises:
-            InvalidKey: A name cannot be a segment of a key.
+            InvalidKey: A name is not a valid key segment.
             ValueTooLarge, TypeError: The value cannot be stored.
             ValueError: The queue is bounded.
         """
@@ -176,17 +184,17 @@ class WorkQueue(Closable):
         """Put an item, optionally in one transaction with writes of yours.
 
         Args:
-            partition: Partition to put the item into. Takers name the partitions they take from.
-            sort_key: Sort key of the item. Items are taken in the order of ``<sort key>/<id>``, as text.
+            partition: The partition of the item.
+            sort_key: The sort key of the item. Items are taken in the order of ``<sort key>/<id>``, as text.
             item_id: ID of the item, unique under its sort key.
             value: Up to 990,000 bytes; up to 4,096 are cheapest.
-            checks: Further checks that must hold.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
-            timeout_s: Seconds to wait for a bounded queue to have space; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait until a bounded queue has space. None waits forever, 0 tries once.
         Raises:
             KeyExists: There is an item with this sort key and ID; nothing was put.
-            Conflict: One of your checks or writes did not hold; nothing was put.
-            WaitTimeout: A bounded queue was full, or other clients put items all that time; nothing was put.
+            Conflict: One of your checks or writes failed; nothing was put.
+            WaitTimeout: A bounded queue was full, or other clients put items until the timeout; nothing was put.
             InvalidKey, ValueTooLarge, TypeError: An argument is invalid.
             OutcomeUnknown: The item may be put, now or later, or may even be taken and done already.
             Unavailable: Nothing was put.
@@ -240,11 +248,11 @@ class WorkQueue(Closable):
     # Removing
 
     def removal_ops(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
-        """Return checks and writes that remove an item, for a transaction of the caller. Does no I/O.
+        """Build the checks and writes that remove an item, for a transaction of yours. Does no I/O.
 
         Args:
             item: The item as it was read.
-            if_taken: Also remove it while it is claimed.
+            if_taken: Remove it even if it is claimed.
         """
         checks: list[Check] = [item.check] if if_taken else self._keys.build_free_checks(item)
         ops: list[Op] = [Delete(self._keys.data_key(item.data_id))] if item.data_id else []
@@ -259,14 +267,14 @@ class WorkQueue(Closable):
         """Remove an item that was read before, optionally in one transaction with writes of yours.
 
         Args:
-            item: As it was read; an item that was taken or released since then counts as another one.
-            checks: Further checks that must hold.
+            item: The item as it was read. It is not removed if it was taken or released since.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
-            if_taken: Also remove it while it is claimed. Its taker can no longer end it, and is not notified.
+            if_taken: Remove it even if it is claimed. Its consumer can no longer end it, and is not notified.
         Returns:
             False if the item is gone, changed or claimed; nothing was changed.
         Raises:
-            Conflict: One of your checks or writes did not hold; nothing was changed.
+            Conflict: One of your checks or writes failed; nothing was changed.
             Unavailable: Nothing was changed.
             OutcomeUnknown: The item may be removed.
         """
@@ -287,12 +295,12 @@ class WorkQueue(Closable):
         """Make a dead letter of an item that was read before and is not claimed, optionally with writes of yours.
 
         Args:
-            item: As it was read; an item that was taken or released since then counts as another one.
+            item: The item as it was read. It does not become a dead letter if it was taken or released since.
             why: The reason, stored in the dead letter.
-            checks: Further checks that must hold.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
         Returns:
-            False if the item is gone, changed or claimed, or one of your checks or writes did not hold; nothing was
+            False if the item is gone, changed or claimed, or if one of your checks or writes failed; nothing was
                 changed.
         Raises:
             Unavailable: Nothing was changed.
@@ -301,28 +309,28 @@ class WorkQueue(Closable):
         self._waits.check()
         return await self._taking.move_to_dead_letters(item, check_text(why, "the reason"), lambda _: (checks, ops))
 
-    # ItemTaker
+    # Taking
 
     @driven
     async def take(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> QueueClaim:
         """Take the first free item of a partition, and wait for one if there is none.
 
-        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the order
-        in which they came, but a taker that comes together with an item may be faster. The first read is from the
-        server that the store is connected to: an item that was put or released through another server just before may
-        be overlooked in favor of one after it.
+        Consumers that come at the same time may get neighboring items in any order. Waiting consumers are served in the
+        order in which they came, but a consumer that comes together with an item may be faster. The first read uses the
+        server to which the store is connected. An item that was put or released through another server just before may
+        be overlooked, so that a later item is taken.
 
         Args:
             partition: The partition.
-            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
             accept: Called with a free item; returns whether it is wanted. None accepts all.
         Returns:
-            A claim on the item. It lasts until we end it, or our session ends.
+            A claim on the item. It lasts until you end it, or our session ends.
         Raises:
             WaitTimeout: There was no item; nothing is taken.
             SessionLost: Our session ended while waiting.
-            Unavailable, OutcomeUnknown: The server could not be reached in that time; nothing is taken, or only until
-                that is found out.
+            Unavailable, OutcomeUnknown: The server could not be reached in that time. Nothing is taken, or an item is
+                taken and released soon.
             Closed: The queue, its session or its store was closed.
             ForkedProcess: The queue was created by the parent of this process.
             LatchworkError: The call is made inside a callback.
@@ -363,24 +371,26 @@ class WorkQueue(Closable):
     ) -> list[QueueClaim]:
         """Take the first free items, many in one transaction, without waiting.
 
-        Takers that come at the same time may get neighboring items in any order.
+        Consumers that come at the same time may get neighboring items in any order.
 
         Args:
-            partitions: Where to look for items, one after the other.
+            partitions: The partitions to search, in this order.
             limit: Maximum number of items.
             accept: Called with a free item; returns whether it is wanted. An item that is wanted is not always taken.
             extra: Called with an item that is wanted; returns checks and writes for the transaction that takes it.
-                Items of one transaction may share checks; two that write the same key are taken one after the other.
-            extra_dead: Likewise for the transaction that makes a dead letter of an item whose attempts are used up and
-                whose last taker died.
-            on_refused: Called with an item whose extra checks or writes did not hold; it stays in the queue.
-            on_dead: Called with an item that this take made a dead letter.
-            shard: Called with a partition; returns our shard of it. Takers that know each other take items of their own
-                shard first, so they do not want the same ones. An item of another shard waits for 0.05 s at most, and a
-                new item that sorts before the items that were read already for 0.25 s.
+                Items of one transaction may share checks. Two items that write the same key are taken in different
+                transactions.
+            extra_dead: Called with an item that has no attempts left and whose last consumer died; returns checks and
+                writes for the transaction that makes it a dead letter.
+            on_refused: Called with an item whose extra checks or writes failed; it stays in the queue.
+            on_dead: Called with an item that this call made a dead letter.
+            shard: Called with a partition; returns the shard of it that this consumer prefers. Consumers that know each
+                other take items of their own shard first, so that they do not compete for the same ones. An item of
+                another shard waits for 0.05 s at most, and a new item that sorts before items already read waits for
+                0.25 s at most.
         Returns:
-            Claims in the order in which they were made, perhaps none. Each lasts until we end it, or our session ends.
-                An error after the first claim is left to the next call.
+            Claims in the order in which they were made, perhaps none. Each lasts until you end it, or our session ends.
+                An error after the first claim is not raised.
         Raises:
             Unavailable: Nothing is taken.
             OutcomeUnknown: Items that may have been taken are returned by the next call, or released after a second.
@@ -412,18 +422,18 @@ class WorkQueue(Closable):
         extra: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
     ) -> list[QueueClaim]:
-        """Take items that ``wait_items`` or another call returned, in one commit, without reading them again.
+        """Take items that ``wait_items`` or another call returned, without reading them again.
 
-        An item that other clients have taken, removed or changed since then is left out. So is one whose attempts are
-        used up, which the next ``try_take`` makes a dead letter.
+        An item that other clients have taken, removed or changed since is left out. So is an item that has no attempts
+        left, which the next ``try_take`` makes a dead letter.
 
         Args:
-            items: As they were read, in the order in which they are to be taken.
+            items: The items as they were read, in the order in which to take them.
             accept: As for ``try_take``.
             extra: As for ``try_take``.
             on_refused: As for ``try_take``.
         Returns:
-            Claims in that order, perhaps none.
+            Claims in the order of ``items``, perhaps none.
         Raises:
             ValueError: An item is of another queue, or a dead letter.
             Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: As for ``try_take``.
@@ -453,15 +463,15 @@ class WorkQueue(Closable):
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
         """Wait until an item of a partition is free, without taking it. Call ``try_take`` then, and perhaps wait again.
 
-        Waiting takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
-        it starts, and nothing more.
+        Waiting clients are notified one after the other, in the order in which they came. The only write of a wait is a
+        ticket at its start.
 
         Args:
             partition: The partition.
-            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
             accept: As for ``try_take``.
         Returns:
-            False after a timeout.
+            False after the timeout.
         Raises:
             SessionLost: Our session ended while waiting.
             Unavailable, OutcomeUnknown: The server could not be reached in that time.
@@ -488,16 +498,16 @@ class WorkQueue(Closable):
         Args:
             partition: The partition.
             timeout_s: As for ``wait_free``.
-            limit: If more items than this are free, none is returned.
+            limit: If more items than this are free, return an empty list.
             accept: As for ``try_take``.
-            stays: Keep the position among the waiters, also after a timeout. The next such call, in one thread, returns
-                what is new, by the ``accept`` of this one. No other waiter is notified meanwhile: call ``leave`` when
-                you have enough.
-            on_ahead: With ``stays``: called with the number of waiters ahead of us, whenever that is read. A waiter
-                ahead may be dead or slow: while there is one, call ``try_take`` now and then.
+            stays: Keep our position among the waiting clients after the call, also after the timeout. The next such
+                call, from one thread at a time, returns the items that are new, using the ``accept`` of this call. No
+                other waiting client is notified meanwhile: call ``leave`` when you have enough.
+            on_ahead: With ``stays``: called with the number of clients before us, whenever that was read. A client
+                before us may be dead or slow: while there is one, call ``try_take`` now and then.
         Returns:
-            All free items of the partition, in order. The list is empty when something is free and ``try_take`` must
-                find it. None after a timeout.
+            All free items of the partition, in order. The list is empty if items are free that only ``try_take`` can
+                find. None after the timeout.
         Raises:
             SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: As for ``wait_free``.
         """
@@ -510,7 +520,7 @@ class WorkQueue(Closable):
         return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
-        """Give up the position among the waiters that ``wait_items`` kept, if there is one, in the background."""
+        """Give up the position among the waiting clients that ``wait_items`` has kept, in the background."""
         self._waiting.leave(partition)
 
     async def _wait(
@@ -531,14 +541,14 @@ class WorkQueue(Closable):
 
     @driven
     async def partitions(self) -> list[str]:
-        """Return the sorted names of the partitions that have items. A partition that has become empty may be included
-        until it is read.
+        """Return the names of the partitions that have items, sorted. A partition that became empty just now may be
+        included.
         """
         return list(await self._partitions(None))
 
     @driven
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
-        """Return the item with this sort key and ID, claimed or not; None if there is none. A large value is not
+        """Return the item with this sort key and ID, claimed or not. None if there is none. Large values are not
         read.
         """
         check_item_name(partition, sort_key, item_id)
@@ -551,15 +561,21 @@ class WorkQueue(Closable):
 
     @driven
     async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
-        """Return the items with these keys, see ``WorkQueue.key``, without large values; None where there is none."""
+        """Return the items with these keys, in order, without large values. None for a key without an item.
+
+        Args:
+            keys: Keys that ``WorkQueue.key`` returned.
+        """
         self._waits.check()
         return [None if entry is None else read_for_display(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
     async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
-        """Return the first items of a partition, or of all partitions sorted by name, including claimed ones.
+        """Return the first items of a partition or of the whole queue, including claimed ones, without large values.
 
-        Large values are left out.
+        Args:
+            partition: The partition. None for all partitions, sorted by name.
+            limit: Maximum number of items.
         """
         found: list[QueueItem] = []
         for each in await self._partitions(partition):
@@ -574,7 +590,11 @@ class WorkQueue(Closable):
 
     @driven
     async def size(self, partition: str | None = None) -> int:
-        """Return the number of items of a partition, or of all, including claimed ones. Reads all their names."""
+        """Return the number of items, including claimed ones. Reads the keys of all of them.
+
+        Args:
+            partition: The partition. None for all partitions.
+        """
         self._waits.check()
         return await self._count(partition)
 
@@ -588,9 +608,15 @@ class WorkQueue(Closable):
 
     @driven
     async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
-        """Return the tickets of the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``.
+        """Return which clients have claimed items.
 
-        Reads items in order until as many claims are found, or all items.
+        Reads items in order until enough claims are found, or all items.
+
+        Args:
+            partition: The partition. None for all partitions.
+            limit: Maximum number of claims.
+        Returns:
+            The ticket of the claim holder for each claimed item, by ``<partition>/<sort key>/<id>``, sorted.
         """
         found: dict[str, Ticket] = {}
         for each in await self._partitions(partition):
@@ -612,12 +638,16 @@ class WorkQueue(Closable):
 
     @driven
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return the ticket of the holder of the claim on an item, as it was read; None if it is not claimed."""
+        """Return the ticket of the client that has claimed an item. None if the item, as it was read, is not
+        claimed.
+        """
         return (await steps_of(self.holders)([item]))[0]
 
     @driven
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return the ticket of the holder for each of these items, as read; None for an item that is not claimed."""
+        """Return for each of these items the ticket of the client that has claimed it, in order. None for an unclaimed
+        item.
+        """
         self._waits.check()
         keys = {item.claim: self._keys.holder_key(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
@@ -626,32 +656,34 @@ class WorkQueue(Closable):
 
     @driven
     async def takers(self, partition: str) -> list[Ticket]:
-        """Return the tickets of the waiting takers of a partition, in order."""
+        """Return the tickets of the clients that wait for items of a partition, in order."""
         check_member(partition, "partition")
         return await self._waiting.get_ticket_queue(partition).tickets()
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return the tickets of the waiting putters, in order; empty unless the queue is bounded."""
+        """Return the tickets of the clients that wait for space to put items, in order. Empty if the queue is not
+        bounded.
+        """
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
 
     @driven
     async def tidy(self, partition: str) -> bool:
-        """Remove the sort keys without items from the index of a partition that no client takes from.
+        """Remove unused entries from the index of a partition that has no consumers.
 
-        Takers do it while they read. Items that were removed, or deleted in a transaction of yours, leave their sort
-        key. Also removes the keys that inform departed takers about removed items.
+        Consumers remove them while they read: index entries of sort keys without items, and removal records for clients
+        that have ended. Call this for a partition whose items were removed, or deleted in a transaction of yours.
 
         Returns:
-            Whether the partition has no sort key any more.
+            True if the index of the partition is empty now.
         Raises:
-            Unavailable: Some sort keys may be removed.
+            Unavailable: Some entries may be removed.
             Closed, ForkedProcess: The queue cannot be used here.
         """
         check_member(partition, "partition")
         self._waits.check()
-        return await tidy(self._store, self._keys, partition)
+        return await clean_index(self._store, self._keys, partition)
 
     async def _partitions(self, partition: str | None) -> Sequence[str]:
         self._waits.check()
@@ -683,21 +715,20 @@ class WorkQueue(Closable):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> QueueItem:
-        """Put a dead letter back at its old position, with all its attempts left.
+        """Put a dead letter back into the queue at its old position, with no attempts counted.
 
         Args:
-            letter: ``item.letter`` of one of ``dead_letters``: the ID of the item, or similar.
-            partition: Put it into this partition instead.
-            checks: Further checks that must hold.
+            letter: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            partition: Put it into this partition. None for its old partition.
+            checks: Further preconditions of the transaction.
             ops: Further writes in the same transaction.
             timeout_s: As for ``put``.
         Returns:
             The item.
         Raises:
             KeyExists: There is another item with its sort key and ID.
-            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes did not
-                hold.
-            BadRecord: Its key was written by another program; drop it.
+            Conflict: There is no such dead letter, another client was faster, or one of your checks or writes failed.
+            BadRecord: Its record is invalid; drop it.
             WaitTimeout: As for ``put``.
         """
         entry = await self._read_dead_letter(letter)
@@ -727,8 +758,12 @@ class WorkQueue(Closable):
     async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
         """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
+        Args:
+            letter: The attribute ``letter`` of an item that ``dead_letters`` returned.
+            checks: Further preconditions of the transaction.
+            ops: Further writes in the same transaction.
         Raises:
-            Conflict: There is no such dead letter, or one of your checks or writes did not hold.
+            Conflict: There is no such dead letter, or one of your checks or writes failed.
         """
         entry = await self._read_dead_letter(letter)
         data_id = read_for_display(entry).data_id
@@ -744,7 +779,7 @@ class WorkQueue(Closable):
         return entry
 
     def close(self) -> None:
-        """Cancel the waits through this object. Claims stay with their takers. Thread-safe and idempotent."""
+        """Make all waiting calls of this object raise ``Closed``. Claims stay valid. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
             return
         self._waits.close()
