@@ -500,7 +500,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
         return found
 
     from latchwork.jobs.manager.leadership import Leadership
-    from latchwork.jobs.stored.followers import PoolCache
+    from latchwork.jobs.stored.caches import PoolCache
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:

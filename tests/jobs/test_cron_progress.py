@@ -14,7 +14,7 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettings, Threads
-from latchwork.jobs.cron import FIRED, CronProgress, FireTimes, HeldItem, read_cells, sweep_cells
+from latchwork.jobs.cron_progress import FIRED, CronProgress, FireTimes, HeldItem, read_cells, sweep_cells
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker

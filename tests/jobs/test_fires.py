@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.cron import BadCronCell, CronCell, decode_cell, newest_by_item, obsolete_cells
+from latchwork.jobs.cron_progress import BadCronCell, CronCell, decode_cell, newest_by_item, obsolete_cells
 from latchwork.schedules.fires import FireProgress, Jitter, describe_rule, find_next_fire, find_next_step
 
 MINUTE = 60.0

@@ -17,8 +17,8 @@ from latchwork.jobs import Job, JobManager, inspect
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.stored import cluster_store, keys, packed
-from latchwork.jobs.stored.followers import PoolCache
+from latchwork.jobs.stored import chunked_set, cluster_store, keys
+from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 from patience import eventually
 from signalling import signals_later
@@ -42,7 +42,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     newcomer = Member.of_this_process(MemberOptions("w", 10), since=0, ttl_s=10)
     registration = Registration(memory, memory.open_session(10.0), newcomer, ["report"])
     written, go_on = threading.Event(), threading.Event()
-    write_chunks = packed.write_chunks
+    write_chunks = chunked_set.write_chunks
 
     def stop_before_the_head(*args):
         write_chunks(*args)
@@ -66,7 +66,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
         def list(self, prefix, **options):
             found = memory.list(prefix, **options)
             if prefix == keys.ALIVE:
-                monkeypatch.setattr(packed, "write_chunks", stop_before_the_head)
+                monkeypatch.setattr(chunked_set, "write_chunks", stop_before_the_head)
                 thread.start()
                 assert written.wait(10)
             return found
@@ -81,7 +81,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
-    assert len(packed.read_set(memory, keys.pool("report")).packed.items) == 3000
+    assert len(chunked_set.read_set(memory, keys.pool("report")).packed.items) == 3000
 
 
 def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, cluster, monkeypatch):

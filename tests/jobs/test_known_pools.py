@@ -11,8 +11,8 @@ import latchwork
 from latchwork.jobs.manager import manager as manager_module
 from latchwork.jobs.manager.manager import trim_memory
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.followers import PoolCache
-from latchwork.jobs.stored.packed import ChunkNamer, store_set
+from latchwork.jobs.stored.caches import PoolCache
+from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
 
 MANY = [f"order-{number:06d}" for number in range(4_000)]
 

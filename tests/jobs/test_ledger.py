@@ -9,7 +9,7 @@ from latchwork import Conflict, Exists
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.rebalance import ShareChange
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.packed import read_set
+from latchwork.jobs.stored.chunked_set import read_set
 
 
 @pytest.fixture

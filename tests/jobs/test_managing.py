@@ -13,7 +13,7 @@ from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.manager import PeriodicTasks
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import cluster_store, keys, requests
-from latchwork.jobs.stored.followers import PoolCache
+from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 
 

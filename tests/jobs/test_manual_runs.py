@@ -11,9 +11,9 @@ import latchwork
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunRequest, RunResult, Threads
 from latchwork.jobs.admin.control import delete_request
-from latchwork.jobs.cron import HeldItem
+from latchwork.jobs.cron_progress import HeldItem
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.packed import ChunkNamer, store_set
+from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
 from latchwork.jobs.stored.requests import decode_request, decode_result, requested_items, trim_requests
 from latchwork.jobs.worker.manual_runs import ManualRuns
 

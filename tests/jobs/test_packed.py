@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.jobs.stored.packed import (
+from latchwork.jobs.stored.chunked_set import (
     EMPTY,
     BadHead,
     MissingChunk,

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork import At, Conflict, Put
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed import ChunkNamer, find_orphaned_chunks, read_set, store_set
+from latchwork.jobs.stored.chunked_set import ChunkNamer, find_orphaned_chunks, read_set, store_set
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
 

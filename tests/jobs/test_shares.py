@@ -8,9 +8,9 @@ import pytest
 
 import latchwork
 from latchwork import Unavailable
-from latchwork.jobs.stored import cluster_store, followers, keys
-from latchwork.jobs.stored.followers import WorkerShares
-from latchwork.jobs.stored.packed import ChunkNamer, store_set
+from latchwork.jobs.stored import caches, cluster_store, keys
+from latchwork.jobs.stored.caches import WorkerShares
+from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_share_that_could_not_be_read_is_read_again_without_a_new_event(memory
         raise Unavailable("down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(followers, "decode_or_read_set", fail)
+        patched.setattr(caches, "decode_or_read_set", fail)
         write(memory, "a", ["x", "y"], "m2")
         with pytest.raises(Unavailable):
             follower.until({"a": ("x", "y")})

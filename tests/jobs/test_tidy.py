@@ -13,7 +13,7 @@ from latchwork.jobs.node import membership
 from latchwork.jobs.node.membership import remove_cluster_state
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed import commit_all
+from latchwork.jobs.stored.chunked_set import commit_all
 from latchwork.types import Put
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from latchwork.errors import LockLost
 from latchwork.jobs import Control, Cron, JobManager, explain_item, inspect
-from latchwork.jobs.cron import CronProgress, FireTimes, HeldItem, read_cells, read_progress, reset_future_progress
+from latchwork.jobs.cron_progress import (
+    CronProgress,
+    FireTimes,
+    HeldItem,
+    read_cells,
+    read_progress,
+    reset_future_progress,
+)
 from latchwork.schedules import FireProgress, WallClock
 from latchwork.schedules.wall_clock import CONFIRM_S
 from latchwork.testing import VirtualClock

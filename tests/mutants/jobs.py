@@ -33,7 +33,7 @@ DEFECTS = (
     Defect(
         "Packed sets",
         "a writer that slept overwrites a newer state",
-        "jobs/stored/packed.py",
+        "jobs/stored/chunked_set.py",
         "store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.encode_head()), *extra])",
         "store.commit([*checks], [Put(key, update.after.encode_head()), *extra])",
         id_of("jobs/packed_store", "a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state"),
@@ -41,7 +41,7 @@ DEFECTS = (
     Defect(
         "Packed sets",
         "old chunks are deleted before the new head is written",
-        "jobs/stored/packed.py",
+        "jobs/stored/chunked_set.py",
         "        extra = list(ops_if_created) if before.head is None else []\n",
         "        extra = list(ops_if_created) if before.head is None else []\n"
         "        delete_chunks(store, [(key, update)], checks)\n",
@@ -90,7 +90,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "a run starts before its fire time is written",
-        "jobs/cron.py",
+        "jobs/cron_progress.py",
         "        self._write(begun)\n        self._fired.update(begun)\n",
         "        self._fired.update(begun)\n",
         id_of("jobs/cron_progress", "a_run_whose_node_died_is_begun_again_by_the_next_holder", on="memory"),
@@ -98,7 +98,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "a start of unknown outcome counts as written",
-        "jobs/cron.py",
+        "jobs/cron_progress.py",
         "                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.cell):\n",
         "                if isinstance(error, OutcomeUnknown):\n                    return\n"
         "                if attempt == 2 or self._owner_is_gone(own.cell):\n",
@@ -107,7 +107,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "progress is written without checking the owner of the locks",
-        "jobs/cron.py",
+        "jobs/cron_progress.py",
         '        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]\n',
         "        return [*self._also]\n",
         id_of("jobs/cron_progress", "nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet"),

@@ -13,10 +13,10 @@ from latchwork._base.decoding import encode as encode_it
 from latchwork.cli.screens.tree import format_value
 from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
-from latchwork.jobs.cron import CronCell, decode_cell
+from latchwork.jobs.cron_progress import CronCell, decode_cell
 from latchwork.jobs.manager.strategies import decode_strategies, encode_strategies
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode_settings
-from latchwork.jobs.stored import packed
+from latchwork.jobs.stored import chunked_set
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
 from latchwork.jobs.stored.requests import (
     AuditRecord,
@@ -87,7 +87,7 @@ CELL = CronCell(
     ("a", "b", "c"),
     (FireProgress(1.0, None, "r"), FireProgress(1.0, None, "r"), FireProgress(2.0, 2.0, "r")),
 )
-CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
+CHUNKED = chunked_set.PackedSet(chunks=(chunked_set.Chunk("w-1", ("a",)), chunked_set.Chunk("w-2", ("b",))))
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
@@ -177,21 +177,28 @@ KINDS = {
         "jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").to_bytes(), decode_record
     ),
     "inline set": Kind(
-        "jobs.stored.packed",
-        packed.PackedSet(inline=("a", "b")).encode_head(),
-        lambda value: packed.decode_set(value, lambda _: None),
+        "jobs.stored.chunked_set",
+        chunked_set.PackedSet(inline=("a", "b")).encode_head(),
+        lambda value: chunked_set.decode_set(value, lambda _: None),
     ),
     "set": Kind(
-        "jobs.stored.packed",
+        "jobs.stored.chunked_set",
         CHUNKED.encode_head(),
-        lambda value: (packed.chunk_names(value), packed.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get)),
+        lambda value: (
+            chunked_set.chunk_names(value),
+            chunked_set.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get),
+        ),
     ),
     "chunk": Kind(
-        "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode_set(b'{"chunks":["w-1"]}', lambda _: value)
+        "jobs.stored.chunked_set",
+        b'["a","b"]',
+        lambda value: chunked_set.decode_set(b'{"chunks":["w-1"]}', lambda _: value),
     ),
-    "cell": Kind("jobs.cron", CELL.encode_state("n"), lambda value: decode_cell("c", value, CELL.encode_items())),
+    "cell": Kind(
+        "jobs.cron_progress", CELL.encode_state("n"), lambda value: decode_cell("c", value, CELL.encode_items())
+    ),
     "items of a cell": Kind(
-        "jobs.cron", CELL.encode_items(), lambda value: decode_cell("c", CELL.encode_state("n"), value)
+        "jobs.cron_progress", CELL.encode_items(), lambda value: decode_cell("c", CELL.encode_state("n"), value)
     ),
     "settings of a job": Kind(
         "jobs.settings",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from latchwork import BadRecord, LatchworkError, OnceFailed
 from latchwork._base.decoding import MAX_DEPTH, read_json
-from latchwork.jobs.cron import BadCronCell, decode_cell
+from latchwork.jobs.cron_progress import BadCronCell, decode_cell
 from latchwork.jobs.settings import ClusterSettings
 from latchwork.jobs.stored.nodes import Member
 from levels import LONG

@@ -15,7 +15,7 @@ from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, print_change, say, say_json, show
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
-from latchwork.jobs.cron import read_progress
+from latchwork.jobs.cron_progress import read_progress
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]

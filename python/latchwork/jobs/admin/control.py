@@ -25,13 +25,13 @@ from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
-from latchwork.jobs.cron import decode_cells, newest_by_item, reset_future_progress
+from latchwork.jobs.cron_progress import decode_cells, newest_by_item, reset_future_progress
 from latchwork.jobs.options import InvalidSetting
 from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.chunked_set import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
-from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.requests import (
     AUDIT,
     MANUAL,

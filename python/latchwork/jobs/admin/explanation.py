@@ -9,7 +9,7 @@ from typing import Any
 from latchwork._base.text import counted, utc_text
 from latchwork.assignment import Explanation, Problem, explain, parse_strategy
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
-from latchwork.jobs.cron import format_future_progress
+from latchwork.jobs.cron_progress import format_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
 from latchwork.schedules import FireProgress

@@ -10,9 +10,9 @@ from latchwork._base.validation import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.chunked_set import decode_or_read_set
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
-from latchwork.jobs.stored.packed import decode_or_read_set
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store

@@ -10,16 +10,16 @@ from collections.abc import Collection, Mapping
 
 from latchwork._base.text import reason
 from latchwork.errors import Conflict
-from latchwork.jobs.cron import sweep_cells
+from latchwork.jobs.cron_progress import sweep_cells
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
 from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import ManagerOptions, encode_strategies
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.followers import PoolCache
+from latchwork.jobs.stored.caches import PoolCache
+from latchwork.jobs.stored.chunked_set import commit_all, find_orphaned_chunks
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import commit_all, find_orphaned_chunks
 from latchwork.jobs.stored.requests import trim_audit, trim_requests
 from latchwork.jobs.stored.runs import trim_outcomes
 from latchwork.store import Mirror, Store

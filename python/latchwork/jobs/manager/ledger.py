@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from latchwork._base.decoding import encode
 from latchwork.jobs.manager.rebalance import ShareChange, order_changes
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import (
+from latchwork.jobs.stored.chunked_set import (
     EMPTY,
     MAX_BYTES,
     MAX_OPS,

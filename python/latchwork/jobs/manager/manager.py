@@ -22,7 +22,7 @@ from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.followers import PoolCache
+from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.nodes import NODES, Member
 from latchwork.primitives import LeaderLatch
 from latchwork.store import Backoff, Observers, Session, Store

@@ -41,7 +41,7 @@ from latchwork.jobs.manager.rebalance import (
     stored_owners,
 )
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.jobs.stored.followers import reuse_text
+from latchwork.jobs.stored.caches import reuse_text
 
 log = logging.getLogger(__name__)
 

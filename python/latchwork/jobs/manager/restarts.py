@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import ReservedShare, Shares, WorkerView
+from latchwork.jobs.stored.chunked_set import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.nodes import (
     Member,
     NodeMark,
@@ -16,7 +17,6 @@ from latchwork.jobs.stored.nodes import (
     mark_key,
     reserved_key,
 )
-from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read_set, store_set
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 

@@ -32,8 +32,8 @@ from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observer import NOBODY, Observer
 from latchwork.jobs.settings import LiveSettings
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.chunked_set import commit_all
 from latchwork.jobs.stored.nodes import Member, MemberOptions
-from latchwork.jobs.stored.packed import commit_all
 from latchwork.primitives import forget_free_locks
 from latchwork.store import Backoff, Observers, Session, Store
 from latchwork.types import Check, Delete, Entry, Op

@@ -14,7 +14,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
-from latchwork.jobs.cron import format_future_progress
+from latchwork.jobs.cron_progress import format_future_progress
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import NodeMembership

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.chunked_set import MAX_OPS, ChunkNamer, commit_all, store_set
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import MAX_OPS, ChunkNamer, commit_all, store_set
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 

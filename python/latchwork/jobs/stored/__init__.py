@@ -4,7 +4,7 @@ Benchmarks import it because they read and write the same keys. It contains form
 """
 
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.followers import WorkerShares
+from latchwork.jobs.stored.caches import WorkerShares
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 

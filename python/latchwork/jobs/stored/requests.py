@@ -1,8 +1,8 @@
 """Records of operator actions: requests for manual runs with their results, and the audit log.
 
 Keys:   requests/<id>                              JSON; a request for a manual run
-        manual/<id>/items[/<chunk>]                for a request for all items: the items at its time; see packed.py
-        manual/<id>/progress/<job>/<cell>[/items]  which items have started and ended, as for a fire time; see cron.py
+        manual/<id>/items[/<chunk>]                for a request for all items: the items at its time; see chunked_set
+        manual/<id>/progress/<job>/<cell>[/items]  which items have started and ended, as for a fire time; see cron_progress
         manual/<id>/ended/<uuid>                   JSON; the result of one run
 
 Only the ``trim`` functions and ``read_audit`` do I/O.
@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Record, Whole
 from latchwork.errors import Conflict
+from latchwork.jobs.stored.chunked_set import commit_all, read_set
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.packed import commit_all, read_set
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Entry
 

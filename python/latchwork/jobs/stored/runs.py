@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Positive, Timestamp, encode
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import commit_all
+from latchwork.jobs.stored.chunked_set import commit_all
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.jobs.cron import HeldItem
+from latchwork.jobs.cron_progress import HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import AUDIT, force_released_tokens
 from latchwork.primitives import HeldLock, LockKeeper

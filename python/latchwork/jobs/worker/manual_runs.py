@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError
-from latchwork.jobs.cron import CronProgress, HeldItem
+from latchwork.jobs.cron_progress import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import (
     MAX_NAMED,

@@ -25,7 +25,7 @@ from latchwork._base.lazy import lazy_getattr
 from latchwork._base.validation import deferred_result_kind
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.jobs.cron import FireTimes
+from latchwork.jobs.cron_progress import FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, Observer, RunInfo
 from latchwork.jobs.options import MIN_GRACE_S, Threads

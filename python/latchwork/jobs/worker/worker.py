@@ -17,11 +17,11 @@ from itertools import count
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
-from latchwork.jobs.cron import CronProgress, FireTimes
+from latchwork.jobs.cron_progress import CronProgress, FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
-from latchwork.jobs.stored.followers import WorkerShares
+from latchwork.jobs.stored.caches import WorkerShares
 from latchwork.jobs.stored.runs import JobOutcome
 from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns

@@ -27,8 +27,8 @@ from latchwork._base.interrupts import condition, mutex
 from latchwork._base.text import short
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.chunked_set import commit_all
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.packed import commit_all
 from latchwork.schedules import NO_JITTER, Cron, CronStep, FireProgress, Jitter, describe_rule, find_next_step
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put

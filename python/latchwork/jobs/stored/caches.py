@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from latchwork._base.interrupts import mutex
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import PackedSet, decode_or_read_set, read_set
+from latchwork.jobs.stored.chunked_set import PackedSet, decode_or_read_set, read_set
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import run
 from latchwork.types import Change
