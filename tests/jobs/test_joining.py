@@ -35,7 +35,7 @@ def idle(job_id="report", pool=("a",)):
 
 
 def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(memory, monkeypatch):
-    """The node joins after the leader looked who lives, and has written its chunks but not yet its head."""
+    """The node joins after the leader looked who lives, and has written its chunks but not yet its manifest."""
     items = [f"item-{number:05d}" for number in range(3000)]
     session = memory.open_session(10.0)
     ticket = memory.create(f"{keys.LEADER}/t", b"", session=session)
@@ -44,7 +44,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     written, go_on = threading.Event(), threading.Event()
     write_chunks = chunked_set.write_chunks
 
-    def stop_before_the_head(*args):
+    def stop_before_the_manifest(*args):
         write_chunks(*args)
         written.set()
         go_on.wait(10)
@@ -66,7 +66,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
         def list(self, prefix, **options):
             found = memory.list(prefix, **options)
             if prefix == keys.ALIVE:
-                monkeypatch.setattr(chunked_set, "write_chunks", stop_before_the_head)
+                monkeypatch.setattr(chunked_set, "write_chunks", stop_before_the_manifest)
                 thread.start()
                 assert written.wait(10)
             return found
@@ -81,7 +81,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
-    assert len(chunked_set.read_set(memory, keys.pool("report")).packed.items) == 3000
+    assert len(chunked_set.read_set(memory, keys.pool("report")).chunked.items) == 3000
 
 
 def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, cluster, monkeypatch):

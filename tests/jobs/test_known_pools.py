@@ -53,8 +53,8 @@ def known(memory, reads):
 
 
 def _version(state, job):
-    head = state.get(keys.pool(job))
-    return None if head is None else head.version
+    manifest = state.get(keys.pool(job))
+    return None if manifest is None else manifest.version
 
 
 def write(store, known, job, items, tag="w1", names={}):  # noqa: B006 - names are never used twice, in no test

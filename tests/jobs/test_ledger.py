@@ -93,7 +93,7 @@ def test_a_large_rebalance_shrinks_heads_before_it_grows_others(memory, fence):
         done = commit(checks, ops)
         owners = {}
         for worker in range(200):
-            for item in read_set(memory, keys.assigned(f"w{worker:03d}", "report")).packed.items:
+            for item in read_set(memory, keys.assigned(f"w{worker:03d}", "report")).chunked.items:
                 owners.setdefault(item, []).append(worker)
         assert all(len(workers) == 1 for workers in owners.values())
         return done
@@ -117,9 +117,9 @@ def test_a_damaged_share_is_written_anew(memory, fence):
     ledger = ledger_of(memory, fence, "m2")
     assert ledger.shares() == {"report": {"w1": ()}}
     ledger.write([change("w1", big)], fence)
-    assert read_set(memory, keys.assigned("w1", "report")).packed.items == tuple(big)
+    assert read_set(memory, keys.assigned("w1", "report")).chunked.items == tuple(big)
     ledger_of(memory, fence, "m3")
-    names = read_set(memory, keys.assigned("w1", "report")).packed.chunk_names()
+    names = read_set(memory, keys.assigned("w1", "report")).chunked.chunk_names()
     assert len(memory.list(keys.assigned("w1", "report"))) == len(names)
 
 

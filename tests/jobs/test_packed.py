@@ -1,4 +1,4 @@
-"""Sets as a head and immutable chunks: pure part."""
+"""Sets as a manifest and immutable chunks: pure part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latchwork.jobs.stored.chunked_set import (
     EMPTY,
-    BadHead,
+    BadManifest,
     MissingChunk,
     chunk_names,
     decode_set,
@@ -35,23 +35,23 @@ class Disk:
 
     def __init__(self):
         self.names = Names()
-        self.packed = EMPTY
-        self.head = EMPTY.encode_head()
+        self.chunked = EMPTY
+        self.manifest = EMPTY.encode_manifest()
         self.chunks = {}
         self.written = 0
 
     def make(self, wanted):
-        update = plan_update(self.packed, wanted, self.names)
+        update = plan_update(self.chunked, wanted, self.names)
         self.written = 0
         if update is None:
             return
         assert not set(update.added) & set(self.chunks), "a chunk name was used twice"
         self.chunks.update(update.added)
-        self.head = update.after.encode_head()
-        self.packed = update.after
+        self.manifest = update.after.encode_manifest()
+        self.chunked = update.after
         for name in update.dropped:
             del self.chunks[name]
-        self.written = sum(map(len, update.added.values())) + len(self.head)
+        self.written = sum(map(len, update.added.values())) + len(self.manifest)
 
 
 @given(st.lists(ITEMS, max_size=6), st.integers(0, 400))
@@ -61,10 +61,10 @@ def test_a_set_reads_back_as_it_was_written_through_any_changes(versions, bulk):
     base = {f"item-{i:05d}" for i in range(bulk)}
     for wanted in versions:
         disk.make(base | wanted)
-        read = decode_set(disk.head, disk.chunks.get)
-        assert read == disk.packed
+        read = decode_set(disk.manifest, disk.chunks.get)
+        assert read == disk.chunked
         assert list(read.items) == sorted(base | wanted)
-        assert set(disk.chunks) == set(chunk_names(disk.head)), "a chunk was left over"
+        assert set(disk.chunks) == set(chunk_names(disk.manifest)), "a chunk was left over"
 
 
 @given(ITEMS)
@@ -72,14 +72,14 @@ def test_a_set_reads_back_as_it_was_written_through_any_changes(versions, bulk):
 def test_an_unchanged_set_is_no_write(items):
     disk = Disk()
     disk.make(items)
-    assert plan_update(disk.packed, list(items), disk.names) is None
+    assert plan_update(disk.chunked, list(items), disk.names) is None
 
 
 def test_a_small_set_lives_in_its_head_alone():
     disk = Disk()
     disk.make({"a", "b"})
     assert disk.chunks == {}
-    assert json.loads(disk.head) == {"count": 2, "items": ["a", "b"]}
+    assert json.loads(disk.manifest) == {"count": 2, "items": ["a", "b"]}
 
 
 @pytest.mark.parametrize(("size", "most_bytes"), [(1_000, 8_000), (10_000, 25_000), (200_000, 60_000)])
@@ -97,7 +97,7 @@ def test_every_value_stays_far_below_the_limit_with_the_longest_items():
     disk = Disk()
     disk.make({f"{i:06d}" + "\x01" * 506 for i in range(3_000)})
     assert max(map(len, disk.chunks.values())) < 300_000
-    assert len(disk.head) < 300_000
+    assert len(disk.manifest) < 300_000
 
 
 def test_a_set_that_shrinks_bit_by_bit_does_not_keep_tiny_chunks():
@@ -114,12 +114,12 @@ def test_a_head_whose_chunk_is_missing_says_so():
     disk = Disk()
     disk.make({f"item-{i:05d}" for i in range(1_000)})
     with pytest.raises(MissingChunk):
-        decode_set(disk.head, lambda name: None)
+        decode_set(disk.manifest, lambda name: None)
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b'{"items":[1]}', b'{"chunks":"a"}'])
 def test_a_head_that_something_else_wrote_is_refused(value):
-    with pytest.raises(BadHead):
+    with pytest.raises(BadManifest):
         decode_set(value, lambda name: None)
 
 

@@ -22,7 +22,7 @@ def test_sets_of_every_size_come_back_and_leave_nothing_of_the_older_ones(store)
     names = ChunkNamer("w1")
     for items in ({"a"}, BIG, BIG | {"b"}, BIG - {"https://example.org/000100"}, {"c"}, set()):
         store_set(store, "work-pool/report", items, checks=[], new_name=names)
-        assert set(read_set(store, "work-pool/report").packed.items) == items
+        assert set(read_set(store, "work-pool/report").chunked.items) == items
         entries = {entry.key: entry for entry in store.list("work-pool", recursive=True)}
         assert find_orphaned_chunks("work-pool/report", entries, entries.get("work-pool/report"), {}) == []
 
@@ -30,7 +30,7 @@ def test_sets_of_every_size_come_back_and_leave_nothing_of_the_older_ones(store)
 def test_an_unchanged_set_is_no_write_at_all(store):
     first, _ = put(store, BIG)
     second, before = put(store, BIG, tag="w2")
-    assert second.head.version == first.head.version
+    assert second.manifest.version == first.manifest.version
     assert set(before) == BIG
 
 
@@ -46,7 +46,7 @@ def test_a_failed_fence_writes_nothing_that_a_reader_sees(memory):
     memory.put("lock", b"theirs")
     with pytest.raises(Conflict):
         put(memory, BIG, checks=[At(lock)])
-    assert read_set(memory, "work-pool/report").packed.items == ("a",)
+    assert read_set(memory, "work-pool/report").chunked.items == ("a",)
 
 
 def test_a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state(memory):
@@ -62,7 +62,7 @@ def test_a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state(
     memory.commit = commit_late
     _, before = put(memory, {"ours"})
     assert before == ("theirs",)
-    assert read_set(memory, "work-pool/report").packed.items == ("ours",)
+    assert read_set(memory, "work-pool/report").chunked.items == ("ours",)
 
 
 def test_readers_never_see_a_mixture_while_a_set_is_rewritten(memory):
@@ -72,7 +72,7 @@ def test_readers_never_see_a_mixture_while_a_set_is_rewritten(memory):
 
     def reader():
         while not done.is_set():
-            seen.append(set(read_set(memory, "k").packed.items))
+            seen.append(set(read_set(memory, "k").chunked.items))
 
     thread = threading.Thread(target=reader)
     thread.start()
@@ -91,7 +91,7 @@ def test_after_each_transaction_of_a_rewrite_the_set_is_the_old_or_the_new_one(m
 
     def commit_and_look(checks, ops):
         done = commit(checks, ops)
-        seen.append(set(read_set(memory, "work-pool/report").packed.items))
+        seen.append(set(read_set(memory, "work-pool/report").chunked.items))
         return done
 
     memory.commit = commit_and_look
@@ -104,20 +104,20 @@ def test_after_each_transaction_of_a_rewrite_the_set_is_the_old_or_the_new_one(m
 
 def test_a_chunk_that_stays_missing_is_left_out_and_the_next_write_repairs_it(memory, caplog):
     stored, _ = put(memory, BIG)
-    memory.delete(f"work-pool/report/{stored.packed.chunk_names()[0]}")
-    damaged = set(read_set(memory, "work-pool/report").packed.items)
+    memory.delete(f"work-pool/report/{stored.chunked.chunk_names()[0]}")
+    damaged = set(read_set(memory, "work-pool/report").chunked.items)
     assert damaged < BIG
     assert "damaged" in caplog.text
     put(memory, BIG, tag="w2")
-    assert set(read_set(memory, "work-pool/report").packed.items) == BIG
+    assert set(read_set(memory, "work-pool/report").chunked.items) == BIG
 
 
 def test_a_head_that_something_else_wrote_counts_as_empty_and_can_be_replaced(memory, caplog):
     memory.put("work-pool/report", b"\xff")
-    assert read_set(memory, "work-pool/report").packed.items == ()
+    assert read_set(memory, "work-pool/report").chunked.items == ()
     assert "cannot be read" in caplog.text
     put(memory, {"a"})
-    assert read_set(memory, "work-pool/report").packed.items == ("a",)
+    assert read_set(memory, "work-pool/report").chunked.items == ("a",)
 
 
 def test_only_chunks_of_writers_that_are_gone_count_as_orphans(memory):

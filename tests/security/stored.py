@@ -87,7 +87,7 @@ CELL = CronCell(
     ("a", "b", "c"),
     (FireProgress(1.0, None, "r"), FireProgress(1.0, None, "r"), FireProgress(2.0, 2.0, "r")),
 )
-CHUNKED = chunked_set.PackedSet(chunks=(chunked_set.Chunk("w-1", ("a",)), chunked_set.Chunk("w-2", ("b",))))
+CHUNKED = chunked_set.ChunkedSet(chunks=(chunked_set.Chunk("w-1", ("a",)), chunked_set.Chunk("w-2", ("b",))))
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
@@ -178,12 +178,12 @@ KINDS = {
     ),
     "inline set": Kind(
         "jobs.stored.chunked_set",
-        chunked_set.PackedSet(inline=("a", "b")).encode_head(),
+        chunked_set.ChunkedSet(inline=("a", "b")).encode_manifest(),
         lambda value: chunked_set.decode_set(value, lambda _: None),
     ),
     "set": Kind(
         "jobs.stored.chunked_set",
-        CHUNKED.encode_head(),
+        CHUNKED.encode_manifest(),
         lambda value: (
             chunked_set.chunk_names(value),
             chunked_set.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get),

@@ -70,10 +70,10 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         raise ValueError(f"{len(listed)} items were given; give 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
-    if listed is None and (pool := read_set(store, keys.pool(job))).head is not None:
+    if listed is None and (pool := read_set(store, keys.pool(job))).manifest is not None:
         namer = ChunkNamer(request.id)
         while True:
-            copy, _ = store_set(store, request.items_key, pool.packed.items, checks=[], new_name=namer)
+            copy, _ = store_set(store, request.items_key, pool.chunked.items, checks=[], new_name=namer)
             try:
                 store.commit([copy.unchanged_check(request.items_key)], [Create(request.key, request.to_bytes())])
             except Conflict as error:
@@ -365,7 +365,7 @@ class Control:
         """
 
         def wanted() -> frozenset[str]:
-            pool = frozenset(read_set(self._store, keys.pool(request.job)).packed.items)
+            pool = frozenset(read_set(self._store, keys.pool(request.job)).chunked.items)
             return pool if meant is None else pool & meant
 
         meant = requested_items(self._store, request)

@@ -279,10 +279,10 @@ def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tu
 
 
 def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
-    """Decode the packed sets whose heads are directly below a prefix. Return the sorted items by job."""
+    """Decode the chunked sets whose manifests are directly below a prefix. Return the sorted items by job."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
-    return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).packed.items for name in names}
+    return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).chunked.items for name in names}
 
 
 def _active(store: Store) -> tuple[ActiveRuns, ...]:

@@ -127,15 +127,15 @@ class Leadership:
         living = {member.incarnation for member in members}
         for job, chunks in sorted(self._pools.chunks().items()):
             key = keys.pool(job)
-            head = self._store.get(key)
-            if head is not None and job not in able:
+            manifest = self._store.get(key)
+            if manifest is not None and job not in able:
                 log.info("job %s loses its work pool because no running worker can run it", job)
                 ops: list[Op] = [Delete(key), Put(keys.GUARD_POOL, b"{}")]
-                self._store.commit([self._fence, unchanged, At(head)], ops)
-                head = None
-            lost = find_orphaned_chunks(key, chunks, head, living)
-            same = Absent(key) if head is None else At(head)
-            # ``unchanged`` here too: chunks of a worker that is just registering have no head yet
+                self._store.commit([self._fence, unchanged, At(manifest)], ops)
+                manifest = None
+            lost = find_orphaned_chunks(key, chunks, manifest, living)
+            same = Absent(key) if manifest is None else At(manifest)
+            # ``unchanged`` here too: chunks of a worker that is just registering have no manifest yet
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self, outcome_keep_s: float) -> None:

@@ -15,16 +15,16 @@ from latchwork.jobs.stored.chunked_set import (
     EMPTY,
     MAX_BYTES,
     MAX_OPS,
-    BadHead,
+    BadManifest,
+    ChunkedSet,
     ChunkNamer,
     MissingChunk,
-    PackedSet,
     SetUpdate,
     commit_all,
-    decode_entries,
+    decode_set_entries,
     delete_chunks,
+    estimate_op_bytes,
     find_orphaned_chunks,
-    op_bytes,
     plan_update,
     split_into_batches,
     write_chunks,
@@ -42,20 +42,20 @@ _LOADING = 16
 
 @dataclass(frozen=True, slots=True)
 class _StoredShare:
-    """A stored share with the version of its head. Of a set without chunks only the items are kept, to save memory."""
+    """A stored share with the version of its manifest. Of a set without chunks only the items are kept, to save memory."""
 
     version: Hashable | None = None
-    content: tuple[str, ...] | PackedSet = ()
+    content: tuple[str, ...] | ChunkedSet = ()
 
     @classmethod
-    def from_packed(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
-        """Create a stored share from a decoded set and the version of its head."""
-        return cls(version, packed if packed.chunks else packed.inline)
+    def from_set(cls, version: Hashable, chunked: ChunkedSet) -> _StoredShare:
+        """Create a stored share from a decoded set and the version of its manifest."""
+        return cls(version, chunked if chunked.chunks else chunked.inline)
 
     @property
-    def packed(self) -> PackedSet:
+    def chunked(self) -> ChunkedSet:
         """The set in its stored form."""
-        return PackedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
+        return ChunkedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -63,11 +63,11 @@ class _StoredShare:
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return a check for a transaction: the head at ``key`` is as it was when the share was read."""
+        """Return a check for a transaction: the manifest at ``key`` is as it was when the share was read."""
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
-_HeadChange = tuple[str, str, _StoredShare, SetUpdate]
+_ManifestChange = tuple[str, str, _StoredShare, SetUpdate]
 _Stored = TypeVar("_Stored")
 _Shown = TypeVar("_Shown")
 
@@ -93,7 +93,7 @@ class Ledger:
     """The stored shares of all workers. Not thread-safe.
 
     Attributes:
-        writes: Number of transactions that wrote heads, since the ledger was created.
+        writes: Number of transactions that wrote manifests, since the ledger was created.
         written_bytes: Bytes of keys and values written since then.
     """
 
@@ -130,11 +130,11 @@ class Ledger:
                     lost += self._record_entries(worker, part.result())
         self._guard = guard
         if lost:
-            log.warning("deleting %d chunks of shares that no head names, first %s", len(lost), lost[0])
+            log.warning("deleting %d chunks of shares that no manifest names, first %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _record_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Record everything that is stored about a worker. Return the keys of chunks that no head names."""
+        """Record everything that is stored about a worker. Return the keys of chunks that no manifest names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:
@@ -147,10 +147,10 @@ class Ledger:
             self._available[worker] = self._deduplicate_jobs(available)
         lost = []
         for job, part in below.items():
-            head = keys.assigned(worker, job)
-            lost += find_orphaned_chunks(head, part, part.get(head), {self._names.tag})
-            if head in part:
-                self._remember_share(worker, job, _decode(head, part))
+            manifest = keys.assigned(worker, job)
+            lost += find_orphaned_chunks(manifest, part, part.get(manifest), {self._names.tag})
+            if manifest in part:
+                self._remember_share(worker, job, _decode(manifest, part))
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
@@ -169,7 +169,7 @@ class Ledger:
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _StoredShare.from_packed(known.version, known.packed.with_strings(items))
+                    kept[worker] = _StoredShare.from_set(known.version, known.chunked.with_shared_strings(items))
 
     def known_workers(self) -> set[str]:
         """Return all workers with stored keys."""
@@ -194,7 +194,7 @@ class Ledger:
         grow.
 
         Raises:
-            Conflict: The fence no longer holds, or another client wrote a head: load again.
+            Conflict: The fence no longer holds, or another client wrote a manifest: load again.
         """
         steps = list(changes) if self._fits_in_transaction(changes) else order_changes(changes)
         for wave in _split_waves(steps):
@@ -220,33 +220,36 @@ class Ledger:
         return len(changes) <= MAX_OPS and size <= MAX_BYTES // 2
 
     def _write_batch(self, wave: Iterable[ShareChange], fence: Fence) -> None:
-        head_changes: list[_HeadChange] = []
+        manifest_changes: list[_ManifestChange] = []
         for change in wave:
             stored = self._shares.get(change.job, {}).get(change.worker, _StoredShare())
-            update = plan_update(stored.packed, change.after, self._names)
+            update = plan_update(stored.chunked, change.after, self._names)
             if update is not None or (stored.version is not None and not change.after):
-                head_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
-        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in head_changes]
+                manifest_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
+        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in manifest_changes]
         self.written_bytes += write_chunks(self._store, updates, [fence])
-        ops = [Put(head, update.after.encode_head()) if len(update.after) else Delete(head) for head, update in updates]
-        for part in split_into_batches([op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
-            self._commit_heads(head_changes[part], ops[part], fence)
+        ops = [
+            Put(manifest, update.after.encode_manifest()) if len(update.after) else Delete(manifest)
+            for manifest, update in updates
+        ]
+        for part in split_into_batches([estimate_op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
+            self._commit_manifests(manifest_changes[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])
 
-    def _commit_heads(self, head_changes: Sequence[_HeadChange], ops: Sequence[Op], fence: Fence) -> None:
+    def _commit_manifests(self, manifest_changes: Sequence[_ManifestChange], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
-        checks += [stored.unchanged_check(keys.assigned(worker, job)) for worker, job, stored, _ in head_changes]
-        note = encode({"leader": fence.token, "heads": len(head_changes), **self._note})
+        checks += [stored.unchanged_check(keys.assigned(worker, job)) for worker, job, stored, _ in manifest_changes]
+        note = encode({"leader": fence.token, "manifests": len(manifest_changes), **self._note})
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
-        self.written_bytes += sum(map(op_bytes, whole))
+        self.written_bytes += sum(map(estimate_op_bytes, whole))
         self._guard, *written = done.entries
-        heads = {entry.key: entry for entry in written}
+        manifests = {entry.key: entry for entry in written}
         self.writes += 1
-        for worker, job, _, update in head_changes:
-            head = heads.get(keys.assigned(worker, job))
+        for worker, job, _, update in manifest_changes:
+            manifest = manifests.get(keys.assigned(worker, job))
             self._remember_share(
-                worker, job, None if head is None else _StoredShare.from_packed(head.version, update.after)
+                worker, job, None if manifest is None else _StoredShare.from_set(manifest.version, update.after)
             )
 
     def _remember_share(self, worker: str, job: str, kept: _StoredShare | None) -> None:
@@ -270,10 +273,10 @@ def _split_waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
     return waves
 
 
-def _decode(head: str, entries: dict[str, Entry]) -> _StoredShare:
-    version = entries[head].version
+def _decode(manifest: str, entries: dict[str, Entry]) -> _StoredShare:
+    version = entries[manifest].version
     try:
-        return _StoredShare.from_packed(version, decode_entries(head, entries).packed)
-    except (BadHead, MissingChunk) as error:
-        log.error("share at %s is damaged and will be rewritten: %s", head, error)  # noqa: TRY400 - no stack needed
+        return _StoredShare.from_set(version, decode_set_entries(manifest, entries).chunked)
+    except (BadManifest, MissingChunk) as error:
+        log.error("share at %s is damaged and will be rewritten: %s", manifest, error)  # noqa: TRY400 - no stack needed
         return _StoredShare(version)

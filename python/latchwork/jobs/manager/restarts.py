@@ -157,7 +157,7 @@ class RestartTracker:
         known = self._shares.get(mark.node)
         if known is None or known[0] != _announcement_id(mark):
             jobs = self._store.children(reserved_key(mark.node))
-            shares = {job: read_set(self._store, reserved_key(mark.node, job)).packed.items for job in jobs}
+            shares = {job: read_set(self._store, reserved_key(mark.node, job)).chunked.items for job in jobs}
             known = self._shares[mark.node] = (_announcement_id(mark), shares)
         return known[1]
 

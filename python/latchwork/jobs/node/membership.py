@@ -94,7 +94,7 @@ def _remove(store: Store, checks: list[Check], until: float) -> bool:
 
 
 def _keys(store: Store) -> Iterator[str]:
-    """Generate all keys of shares and pools, heads before their chunks.
+    """Generate all keys of shares and pools, manifests before their chunks.
 
     No listing is larger than one worker or one pool.
     """

@@ -39,8 +39,8 @@ def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
     """Return the version of a job's stored work pool; None if there is none. Call it before the pool is read or
     computed.
     """
-    head = store.get(keys.pool(job), stale_ok=stale_ok)
-    return None if head is None else head.version
+    manifest = store.get(keys.pool(job), stale_ok=stale_ok)
+    return None if manifest is None else manifest.version
 
 
 class Registration:
@@ -156,10 +156,10 @@ class Registration:
             checks=self.fences,
             new_name=self.names,
             ops_if_created=[guard],
-            may_replace=lambda found: found.head is None or found.head.version == seen,
+            may_replace=lambda found: found.manifest is None or found.manifest.version == seen,
         )
-        assert stored.head is not None
-        return WrittenPool(before, stored.head.version, stored.packed.items == items)
+        assert stored.manifest is not None
+        return WrittenPool(before, stored.manifest.version, stored.chunked.items == items)
 
     def has_peers(self) -> bool:
         """Return whether other nodes are running."""

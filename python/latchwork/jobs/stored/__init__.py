@@ -1,4 +1,4 @@
-"""Stored formats of a job cluster: keys, packed sets, and records of members, runs, node marks and audit.
+"""Stored formats of a job cluster: keys, chunked sets, and records of members, runs, node marks and audit.
 
 Benchmarks import it because they read and write the same keys. It contains formats, reads and writes, but no decisions.
 """

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from latchwork._base.interrupts import mutex
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.chunked_set import PackedSet, decode_or_read_set, read_set
+from latchwork.jobs.stored.chunked_set import ChunkedSet, decode_or_read_set, read_set
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import run
 from latchwork.types import Change
@@ -39,19 +39,19 @@ class PoolCache:
         """
         pools = {}
         for job in {key.split("/", 2)[1] for key in self._mirror if key.count("/") == 1}:
-            head = self._mirror.get(keys.pool(job))
-            if head is None:
+            manifest = self._mirror.get(keys.pool(job))
+            if manifest is None:
                 continue
             known = self._known.get(job)
-            if known is None or known.version != head.version:
-                known = self._known[job] = self._read(job, head.version, known or _NOTHING)
+            if known is None or known.version != manifest.version:
+                known = self._known[job] = self._read(job, manifest.version, known or _NOTHING)
             pools[job] = known.items
         for job in self._known.keys() - pools.keys():
             del self._known[job]
         return pools
 
     def chunks(self) -> dict[str, list[str]]:
-        """Return the keys of all chunks of each job's work pool, whether a head refers to them or not."""
+        """Return the keys of all chunks of each job's work pool, whether a manifest refers to them or not."""
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -61,15 +61,15 @@ class PoolCache:
 
     def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
         stored = read_set(self._store, keys.pool(job), before.items_of_chunk)
-        items = before.deduplicate_items(stored.packed)
-        ends = [0, *accumulate(len(chunk.items) for chunk in stored.packed.chunks)]
-        spans = dict(zip(stored.packed.chunk_names(), pairwise(ends), strict=True))
-        return _CachedPool(version if stored.head is None else stored.head.version, items, spans)
+        items = before.deduplicate_items(stored.chunked)
+        ends = [0, *accumulate(len(chunk.items) for chunk in stored.chunked.chunks)]
+        spans = dict(zip(stored.chunked.chunk_names(), pairwise(ends), strict=True))
+        return _CachedPool(version if stored.manifest is None else stored.manifest.version, items, spans)
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedPool:
-    """A pool at one version of its head: its sorted items, and the range of each chunk."""
+    """A pool at one version of its manifest: its sorted items, and the range of each chunk."""
 
     version: object
     items: tuple[str, ...]
@@ -80,12 +80,12 @@ class _CachedPool:
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
-    def deduplicate_items(self, packed: PackedSet) -> tuple[str, ...]:
+    def deduplicate_items(self, chunked: ChunkedSet) -> tuple[str, ...]:
         """Return the items of a set, using the string objects of this pool for equal items, to save memory."""
-        if not packed.chunks:
-            return tuple(reuse_text(self.items, item) for item in packed.inline)
+        if not chunked.chunks:
+            return tuple(reuse_text(self.items, item) for item in chunked.inline)
         found: list[str] = []
-        for chunk in packed.chunks:
+        for chunk in chunked.chunks:
             is_known = chunk.name in self.spans
             found += chunk.items if is_known else [reuse_text(self.items, item) for item in chunk.items]
         return tuple(found)
@@ -165,10 +165,10 @@ class WorkerShares:
 
     def _update_share(self, job: str) -> None:
         key = keys.assigned(self._node_id, job)
-        head = self._mirror.get(key)
-        if head is None:
+        manifest = self._mirror.get(key)
+        if manifest is None:
             self._decoded.pop(job, None)
             return
         known = self._decoded.get(job)
-        if known is None or known[0] != head.version:
-            self._decoded[job] = (head.version, decode_or_read_set(self._store, key, self._mirror).packed.items)
+        if known is None or known[0] != manifest.version:
+            self._decoded[job] = (manifest.version, decode_or_read_set(self._store, key, self._mirror).chunked.items)

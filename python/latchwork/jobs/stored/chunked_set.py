@@ -1,12 +1,12 @@
-"""Large sets of texts in a store with a limited value size: a head, and immutable chunks with unique names.
+"""Large sets of texts in a store with a limited value size: a manifest, and immutable chunks with unique names.
 
-Keys:   <key>               the head: JSON with the items of a small set, or the names of the chunks in order
+Keys:   <key>               the manifest: JSON with the items of a small set, or the names of the chunks in order
         <key>/<chunk>       JSON list of sorted items; written once under a name that is never reused, later deleted
 
-A writer stores its new chunks, rewrites the head with its fence, and then deletes the chunks that the head no longer
-names. Readers use only what the head names. Moving a few items rewrites their chunks and the head.
+A writer stores its new chunks, rewrites the manifest with its fence, and then deletes the chunks that the manifest no longer
+names. Readers use only what the manifest names. Moving a few items rewrites their chunks and the manifest.
 
-Races: the write of a head checks that the head is unchanged since it was read, so that a late write cannot bring back
+Races: the write of a manifest checks that the manifest is unchanged since it was read, so that a late write cannot bring back
 deleted chunks. The name of a chunk contains the incarnation of its writer, so that a sweeper can distinguish chunks of
 a write in progress from abandoned ones.
 """
@@ -50,19 +50,19 @@ _WRITE_ATTEMPTS = 10
 
 
 class MissingChunk(LatchworkError):
-    """A head names a chunk that does not exist: the set is being rewritten. Read its head again."""
+    """A manifest names a chunk that does not exist: the set is being rewritten. Read its manifest again."""
 
 
-class BadHead(BadRecord):
-    """A head or a chunk is unreadable: something else wrote to its key."""
+class BadManifest(BadRecord):
+    """A manifest or a chunk is unreadable: something else wrote to its key."""
 
 
 _Item = Annotated[str, Meta(max_length=MAX_ITEM_BYTES)]
 _T = TypeVar("_T")
 
 
-class SetHead(Struct, frozen=True, omit_defaults=True):
-    """The stored head of a set.
+class SetManifest(Struct, frozen=True, omit_defaults=True):
+    """The stored manifest of a set.
 
     Attributes:
         count: Number of items; informational.
@@ -75,7 +75,7 @@ class SetHead(Struct, frozen=True, omit_defaults=True):
     chunks: tuple[str, ...] | None = None
 
 
-_HEAD: Decoder[SetHead] = Decoder(SetHead, "the head of a set")
+_MANIFEST: Decoder[SetManifest] = Decoder(SetManifest, "the manifest of a set")
 _CHUNK: Decoder[tuple[str, ...]] = Decoder(tuple[_Item, ...], "a chunk of a set")
 
 
@@ -88,7 +88,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedSet:
+class ChunkedSet:
     """A set in its stored form: either inline, or in chunks with consecutive ranges.
 
     Attributes:
@@ -111,21 +111,25 @@ class PackedSet:
         """Return the names of the chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
-    def with_strings(self, items: tuple[str, ...]) -> PackedSet:
+    def with_shared_strings(self, items: tuple[str, ...]) -> ChunkedSet:
         """Return the same set made of these string objects, which must equal its own items, in order."""
         if not self.chunks:
-            return PackedSet(inline=items)
+            return ChunkedSet(inline=items)
         ends = list(accumulate(len(chunk.items) for chunk in self.chunks))
         pieces = [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-        return PackedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
+        return ChunkedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
 
-    def encode_head(self) -> bytes:
-        """Encode the head: the items of a small set, or the names of the chunks of a large one."""
-        head = SetHead(len(self), chunks=self.chunk_names()) if self.chunks else SetHead(len(self), items=self.inline)
-        return encode(head)
+    def encode_manifest(self) -> bytes:
+        """Encode the manifest: the items of a small set, or the names of the chunks of a large one."""
+        manifest = (
+            SetManifest(len(self), chunks=self.chunk_names())
+            if self.chunks
+            else SetManifest(len(self), items=self.inline)
+        )
+        return encode(manifest)
 
 
-EMPTY = PackedSet()
+EMPTY = ChunkedSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,38 +142,38 @@ class SetUpdate:
         dropped: Names of chunks to delete last.
     """
 
-    after: PackedSet
+    after: ChunkedSet
     added: dict[str, bytes] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
 
-def chunk_names(head: bytes) -> tuple[str, ...]:
-    """Return the names of the chunks that a head refers to, in order.
+def chunk_names(manifest: bytes) -> tuple[str, ...]:
+    """Return the names of the chunks that a manifest refers to, in order.
 
     Raises:
-        BadHead: The head is unreadable.
+        BadManifest: The manifest is unreadable.
     """
-    return _check_chunk_names(_load(_HEAD, head).chunks or ())
+    return _check_chunk_names(_load(_MANIFEST, manifest).chunks or ())
 
 
 def decode_set(
-    head: bytes,
+    manifest: bytes,
     chunk_value: Callable[[str], bytes | None],
     known: KnownChunks = lambda _name: None,
-) -> PackedSet:
-    """Decode a set from its head and chunks.
+) -> ChunkedSet:
+    """Decode a set from its manifest and chunks.
 
     Args:
-        head: Value of the head.
+        manifest: Value of the manifest.
         chunk_value: Returns the value of a chunk by name, or None if it does not exist.
         known: Returns the items of a chunk that was decoded before: chunks never change.
     Raises:
         MissingChunk: A chunk does not exist yet, or no longer.
-        BadHead: The head or a chunk is unreadable.
+        BadManifest: The manifest or a chunk is unreadable.
     """
-    stored = _load(_HEAD, head)
+    stored = _load(_MANIFEST, manifest)
     if stored.chunks is None:
-        return PackedSet(inline=_ascending(stored.items))
+        return ChunkedSet(inline=_ascending(stored.items))
     chunks = []
     for name in _check_chunk_names(stored.chunks):
         items = known(name)
@@ -183,11 +187,11 @@ def decode_set(
         chunks.append(Chunk(name, _ascending(_load(_CHUNK, value))))
     full = [chunk for chunk in chunks if chunk.items]
     if not all(before.items[-1] < after.items[0] for before, after in pairwise(full)):
-        raise BadHead("its chunks do not follow one another; something else wrote to them")
-    return PackedSet(chunks=tuple(chunks))
+        raise BadManifest("its chunks do not follow one another; something else wrote to them")
+    return ChunkedSet(chunks=tuple(chunks))
 
 
-def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
+def plan_update(current: ChunkedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
     """Return the smallest update that makes a set contain exactly the wanted items; None if it already does.
 
     Args:
@@ -200,9 +204,9 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
         return None
     total = sum(map(len, want)) + 3 * len(want)
     if total <= _INLINE_BYTES and _fits_inline(ordered := sorted(want), total):
-        return SetUpdate(PackedSet(inline=tuple(ordered)), dropped=current.chunk_names())
+        return SetUpdate(ChunkedSet(inline=tuple(ordered)), dropped=current.chunk_names())
     target = min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, math.isqrt(total * _NAME_BYTES)))
-    parts = _merge_small(_distribute(current, have - want, sorted(want - have)), target)
+    parts = _merge_small_chunks(_apply_item_changes(current, have - want, sorted(want - have)), target)
     chunks: list[Chunk] = []
     for part in parts:
         if part.name is not None:
@@ -212,7 +216,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
     kept = {part.name for part in parts}
     added = {chunk.name: encode(chunk.items) for chunk in chunks if chunk.name not in kept}
     dropped = tuple(name for name in current.chunk_names() if name not in kept)
-    return SetUpdate(PackedSet(chunks=tuple(chunks)), added, dropped)
+    return SetUpdate(ChunkedSet(chunks=tuple(chunks)), added, dropped)
 
 
 def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
@@ -232,7 +236,7 @@ def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list
 
 
 def _fits_inline(items: list[str], total: int) -> bool:
-    """Return whether the items fit into the head. JSON may need up to 6 bytes per character."""
+    """Return whether the items fit into the manifest. JSON may need up to 6 bytes per character."""
     return 6 * total <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
 
@@ -242,7 +246,7 @@ class _ChunkDraft:
     items: list[str]
 
 
-def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
+def _apply_item_changes(current: ChunkedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
     """Remove items from the chunks that contain them, and add items to the chunks whose range they are in. A changed
     chunk gets no name yet, because it must be written under a new one.
     """
@@ -265,7 +269,7 @@ def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list
     return [part for part in parts if part.items]
 
 
-def _merge_small(parts: list[_ChunkDraft], target: int) -> list[_ChunkDraft]:
+def _merge_small_chunks(parts: list[_ChunkDraft], target: int) -> list[_ChunkDraft]:
     """Join a changed chunk that became small with the previous one, or otherwise with the next one."""
     merged: list[_ChunkDraft] = []
     carry = False
@@ -293,39 +297,39 @@ def _load(decoder: Decoder[_T], value: bytes) -> _T:
     try:
         return decoder.decode(value)
     except BadRecord as error:
-        raise BadHead(f"{error}; something else wrote to this key") from None
+        raise BadManifest(f"{error}; something else wrote to this key") from None
 
 
 def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
     if not all(map(operator.lt, items, islice(items, 1, None))):
-        raise BadHead(f"items {short(items)} are not sorted, each once; something else wrote to this key")
+        raise BadManifest(f"items {short(items)} are not sorted, each once; something else wrote to this key")
     return items
 
 
 def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names if each is valid and occurs once; otherwise a small head could expand to an enormous set.
+    """Return the names if each is valid and occurs once; otherwise a small manifest could expand to an enormous set.
 
     Raises:
-        BadHead: A name is repeated or invalid.
+        BadManifest: A name is repeated or invalid.
     """
     if len(set(names)) < len(names):
-        raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
+        raise BadManifest(f"chunks {short(names)} are not each named once; something else wrote to this key")
     try:
         return tuple(check_id("chunk", name) for name in names)
     except ValueError as error:
-        raise BadHead(f"{error}; something else wrote to this key") from None
+        raise BadManifest(f"{error}; something else wrote to this key") from None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """A set with the head entry that it was read from, if there was one."""
+    """A set with the manifest entry that it was read from, if there was one."""
 
-    head: Entry | None = None
-    packed: PackedSet = EMPTY
+    manifest: Entry | None = None
+    chunked: ChunkedSet = EMPTY
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return a check for a transaction: the head at ``key`` is as it was when the set was read."""
-        return Absent(key) if self.head is None else At(self.head)
+        """Return a check for a transaction: the manifest at ``key`` is as it was when the set was read."""
+        return Absent(key) if self.manifest is None else At(self.manifest)
 
 
 class ChunkNamer:
@@ -340,22 +344,22 @@ class ChunkNamer:
         return f"{self.tag}-{next(self._numbers):x}"
 
 
-def decode_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
+def decode_set_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """Decode the set at ``key`` from entries by full key, such as those of a mirror.
 
     Raises:
         MissingChunk: A chunk is not among them.
-        BadHead: The head or a chunk is unreadable.
+        BadManifest: The manifest or a chunk is unreadable.
     """
-    head = entries.get(key)
-    if head is None:
+    manifest = entries.get(key)
+    if manifest is None:
         return StoredSet()
 
     def chunk_value(name: str) -> bytes | None:
         entry = entries.get(f"{key}/{name}")
         return None if entry is None else entry.value
 
-    return StoredSet(head, decode_set(head.value, chunk_value))
+    return StoredSet(manifest, decode_set(manifest.value, chunk_value))
 
 
 def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
@@ -364,41 +368,41 @@ def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> 
     Entries that were read at different times may be inconsistent.
     """
     try:
-        return decode_entries(key, entries)
-    except (MissingChunk, BadHead):
+        return decode_set_entries(key, entries)
+    except (MissingChunk, BadManifest):
         return read_set(store, key)
 
 
 def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
     """Read the set at ``key``. If it is rewritten meanwhile, its new state is read.
 
-    Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable head counts
-    as an empty set, and a chunk that stays missing under an unchanged head is left out. Both are logged as errors, and
+    Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable manifest counts
+    as an empty set, and a chunk that stays missing under an unchanged manifest is left out. Both are logged as errors, and
     the next rewrite repairs them.
     """
-    head = store.get(key)
+    manifest = store.get(key)
     for _ in range(_READ_ATTEMPTS):
-        if head is None:
+        if manifest is None:
             return StoredSet()
         try:
-            chunks = _read_chunks(store, key, [name for name in chunk_names(head.value) if known(name) is None])
-            return StoredSet(head, decode_set(head.value, chunks.get, known))
-        except BadHead as error:
+            chunks = _read_chunks(store, key, [name for name in chunk_names(manifest.value) if known(name) is None])
+            return StoredSet(manifest, decode_set(manifest.value, chunks.get, known))
+        except BadManifest as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
-            return StoredSet(head)
+            return StoredSet(manifest)
         except MissingChunk as error:
             again = store.get(key)
-            if again is not None and again.version == head.version:
+            if again is not None and again.version == manifest.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
                 found = defaultdict(lambda: b"[]", chunks)
-                return StoredSet(head, decode_set(head.value, found.__getitem__, known))
-            head = again
+                return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, known))
+            manifest = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of some updates, before their heads. Each update comes with the key of its head.
+    """Write the new chunks of some updates, before their manifests. Each update comes with the key of its manifest.
 
     Returns:
         The approximate number of bytes.
@@ -408,8 +412,8 @@ def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks:
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that some updates no longer need, after their heads were written. Each update comes with the
-    key of its head.
+    """Delete the chunks that some updates no longer need, after their manifests were written. Each update comes with the
+    key of its manifest.
 
     Returns:
         The approximate number of bytes.
@@ -425,13 +429,13 @@ def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
     Returns:
         The approximate number of bytes of the writes.
     """
-    sizes = [op_bytes(op) for op in ops]
+    sizes = [estimate_op_bytes(op) for op in ops]
     for part in split_into_batches(sizes, MAX_OPS, MAX_BYTES):
         store.commit(checks, ops[part])
     return sum(sizes)
 
 
-def op_bytes(op: Op) -> int:
+def estimate_op_bytes(op: Op) -> int:
     """Return the approximate number of bytes that a write adds to a transaction."""
     return len(op.key) + 16 + (0 if isinstance(op, Delete) else len(op.value))
 
@@ -450,11 +454,11 @@ def store_set(
 
     Args:
         store: The store.
-        key: Key of the head.
+        key: Key of the manifest.
         wanted: Unique items.
         checks: Checks for each transaction, usually a fence.
         new_name: Returns unused chunk names.
-        ops_if_created: Writes that are committed with a new head.
+        ops_if_created: Writes that are committed with a new manifest.
         may_replace: Called with a different stored set; if it returns False, that set is kept.
     Returns:
         The set as it is stored now, and the items before.
@@ -463,16 +467,18 @@ def store_set(
     """
     for attempt in range(_WRITE_ATTEMPTS):
         before = read_set(store, key)
-        update = plan_update(before.packed, wanted, new_name)
-        if update is None and before.head is not None:
-            return before, before.packed.items
+        update = plan_update(before.chunked, wanted, new_name)
+        if update is None and before.manifest is not None:
+            return before, before.chunked.items
         if not may_replace(before):
-            return before, before.packed.items
+            return before, before.chunked.items
         update = update or SetUpdate(EMPTY)
         write_chunks(store, [(key, update)], checks)
-        extra = list(ops_if_created) if before.head is None else []
+        extra = list(ops_if_created) if before.manifest is None else []
         try:
-            done = store.commit([*checks, before.unchanged_check(key)], [Put(key, update.after.encode_head()), *extra])
+            done = store.commit(
+                [*checks, before.unchanged_check(key)], [Put(key, update.after.encode_manifest()), *extra]
+            )
         except Conflict as error:
             ours = {before.unchanged_check(key)}
             if attempt + 1 == _WRITE_ATTEMPTS or not ours.issuperset(error.failed):
@@ -480,22 +486,22 @@ def store_set(
             commit_all(store, checks, [Delete(f"{key}/{name}") for name in update.added])
             continue
         delete_chunks(store, [(key, update)], checks)
-        return StoredSet(done.entries[0], update.after), before.packed.items
+        return StoredSet(done.entries[0], update.after), before.chunked.items
     raise AssertionError
 
 
-def find_orphaned_chunks(key: str, found: Iterable[str], head: Entry | None, living: Collection[str]) -> list[str]:
-    """Return the keys of chunks that no head names and that no running writer may be about to name.
+def find_orphaned_chunks(key: str, found: Iterable[str], manifest: Entry | None, living: Collection[str]) -> list[str]:
+    """Return the keys of chunks that no manifest names and that no running writer may be about to name.
 
     Args:
-        key: Key of the head.
-        found: Keys of the set, possibly including the head.
-        head: The head, read after those keys; None if there is none.
+        key: Key of the manifest.
+        found: Keys of the set, possibly including the manifest.
+        manifest: The manifest, read after those keys; None if there is none.
         living: Incarnations of all running writers.
     """
     try:
-        named = set(chunk_names(head.value)) if head is not None else set()
-    except BadHead:
+        named = set(chunk_names(manifest.value)) if manifest is not None else set()
+    except BadManifest:
         named = set()
     lost = []
     for full in found:

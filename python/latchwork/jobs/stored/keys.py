@@ -122,7 +122,7 @@ def available(worker: str, job: str = "") -> str:
 
 
 def assigned(worker: str, job: str = "") -> str:
-    """Return the head key of a worker's share of a job, or, without a job, the prefix of these keys."""
+    """Return the manifest key of a worker's share of a job, or, without a job, the prefix of these keys."""
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
 
 
@@ -137,7 +137,7 @@ def outcomes(worker: str) -> str:
 
 
 def pool(job: str) -> str:
-    """Return the head key of a job's work pool."""
+    """Return the manifest key of a job's work pool."""
     return f"{WORK_POOL}/{job}"
 
 

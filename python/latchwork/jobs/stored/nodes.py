@@ -183,7 +183,7 @@ def mark_key(node: str) -> str:
 
 
 def reserved_key(node: str, job: str = "") -> str:
-    """Return the head key of a share that is reserved for a node, or, without a job, the prefix of these keys."""
+    """Return the manifest key of a share that is reserved for a node, or, without a job, the prefix of these keys."""
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 
 

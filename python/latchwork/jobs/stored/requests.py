@@ -123,7 +123,7 @@ def requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
     if request.items is not None:
         return frozenset(request.items)
     stored = read_set(store, request.items_key)
-    return None if stored.head is None else frozenset(stored.packed.items)
+    return None if stored.manifest is None else frozenset(stored.chunked.items)
 
 
 def decode_result(value: bytes) -> RunResult | None:
