@@ -14,7 +14,14 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettings, Threads
-from latchwork.jobs.cron_progress import FIRED, CronProgress, FireTimes, HeldItem, read_cells, sweep_cells
+from latchwork.jobs.cron_progress import (
+    FIRED,
+    CronProgress,
+    FireTimes,
+    HeldItem,
+    delete_obsolete_progress,
+    read_progress_records,
+)
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker
@@ -99,7 +106,7 @@ def test_nothing_starts_on_a_node_whose_owner_was_taken_over(store, node):
     run(taken)
     with pytest.raises(LockLost):
         times.record_start(step)
-    newest = max((cell for cell, _ in read_cells(store, "report")), key=lambda cell: cell.token)
+    newest = max((record for record, _ in read_progress_records(store, "report")), key=lambda record: record.token)
     assert newest.fired == (FireProgress(NOW, NOW, RULE),)
 
 
@@ -108,11 +115,11 @@ def test_nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_item
     holds = first.holds("a")
     times = FireTimes(first.progress, holds)
     step = times.find_next_step(EACH_MINUTE, NOW, 0.0)
-    ((_, before),) = read_cells(memory, "report")
+    ((_, before),) = read_progress_records(memory, "report")
     memory.delete(f"owners/{holds['a'].owner_id}")
     with pytest.raises(LockLost):
         times.record_start(step)
-    ((_, after),) = read_cells(memory, "report")
+    ((_, after),) = read_progress_records(memory, "report")
     assert after == before
 
 
@@ -174,7 +181,7 @@ def test_an_end_that_could_not_be_written_goes_with_the_next_start(memory, node,
         times.record_end(step)
     assert times.find_next_step(EACH_MINUTE, NOW + 1, 0.0).at == NOW + 60
     times.record_end(run(times, NOW + 60))
-    assert read_cells(memory, "report")[0][0].fired == (FireProgress(NOW + 60, rule=RULE),)
+    assert read_progress_records(memory, "report")[0][0].fired == (FireProgress(NOW + 60, rule=RULE),)
 
 
 ALL = Cron("* * * * *", misfire="all")
@@ -273,8 +280,8 @@ def test_threads_that_start_at_one_time_are_written_together(memory, node):
         thread.join(30)
     progress = {
         item: fired
-        for cell, _ in read_cells(memory, "report")
-        for item, fired in zip(cell.items, cell.fired, strict=True)
+        for record, _ in read_progress_records(memory, "report")
+        for item, fired in zip(record.items, record.fired, strict=True)
     }
     assert progress == dict.fromkeys(items, FireProgress(NOW, rule=RULE))
     assert memory.put("probe", b"").token - before < 400, "a write for each thread and step would be 600"
@@ -284,12 +291,14 @@ def test_progress_that_was_swept_under_a_live_run_is_claimed_anew(memory, node):
     here = node(memory)
     times = FireTimes(here.progress, here.holds("a"))
     times.record_end(run(times))
-    sweep_cells(memory, {"report": []}, [])
+    delete_obsolete_progress(memory, {"report": []}, [])
     step = times.find_next_step(EACH_MINUTE, NOW + 60, 0.0)
     with pytest.raises(LockLost):
         times.record_start(step)
     run(times, NOW + 60)
-    assert [cell.fired for cell, _ in read_cells(memory, "report")] == [(FireProgress(NOW + 60, NOW + 60, RULE),)]
+    assert [record.fired for record, _ in read_progress_records(memory, "report")] == [
+        (FireProgress(NOW + 60, NOW + 60, RULE),)
+    ]
 
 
 def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
@@ -298,16 +307,16 @@ def test_the_sweep_keeps_what_counts_and_drops_the_rest(store, node):
     times.record_end(run(times))
     first.release("a", "b")
     FireTimes(second.progress, second.holds("a")).find_next_step(EACH_MINUTE, NOW, 0.0)
-    store.put(f"{FIRED}/gone/cell", b"{}")
+    store.put(f"{FIRED}/gone/record", b"{}")
     store.put("work-pool/late", b"{}")
-    store.put(f"{FIRED}/late/cell", b"{}")
+    store.put(f"{FIRED}/late/record", b"{}")
     with suppress(latchwork.Conflict):
-        sweep_cells(store, {"report": ["a", "b"]}, [])
+        delete_obsolete_progress(store, {"report": ["a", "b"]}, [])
     assert store.list(f"{FIRED}/gone") == []
     assert store.list(f"{FIRED}/late") != [], "its pool came after the pools were read"
     store.delete_tree(f"{FIRED}/late")
-    assert len(read_cells(store, "report")) == 2, "b has its progress only there"
-    assert sweep_cells(store, {"report": ["a"]}, []) == 1
+    assert len(read_progress_records(store, "report")) == 2, "b has its progress only there"
+    assert delete_obsolete_progress(store, {"report": ["a"]}, []) == 1
 
 
 # In a cluster

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.cron_progress import BadCronCell, CronCell, decode_cell, newest_by_item, obsolete_cells
+from latchwork.jobs.cron_progress import (
+    BadProgressRecord,
+    ProgressRecord,
+    decode_progress_record,
+    find_newest_by_item,
+    find_obsolete_records,
+)
 from latchwork.schedules.fires import FireProgress, Jitter, describe_rule, find_next_fire, find_next_step
 
 MINUTE = 60.0
@@ -185,14 +191,14 @@ states = st.builds(FireProgress, times, st.none() | times, st.sampled_from(["", 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable()), states, min_size=1))
 def test_a_cell_survives_being_stored(found):
-    cell = CronCell("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
-    assert decode_cell("c", cell.encode_state("n"), cell.encode_items()) == cell
+    record = ProgressRecord("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
+    assert decode_progress_record("c", record.encode_state("n"), record.encode_items()) == record
 
 
 def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     items = tuple(f"item-{i:05}" for i in range(2000))
-    cell = CronCell("c", 7, "o", items, (FireProgress(60.0),) * 2000)
-    assert len(cell.encode_state("n")) < 100
+    record = ProgressRecord("c", 7, "o", items, (FireProgress(60.0),) * 2000)
+    assert len(record.encode_state("n")) < 100
 
 
 @pytest.mark.parametrize(
@@ -200,16 +206,16 @@ def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     [(b"x", b"[]"), (b"{}", b'["a"]'), (b'{"token":1,"owner":"o","fired":[[1,null]],"of":[[0,2]]}', b'["a"]')],
 )
 def test_a_damaged_cell_is_refused_by_name(state, items):
-    with pytest.raises(BadCronCell, match="progress cell c1 cannot be read"):
-        decode_cell("c1", state, items)
+    with pytest.raises(BadProgressRecord, match="progress record c1 cannot be read"):
+        decode_progress_record("c1", state, items)
 
 
-def cell(name, token, *items, through=0.0):
-    return CronCell(name, token, "o", items, (FireProgress(through),) * len(items))
+def record(name, token, *items, through=0.0):
+    return ProgressRecord(name, token, "o", items, (FireProgress(through),) * len(items))
 
 
 def test_of_two_cells_the_one_whose_locks_were_taken_later_counts_whenever_it_was_written():
-    found = newest_by_item([cell("late", 9, "a", through=60.0), cell("early", 5, "a", "b")])
+    found = find_newest_by_item([record("late", 9, "a", through=60.0), record("early", 5, "a", "b")])
     assert {item: (each.name, fired.through) for item, (each, fired) in found.items()} == {
         "a": ("late", 60.0),
         "b": ("early", 0.0),
@@ -217,7 +223,7 @@ def test_of_two_cells_the_one_whose_locks_were_taken_later_counts_whenever_it_wa
 
 
 def test_a_cell_is_of_no_use_once_all_its_items_are_elsewhere_or_gone():
-    cells = [cell("old", 1, "a", "b"), cell("new", 2, "a")]
-    assert obsolete_cells(cells) == []
-    assert obsolete_cells([*cells, cell("b", 3, "b")]) == [cells[0]]
-    assert obsolete_cells(cells, frozenset("a")) == [cells[0]]
+    records = [record("old", 1, "a", "b"), record("new", 2, "a")]
+    assert find_obsolete_records(records) == []
+    assert find_obsolete_records([*records, record("b", 3, "b")]) == [records[0]]
+    assert find_obsolete_records(records, frozenset("a")) == [records[0]]

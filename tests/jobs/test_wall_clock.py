@@ -13,8 +13,8 @@ from latchwork.jobs.cron_progress import (
     CronProgress,
     FireTimes,
     HeldItem,
-    read_cells,
     read_progress,
+    read_progress_records,
     reset_future_progress,
 )
 from latchwork.schedules import FireProgress, WallClock
@@ -170,8 +170,8 @@ def far(store, held):
 
 def only(store):
     """Return what is stored."""
-    ((cell, _),) = read_cells(store, "report")
-    return dict(zip(cell.items, cell.fired, strict=True))
+    ((record, _),) = read_progress_records(store, "report")
+    return dict(zip(record.items, record.fired, strict=True))
 
 
 def test_a_start_that_meets_a_set_back_does_not_start(store, held):

@@ -13,7 +13,7 @@ from latchwork._base.decoding import encode as encode_it
 from latchwork.cli.screens.tree import format_value
 from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
-from latchwork.jobs.cron_progress import CronCell, decode_cell
+from latchwork.jobs.cron_progress import ProgressRecord, decode_progress_record
 from latchwork.jobs.manager.strategies import decode_strategies, encode_strategies
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode_settings
 from latchwork.jobs.stored import chunked_set
@@ -80,7 +80,7 @@ def dumped(**body):
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
 BOARD = phases.BarrierRecord.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
-CELL = CronCell(
+CELL = ProgressRecord(
     "c",
     7,
     "o1",
@@ -195,10 +195,14 @@ KINDS = {
         lambda value: chunked_set.decode_set(b'{"chunks":["w-1"]}', lambda _: value),
     ),
     "cell": Kind(
-        "jobs.cron_progress", CELL.encode_state("n"), lambda value: decode_cell("c", value, CELL.encode_items())
+        "jobs.cron_progress",
+        CELL.encode_state("n"),
+        lambda value: decode_progress_record("c", value, CELL.encode_items()),
     ),
     "items of a cell": Kind(
-        "jobs.cron_progress", CELL.encode_items(), lambda value: decode_cell("c", CELL.encode_state("n"), value)
+        "jobs.cron_progress",
+        CELL.encode_items(),
+        lambda value: decode_progress_record("c", CELL.encode_state("n"), value),
     ),
     "settings of a job": Kind(
         "jobs.settings",

@@ -1,10 +1,10 @@
 """Cron progress: each fire time is stored before its run starts, so that it starts once per item in the cluster.
 
-Keys:   fired/<job>/<cell>         JSON; progress of the items of one cell, rewritten at each start and each end
-        fired/<job>/<cell>/items   JSON list; the sorted items of the cell, written once
+Keys:   fired/<job>/<record>         JSON; progress of the items of one record, rewritten at each start and each end
+        fired/<job>/<record>/items   JSON list; the sorted items of the record, written once
 
-A cell belongs to one lock holder and contains the greatest fencing token of its items' locks. A later holder of an item
-has a greater token. Of two cells with the same item, the one with the greater token is newer, whenever it was written.
+A record belongs to one lock holder and contains the greatest fencing token of its items' locks. A later holder of an item
+has a greater token. Of two records with the same item, the one with the greater token is newer, whenever it was written.
 
 A write is fenced by the owner of the items' locks: a node that takes over a lock first deletes that owner, after which
 the former node can no longer write. Runs that start together share one write: the first thread writes for all that
@@ -37,24 +37,24 @@ log = logging.getLogger(__name__)
 
 FIRED = "fired"
 
-_CELL_ITEMS = 2_000
-_CELL_BYTES = 200_000
+_RECORD_ITEMS = 2_000
+_RECORD_BYTES = 200_000
 _WAIT_S = 1.0
 #: The nonce of a state begins with this if an operator has set it back.
 _SET_BACK = "set-back-"
 _NOTHING = FireProgress(0.0)
 
 
-class BadCronCell(BadRecord):
+class BadProgressRecord(BadRecord):
     """Stored progress is unreadable: something else wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
-class CronCell:
+class ProgressRecord:
     """The progress of items that one holder has locked. Its name is never reused.
 
     Attributes:
-        name: Name of the cell.
+        name: Name of the record.
         token: Greatest fencing token of its items' locks.
         owner: Owner of these locks.
         items: Sorted, unique items (at least one).
@@ -77,19 +77,19 @@ class CronCell:
         if len(kinds) > 1:
             of = tuple((index, len(list(run))) for index, run in groupby(number[each] for each in self.fired))
         fired = tuple((kind.through, kind.running) for kind in kinds)
-        return encode(CellState(self.token, self.owner, nonce, fired, rules, of))
+        return encode(StoredProgress(self.token, self.owner, nonce, fired, rules, of))
 
     def encode_items(self) -> bytes:
         """Encode the names of the items."""
         return encode(self.items)
 
 
-class CellState(Struct, frozen=True, omit_defaults=True):
-    """The stored progress of a cell.
+class StoredProgress(Struct, frozen=True, omit_defaults=True):
+    """The stored progress of a record.
 
     Attributes:
-        token: As in ``CronCell``.
-        owner: As in ``CronCell``.
+        token: As in ``ProgressRecord``.
+        owner: As in ``ProgressRecord``.
         nonce: Distinguishes writes, and tells those of ``reset_future_progress`` from those of the holder.
         fired: The distinct states of items: the last fire time that started, and the running one.
         rules: The rule of each state; None if none has one.
@@ -104,24 +104,24 @@ class CellState(Struct, frozen=True, omit_defaults=True):
     of: tuple[tuple[Count, Positive], ...] | None = None
 
 
-_STATE: Decoder[CellState] = Decoder(CellState, "the state of a cell")
-_ITEMS: Decoder[tuple[str, ...]] = Decoder(Annotated[tuple[str, ...], Meta(min_length=1)], "the items of a cell")
+_STATE: Decoder[StoredProgress] = Decoder(StoredProgress, "the state of a record")
+_ITEMS: Decoder[tuple[str, ...]] = Decoder(Annotated[tuple[str, ...], Meta(min_length=1)], "the items of a record")
 
 
-def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
+def decode_progress_record(name: str, state: bytes, items: bytes) -> ProgressRecord:
     """Decode the stored progress of a group of items.
 
     Raises:
-        BadCronCell: The values are unreadable.
+        BadProgressRecord: The values are unreadable.
     """
     try:
         found, listed = _STATE.decode(state), _ITEMS.decode(items)
-        return CronCell(name, found.token, found.owner, listed, _decode_fired(found, len(listed)))
+        return ProgressRecord(name, found.token, found.owner, listed, _decode_fired(found, len(listed)))
     except BadRecord as error:
-        raise BadCronCell(f"progress cell {name} cannot be read: {error}") from None
+        raise BadProgressRecord(f"progress record {name} cannot be read: {error}") from None
 
 
-def _decode_fired(state: CellState, count: int) -> tuple[FireProgress, ...]:
+def _decode_fired(state: StoredProgress, count: int) -> tuple[FireProgress, ...]:
     """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded."""
     rules = ("",) * len(state.fired) if state.rules is None else state.rules
     if len(rules) != len(state.fired):
@@ -136,21 +136,23 @@ def _decode_fired(state: CellState, count: int) -> tuple[FireProgress, ...]:
     return tuple(kinds[index] for index, length in runs for _ in range(length))
 
 
-def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, FireProgress]]:
-    """Return, for each item, the newest stored cell with this item and the item's progress in it."""
-    found: dict[str, tuple[CronCell, FireProgress]] = {}
-    for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
-        found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
+def find_newest_by_item(records: Iterable[ProgressRecord]) -> dict[str, tuple[ProgressRecord, FireProgress]]:
+    """Return, for each item, the newest stored record with this item and the item's progress in it."""
+    found: dict[str, tuple[ProgressRecord, FireProgress]] = {}
+    for record in sorted(records, key=lambda record: (record.token, record.name)):
+        found.update({item: (record, fired) for item, fired in zip(record.items, record.fired, strict=True)})
     return found
 
 
-def obsolete_cells(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
-    """Return the cells that can be deleted: each of their items has a newer cell or is no longer in the pool."""
-    newest = newest_by_item(cells)
+def find_obsolete_records(
+    records: Sequence[ProgressRecord], pool: frozenset[str] | None = None
+) -> list[ProgressRecord]:
+    """Return the records that can be deleted: each of their items has a newer record or is no longer in the pool."""
+    newest = find_newest_by_item(records)
     return [
-        cell
-        for cell in cells
-        if all(newest[item][0] is not cell or (pool is not None and item not in pool) for item in cell.items)
+        record
+        for record in records
+        if all(newest[item][0] is not record or (pool is not None and item not in pool) for item in record.items)
     ]
 
 
@@ -163,10 +165,10 @@ class HeldItem:
 
 
 @dataclass(slots=True)
-class _OwnCell:
-    """A cell that this node writes, with the last known entry of its state."""
+class _OwnRecord:
+    """A record that this node writes, with the last known entry of its state."""
 
-    cell: CronCell
+    record: ProgressRecord
     entry: Entry
     fired: dict[str, FireProgress]
 
@@ -204,8 +206,8 @@ class CronProgress:
         self._changed = condition(self._mutex)
         self._requested: list[_ProgressRequest] = []
         self._busy = False
-        self._own: dict[str, _OwnCell] = {}  # by cell name; used only by the busy thread
-        self._cell_of: dict[str, str] = {}
+        self._own: dict[str, _OwnRecord] = {}  # by record name; used only by the busy thread
+        self._record_of: dict[str, str] = {}
 
     def claim(
         self, holds: Mapping[str, HeldItem], fresh: FireProgress, *, reread: bool = False
@@ -271,26 +273,28 @@ class CronProgress:
                         request.error = request.error or error
 
     def _claim(self, requests: list[_ProgressRequest]) -> None:
-        for name in {self._cell_of.get(item, "") for request in requests if request.reread for item in request.claims}:
+        for name in {
+            self._record_of.get(item, "") for request in requests if request.reread for item in request.claims
+        }:
             if (own := self._own.get(name)) is not None:
                 self._accept_reset(own, self._store.get(f"{self._prefix}/{name}"))
         wanted = {item: (hold, request.fresh) for request in requests for item, hold in request.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
-            self._create_cells(new)
+            self._create_records(new)
         for request in requests:
-            request.fired = {item: self._own[self._cell_of[item]].fired[item] for item in request.claims}
+            request.fired = {item: self._own[self._record_of[item]].fired[item] for item in request.claims}
 
     def _is_ours(self, item: str, hold: HeldItem) -> bool:
-        own = self._own.get(self._cell_of.get(item, ""))
-        return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
+        own = self._own.get(self._record_of.get(item, ""))
+        return own is not None and own.record.owner == hold.owner_id and own.record.token >= hold.token
 
-    def _create_cells(self, wanted: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
-        """Store new cells of this node for these items, with the progress in their newest cells, and delete obsolete
+    def _create_records(self, wanted: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
+        """Store new records of this node for these items, with the progress in their newest records, and delete obsolete
         ones.
         """
-        stored = read_cells(self._store, self.job_id, self._above)
-        newest = newest_by_item(cell for cell, _ in stored)
+        stored = read_progress_records(self._store, self.job_id, self._above)
+        newest = find_newest_by_item(record for record, _ in stored)
         by_owner: dict[str, list[str]] = {}
         for item in sorted(wanted):
             by_owner.setdefault(wanted[item][0].owner_id, []).append(item)
@@ -298,44 +302,44 @@ class CronProgress:
             for part in _split_items(items):
                 fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
                 token = max(wanted[item][0].token for item in part)
-                self._create_cell(CronCell(uuid.uuid4().hex, token, owner, tuple(part), fired))
-        ours = {own.cell.name: own for own in self._own.values()}
-        left = obsolete_cells(
-            [*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())]
+                self._create_record(ProgressRecord(uuid.uuid4().hex, token, owner, tuple(part), fired))
+        ours = {own.record.name: own for own in self._own.values()}
+        left = find_obsolete_records(
+            [*(record for record, _ in stored if record.name not in ours), *(own.record for own in ours.values())]
         )
-        self._delete_cells({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
+        self._delete_records({record.name for record in left}, {record.name: entry for record, entry in stored})
 
-    def _create_cell(self, cell: CronCell) -> None:
-        key = f"{self._prefix}/{cell.name}"
-        state = cell.encode_state(uuid.uuid4().hex)
+    def _create_record(self, record: ProgressRecord) -> None:
+        key = f"{self._prefix}/{record.name}"
+        state = record.encode_state(uuid.uuid4().hex)
         try:
             done = self._store.commit(
-                self._checks(cell), [Create(key, state), Create(f"{key}/items", cell.encode_items())]
+                self._checks(record), [Create(key, state), Create(f"{key}/items", record.encode_items())]
             )
             entry = done.entries[0]
         except (Conflict, OutcomeUnknown) as error:
             found = self._store.get(key)
             if found is None or found.value != state:
-                raise self._lost_error(cell, error) from error
+                raise self._lost_error(record, error) from error
             entry = found
-        self._own[cell.name] = _OwnCell(cell, entry, dict(zip(cell.items, cell.fired, strict=True)))
-        self._cell_of.update(dict.fromkeys(cell.items, cell.name))
+        self._own[record.name] = _OwnRecord(record, entry, dict(zip(record.items, record.fired, strict=True)))
+        self._record_of.update(dict.fromkeys(record.items, record.name))
 
-    def _delete_cells(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
-        """Delete obsolete cells. If that fails, the leader deletes them later."""
+    def _delete_records(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
+        """Delete obsolete records. If that fails, the leader deletes them later."""
         for name in names:
             own = self._own.pop(name, None)
             entry = own.entry if own is not None else entries[name]
             try:
-                delete_cell(self._store, self._prefix, name, entry, [])
+                delete_progress_record(self._store, self._prefix, name, entry, [])
             except LatchworkError as error:
-                log.debug("job %s: progress cell %s is left to the sweep: %s", self.job_id, name, error)
+                log.debug("job %s: progress record %s is left to the sweep: %s", self.job_id, name, error)
 
     def _write(self, requests: list[_ProgressRequest]) -> None:
         touched: dict[str, list[_ProgressRequest]] = {}
         for request in requests:
             for item, fired in request.fired.items():
-                name = self._cell_of.get(item, "")
+                name = self._record_of.get(item, "")
                 if name not in self._own:
                     request.error = LockLost(
                         f"progress of item {item!r} of job {self.job_id} was not claimed, or was released"
@@ -345,40 +349,40 @@ class CronProgress:
                 touched.setdefault(name, []).append(request)
         for name, waiting in touched.items():
             try:
-                self._save_cell(self._own[name])
+                self._save_record(self._own[name])
             except LatchworkError as error:
                 for request in waiting:
                     request.error = request.error or error
 
-    def _save_cell(self, own: _OwnCell) -> None:
-        """Store the progress of one cell.
+    def _save_record(self, own: _OwnRecord) -> None:
+        """Store the progress of one record.
 
         A conflict while the owner still exists is an earlier write of this node with an unknown outcome, which has
         succeeded.
         """
-        own.cell = replace(own.cell, fired=tuple(own.fired[item] for item in own.cell.items))
-        key = f"{self._prefix}/{own.cell.name}"
-        state = own.cell.encode_state(uuid.uuid4().hex)
+        own.record = replace(own.record, fired=tuple(own.fired[item] for item in own.record.items))
+        key = f"{self._prefix}/{own.record.name}"
+        state = own.record.encode_state(uuid.uuid4().hex)
         for attempt in (1, 2):
             try:
-                done = self._store.commit([*self._checks(own.cell), At(own.entry)], [Put(key, state)])
+                done = self._store.commit([*self._checks(own.record), At(own.entry)], [Put(key, state)])
                 own.entry = done.entries[0]
             except (Conflict, OutcomeUnknown) as error:
                 found = self._store.get(key)
                 if found is None:
-                    raise self._lost_error(own.cell, error) from error
+                    raise self._lost_error(own.record, error) from error
                 if self._accept_reset(own, found):
                     raise LockLost(f"progress of job {self.job_id} was set back by an operator: try again") from error
                 own.entry = found
                 if found.value == state:
                     return
-                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.cell):
-                    raise self._lost_error(own.cell, error) from error
+                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.record):
+                    raise self._lost_error(own.record, error) from error
             else:
                 return
 
     @staticmethod
-    def _accept_reset(own: _OwnCell, found: Entry | None) -> bool:
+    def _accept_reset(own: _OwnRecord, found: Entry | None) -> bool:
         """If an operator has reset this progress meanwhile, use it from now on and return True.
 
         What this node was about to start has not started, and what has ended here has ended.
@@ -388,37 +392,39 @@ class CronProgress:
         state = _STATE.decode(found.value)
         if not state.nonce.startswith(_SET_BACK):
             return False
-        stored = zip(own.cell.items, _decode_fired(state, len(own.cell.items)), strict=True)
+        stored = zip(own.record.items, _decode_fired(state, len(own.record.items)), strict=True)
         own.entry = found
         own.fired = {item: fired.after_end() if own.fired[item].running is None else fired for item, fired in stored}
         return True
 
-    def _checks(self, cell: CronCell) -> list[Check]:
-        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]
+    def _checks(self, record: ProgressRecord) -> list[Check]:
+        return [Exists(f"{keys.OWNERS}/{record.owner}"), *self._also]
 
-    def _owner_is_gone(self, cell: CronCell) -> bool:
-        return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
+    def _owner_is_gone(self, record: ProgressRecord) -> bool:
+        return self._store.get(f"{keys.OWNERS}/{record.owner}") is None
 
-    def _lost_error(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
+    def _lost_error(self, record: ProgressRecord, error: LatchworkError) -> LatchworkError:
         """Return the error to raise when progress could not be written.
 
-        A cell that another node owns, or that was deleted, is forgotten and can be claimed again.
+        A record that another node owns, or that was deleted, is forgotten and can be claimed again.
         """
         if isinstance(error, OutcomeUnknown):
             return error
-        self._own.pop(cell.name, None)
+        self._own.pop(record.name, None)
         return LockLost(f"progress of job {self.job_id} cannot be written: its locks were lost or its items moved away")
 
 
-def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """Read all stored progress of a job, with the entries that it was read from. Unreadable cells are logged and left
+def read_progress_records(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[ProgressRecord, Entry]]:
+    """Read all stored progress of a job, with the entries that it was read from. Unreadable records are logged and left
     out.
     """
-    return decode_cells(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
+    return decode_progress_records(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
-def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """Decode the stored progress of a job that is among these entries, with its entries. Unreadable cells are logged
+def decode_progress_records(
+    listed: Iterable[Entry], job_id: str, prefix: str = FIRED
+) -> list[tuple[ProgressRecord, Entry]]:
+    """Decode the stored progress of a job that is among these entries, with its entries. Unreadable records are logged
     and left out.
     """
     prefix = f"{prefix}/{job_id}"
@@ -428,15 +434,15 @@ def decode_cells(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> l
         items = entries.get(f"{key}/items")
         if items is not None:
             try:
-                found.append((decode_cell(key[len(prefix) + 1 :], entry.value, items.value), entry))
-            except BadCronCell as error:
+                found.append((decode_progress_record(key[len(prefix) + 1 :], entry.value, items.value), entry))
+            except BadProgressRecord as error:
                 log.error("job %s: %s", job_id, error)  # noqa: TRY400 - no stack needed
     return found
 
 
 def read_progress(store: Store, job_id: str, item: str) -> FireProgress | None:
     """Read how far an item's cron schedule has come; None if nothing is stored."""
-    found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
+    found = find_newest_by_item(record for record, _ in read_progress_records(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
 
@@ -451,24 +457,24 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
         The items whose progress was reset, with the time up to which they would have started nothing.
     """
     found: dict[str, float] = {}
-    for cell, entry in read_cells(store, job_id):
+    for record, entry in read_progress_records(store, job_id):
 
-        def write(tx: Tx, name: str = cell.name, key: str = entry.key, items: bytes = cell.encode_items()) -> None:
+        def write(tx: Tx, name: str = record.name, key: str = entry.key, items: bytes = record.encode_items()) -> None:
             entry = tx.get(key)
             if entry is None:
                 return
-            cell = decode_cell(name, entry.value, items)
-            fired = tuple(each.without_future(now_s) for each in cell.fired)
-            changed = [each for each in zip(cell.items, cell.fired, fired, strict=True) if each[1] != each[2]]
+            record = decode_progress_record(name, entry.value, items)
+            fired = tuple(each.without_future(now_s) for each in record.fired)
+            changed = [each for each in zip(record.items, record.fired, fired, strict=True) if each[1] != each[2]]
             found.update({item: before.through for item, before, _ in changed})
             if changed:
-                tx.put(key, replace(cell, fired=fired).encode_state(_SET_BACK + uuid.uuid4().hex))
+                tx.put(key, replace(record, fired=fired).encode_state(_SET_BACK + uuid.uuid4().hex))
 
         store.transact(write)
     return found
 
 
-def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
+def delete_progress_record(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
     """Delete stored progress unless it was written since this entry was read.
 
     Raises:
@@ -478,8 +484,8 @@ def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list
     store.commit([*checks, At(entry)], [Delete(key), Delete(f"{key}/items")])
 
 
-def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete cron progress of jobs and items that no longer exist, and return the number of deleted cells. Called by
+def delete_obsolete_progress(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
+    """Delete cron progress of jobs and items that no longer exist, and return the number of deleted records. Called by
     the leader from time to time.
 
     Args:
@@ -495,11 +501,13 @@ def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[C
             commit_all(store, [*checks, same], [Delete(entry.key) for entry in gone])
             swept += len(gone)
             continue
-        cells = read_cells(store, job_id)
-        left = {cell.name for cell in obsolete_cells([cell for cell, _ in cells], frozenset(pools[job_id]))}
-        for cell, entry in cells:
-            if cell.name in left:
-                delete_cell(store, f"{FIRED}/{job_id}", cell.name, entry, checks)
+        records = read_progress_records(store, job_id)
+        left = {
+            record.name for record in find_obsolete_records([record for record, _ in records], frozenset(pools[job_id]))
+        }
+        for record, entry in records:
+            if record.name in left:
+                delete_progress_record(store, f"{FIRED}/{job_id}", record.name, entry, checks)
                 swept += 1
     return swept
 
@@ -508,7 +516,7 @@ def _split_items(items: list[str]) -> Iterable[list[str]]:
     part: list[str] = []
     size = 0
     for item in items:
-        if part and (len(part) >= _CELL_ITEMS or size >= _CELL_BYTES):
+        if part and (len(part) >= _RECORD_ITEMS or size >= _RECORD_BYTES):
             yield part
             part, size = [], 0
         part.append(item)

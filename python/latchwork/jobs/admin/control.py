@@ -25,7 +25,7 @@ from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
-from latchwork.jobs.cron_progress import decode_cells, newest_by_item, reset_future_progress
+from latchwork.jobs.cron_progress import decode_progress_records, find_newest_by_item, reset_future_progress
 from latchwork.jobs.options import InvalidSetting
 from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
@@ -144,10 +144,10 @@ def delete_request(store: Store, request: RunRequest) -> None:
 
 def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
     below = f"{request.progress_prefix}/{request.job}/"
-    cells = decode_cells(
+    records = decode_progress_records(
         (entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress_prefix
     )
-    newest = newest_by_item(cell for cell, _ in cells)
+    newest = find_newest_by_item(record for record, _ in records)
     return frozenset(
         item for item, (_, fired) in newest.items() if fired.running is None and fired.through >= request.at_s
     )

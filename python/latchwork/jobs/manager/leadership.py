@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from latchwork._base.text import reason
 from latchwork.errors import Conflict
-from latchwork.jobs.cron_progress import sweep_cells
+from latchwork.jobs.cron_progress import delete_obsolete_progress
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
@@ -141,7 +141,7 @@ class Leadership:
     def sweep(self, outcome_keep_s: float) -> None:
         """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results."""
         self._options.sweep()
-        sweep_cells(self._store, self._pools.read(), [self._fence])
+        delete_obsolete_progress(self._store, self._pools.read(), [self._fence])
         trim_audit(self._store, [self._fence])
         trim_requests(self._store, [self._fence])
         trim_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])

@@ -8,7 +8,7 @@ Keys:   alive/<worker>                              a running node; session-boun
         runs/<worker>                               active runs of the worker; session-bound; see runs.py
         outcomes/<worker>                           results of its runs; see runs.py
         owners/<uuid>, locks/<job>/<item>           locks that allow one run of an item in the cluster
-        fired/<job>/<cell>[/items]                  cron fire times that have started; see jobs/cron_progress.py
+        fired/<job>/<record>[/items]                  cron fire times that have started; see jobs/cron_progress.py
         requests/<id>, manual/<id>/...              requests for manual runs, and their results; see requests.py
         settings/cluster, settings/jobs/<job>       settings that may change at any time; see jobs/settings.py
         audit/<number>                              log of locks released by operators; see requests.py
