@@ -12,7 +12,7 @@ import latchwork
 from latchwork.jobs import ActiveRuns, Control, Cron, FixedDelay, Job, Threads, explain_item, inspect
 from latchwork.jobs.node.run_reporter import MIN_INTERVAL_S
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.runs import MAX_NAMED_ITEMS, LiveRun, decode_activity, encode_activity
+from latchwork.jobs.stored.runs import MAX_NAMED_ITEMS, LiveRun, decode_active_runs, encode_active_runs
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_the_oldest_items_of_a_job_are_named_and_all_are_counted():
     old, young = (
         LiveRun("report", tuple(f"{name}{n:05}" for n in range(60)), at) for name, at in (("b", 5.0), ("a", 9.0))
     )
-    (found,) = decode_activity("n1", encode_activity([young, old]))
+    (found,) = decode_active_runs("n1", encode_active_runs([young, old]))
     assert (found.node, found.job, found.runs, found.items, found.since_s) == ("n1", "report", 2, 120, 5.0)
     assert len(found.named) == MAX_NAMED_ITEMS
     assert set(old.items) < set(found.named)
@@ -46,18 +46,18 @@ def test_the_oldest_items_of_a_job_are_named_and_all_are_counted():
 
 def test_the_value_stays_small_however_many_runs_items_and_jobs_there_are():
     many = [LiveRun(f"job{n:04}", tuple(f"{'é' * 200}{k}" for k in range(200)), float(n)) for n in range(2000)]
-    value = encode_activity(many)
+    value = encode_active_runs(many)
     assert len(value) <= 64 * 1024
-    found = decode_activity("n1", value)
+    found = decode_active_runs("n1", value)
     assert found[0].items == 200
-    assert len(encode_activity(LiveRun("report", (f"i{n}",), float(n)) for n in range(10_000))) < 5_000
+    assert len(encode_active_runs(LiveRun("report", (f"i{n}",), float(n)) for n in range(10_000))) < 5_000
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"[]", b"{}", b'{"jobs": 1}', b'{"jobs": {"a": {}}}', b"\xff", b'{"jobs": {"a": 3}}']
 )
 def test_a_value_that_cannot_be_read_says_nothing(value):
-    assert decode_activity("n1", value) == []
+    assert decode_active_runs("n1", value) == []
 
 
 # From outside

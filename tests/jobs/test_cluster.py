@@ -71,9 +71,9 @@ def test_the_inspector_sees_who_leads_who_lives_and_what_runs_where(store, clust
 def test_a_node_whose_session_was_lost_registers_anew_and_its_runs_go_on(store, cluster, eventually, expire):
     node = cluster.node(store, "n1", cluster.endless())
     eventually(lambda: len(cluster.log.owners()) == 4)
-    before = store.get(keys.alive("n1"))
+    before = store.get(keys.alive_key("n1"))
     expire(node._membership.session)
-    eventually(lambda: (now := store.get(keys.alive("n1"))) and now.created != before.created, 15)
+    eventually(lambda: (now := store.get(keys.alive_key("n1"))) and now.created != before.created, 15)
     eventually(lambda: node.is_manager, 15)
     assert len(cluster.log.owners()) == 4
     assert set(cluster.log.count().values()) == {1}, "a run was interrupted"
@@ -102,7 +102,7 @@ def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_firs
         second.start()
     assert store.clock.now() - started >= 5.0, "it must wait for the granted TTL and a second"
     assert second.state == "closed"
-    assert store.get(keys.alive("n1")) is not None
+    assert store.get(keys.alive_key("n1")) is not None
     assert set(cluster.log.count().values()) == {1}
 
 
@@ -251,9 +251,9 @@ def test_a_changed_work_pool_moves_its_items_and_an_unchanged_one_is_no_write(me
     job = cluster.endless(work_pool=lambda: list(items), pool_check_period_s=0.05)
     cluster.node(memory, "n1", job)
     eventually(lambda: set(cluster.log.owners()) == {"a", "b"})
-    before = memory.get(keys.pool("report")).version
+    before = memory.get(keys.work_pool_key("report")).version
     assert not threading.Event().wait(0.3)
-    assert memory.get(keys.pool("report")).version == before
+    assert memory.get(keys.work_pool_key("report")).version == before
     items[:] = ["b", "c"]
     eventually(lambda: set(cluster.log.owners()) == {"b", "c"})
     assert cluster.log.count()["b"] == 1, "an item that stayed was restarted"
@@ -341,7 +341,7 @@ def test_close_ends_the_runs_first_then_the_locks_and_the_alive_key_last(memory,
 
     def run(context):
         context.wait_stop()
-        left_in_run.append((memory.get(keys.alive("n1")) is not None, len(inspect(memory).locks)))
+        left_in_run.append((memory.get(keys.alive_key("n1")) is not None, len(inspect(memory).locks)))
 
     other = cluster.node(memory, "n2", [])
     node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0))
@@ -350,7 +350,7 @@ def test_close_ends_the_runs_first_then_the_locks_and_the_alive_key_last(memory,
 
     def look(_batch):
         state = mirror.snapshot()
-        if keys.alive("n1") not in state:
+        if keys.alive_key("n1") not in state:
             owners_without_it.append([key for key in state if key.startswith(f"{keys.OWNERS}/")])
 
     with memory.mirror("") as mirror:
@@ -371,7 +371,7 @@ def test_a_node_is_ready_before_its_own_manager_stands_for_election(cluster, eve
         stands = next(
             at for at, names in enumerate(writes) if any(name.startswith(f"@jobs/{keys.LEADER}") for name in names)
         )
-        own = [at for at, names in enumerate(writes) if f"@jobs/{keys.alive('n1')}" in names]
+        own = [at for at, names in enumerate(writes) if f"@jobs/{keys.alive_key('n1')}" in names]
         assert len([at for at in own if at < stands]) >= 2, "it said that it joins, and that it is ready, before"
         node.close()
 
@@ -384,7 +384,7 @@ def test_an_item_that_stays_keeps_its_due_time_when_the_share_changes(memory, cl
     node = cluster.node(memory, "n1", job)
     before = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a",)])
     items.append("b")
-    job.pool_changed()
+    job.refresh_pool()
     after = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a", "b")])
     assert after[0]._due.at == before[0]._due.at
 
@@ -634,7 +634,7 @@ def test_a_registration_whose_place_another_start_has_taken_writes_nothing_more(
             made.append(Registration(memory, session, member))
             made[-1].join(1.0, threading.Event())
             if session is first:
-                memory.delete(keys.alive("n1"))
+                memory.delete(keys.alive_key("n1"))
         with pytest.raises(Conflict):
             made[0].write_pool("report", ("a",), None)
         made[1].write_pool("report", ("b",), None)

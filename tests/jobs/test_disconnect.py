@@ -10,7 +10,7 @@ import latchwork
 from backends_table import BY_NAME, SERVERS
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
-from latchwork.jobs.worker.runs import stop_margin_s
+from latchwork.jobs.worker.runs import compute_stop_margin_s
 from latchwork_testkit.proxy import Proxy
 
 
@@ -135,7 +135,7 @@ def test_beyond_the_grace_runs_are_told_to_stop_and_others_start_when_the_locks_
     [(None, 2.5), (5.0, 5.0), (7.5, 2.5), (60.0, 2.5), (0.0, 9.7)],
 )
 def test_the_grace_never_outlasts_three_quarters_of_the_locks(grace_s, left_s):
-    assert stop_margin_s(10.0, grace_s) == pytest.approx(left_s)
+    assert compute_stop_margin_s(10.0, grace_s) == pytest.approx(left_s)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerV
 from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.nodes import NODES, NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.nodes import NODES, NodeMark, decode_mark, mark_key, reserved_share_key
 
 ITEMS = [f"i{n:02}" for n in range(12)]
 
@@ -299,8 +299,8 @@ def test_a_node_that_only_lost_its_session_is_not_back_from_its_restart(store, c
 def test_what_waits_for_nobody_is_removed_by_the_manager(memory, cluster, eventually):
     """Whoever took the mark back died before the share was removed."""
     cluster.node(memory, "n1", cluster.endless())
-    memory.put(reserved_key("n1", "report"), b'{"count":1,"items":["a"]}')
-    memory.put(reserved_key("gone", "report") + "/m-1", b'["a"]')
+    memory.put(reserved_share_key("n1", "report"), b'{"count":1,"items":["a"]}')
+    memory.put(reserved_share_key("gone", "report") + "/m-1", b'["a"]')
     eventually(lambda: memory.list(NODES, recursive=True) == [])
 
 
@@ -355,7 +355,7 @@ def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(
     control = Control(memory)
     control._store = Operators()
     control.undrain("n1")
-    assert reserved_shares(memory) == [reserved_key("n1", "report")]
+    assert reserved_shares(memory) == [reserved_share_key("n1", "report")]
 
 
 def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
@@ -366,10 +366,10 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
         memory.delete("leader/t")
         with pytest.raises(Conflict):
             restarts.reserve_shares({}, {"report": {"n1": ("a", "b")}})
-        memory.put(reserved_key("gone", "report"), b"{}")
-        nodes.wait_until(lambda state: reserved_key("gone", "report") in state, 10)
+        memory.put(reserved_share_key("gone", "report"), b"{}")
+        nodes.wait_until(lambda state: reserved_share_key("gone", "report") in state, 10)
         restarts.delete_finished_marks(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
-    assert reserved_shares(memory) == [reserved_key("gone", "report")]
+    assert reserved_shares(memory) == [reserved_share_key("gone", "report")]
     assert memory.get(mark_key("n1")) is not None
 
 

@@ -76,12 +76,14 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     options = ManagerOptions(strategies=Strategies(), sweep=lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         known = PoolCache(memory, pools)
-        monkeypatch.setattr(known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.pool("report"))]})
+        monkeypatch.setattr(
+            known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.work_pool_key("report"))]}
+        )
         with pytest.raises(Conflict):
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
     go_on.set()
     thread.join(10)
-    assert len(chunked_set.read_set(memory, keys.pool("report")).chunked.items) == 3000
+    assert len(chunked_set.read_set(memory, keys.work_pool_key("report")).chunked.items) == 3000
 
 
 def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, cluster, monkeypatch):
@@ -146,7 +148,7 @@ def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory
     write_pool = Registration.write_pool
 
     def suspended(self, *given):
-        memory.delete(keys.alive("n1"))
+        memory.delete(keys.alive_key("n1"))
         return write_pool(self, *given)
 
     monkeypatch.setattr(Registration, "write_pool", suspended)
@@ -167,7 +169,7 @@ def test_a_second_node_with_an_id_does_not_touch_the_jobs_of_the_first(memory):
     assert made[0].try_join() is None
     guard = memory.get(keys.GUARD_WORKER)
     assert made[1].try_join() is not None
-    assert memory.children(keys.available("n1")) == ["report"]
+    assert memory.children(keys.available_job_key("n1")) == ["report"]
     assert memory.get(keys.GUARD_WORKER) == guard
 
 
@@ -179,7 +181,7 @@ def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(
         assert registration.try_join() is None
         registration.sync_available_jobs()
         session.close()  # as if it had crashed
-    assert memory.children(keys.available("n1")) == ["mail"]
+    assert memory.children(keys.available_job_key("n1")) == ["mail"]
 
 
 def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all(memory):
@@ -188,15 +190,15 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
     registration = Registration(memory, memory.open_session(5.0), member, jobs)
     assert registration.try_join() is None
     registration.sync_available_jobs()
-    assert memory.children(keys.available("n1")) == jobs
+    assert memory.children(keys.available_job_key("n1")) == jobs
     registration.leave()
-    assert memory.children(keys.available("n1")) == []
+    assert memory.children(keys.available_job_key("n1")) == []
 
 
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
     member = Member.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)
-    memory.put(keys.alive("n1"), member.to_bytes(), session=holder)
+    memory.put(keys.alive_key("n1"), member.to_bytes(), session=holder)
     began = time.monotonic()
     with pytest.raises(NodeIdInUse):
         JobManager(memory, "n1", idle(), session_ttl_s=0.5).start()
@@ -217,7 +219,7 @@ def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp
     url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
     with connect(url) as store:
         member = Member.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
-        cluster_store(store).put(keys.alive("n1"), member.to_bytes(), session=store.open_session(10.0))
+        cluster_store(store).put(keys.alive_key("n1"), member.to_bytes(), session=store.open_session(10.0))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

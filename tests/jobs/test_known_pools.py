@@ -53,12 +53,12 @@ def known(memory, reads):
 
 
 def _version(state, job):
-    manifest = state.get(keys.pool(job))
+    manifest = state.get(keys.work_pool_key(job))
     return None if manifest is None else manifest.version
 
 
 def write(store, known, job, items, tag="w1", names={}):  # noqa: B006 - names are never used twice, in no test
-    store_set(store, keys.pool(job), items, checks=[], new_name=names.setdefault(tag, ChunkNamer(tag)))
+    store_set(store, keys.work_pool_key(job), items, checks=[], new_name=names.setdefault(tag, ChunkNamer(tag)))
     known.settled(job)
 
 
@@ -102,13 +102,13 @@ def test_a_pool_that_shrinks_to_a_few_items_and_grows_again_is_read_right(memory
 def test_a_pool_that_is_deleted_is_forgotten(memory, known):
     write(memory, known, "small", ["a"])
     known.read()
-    memory.delete(keys.pool("small"))
+    memory.delete(keys.work_pool_key("small"))
     known.settled("small")
     assert known.read() == {}
 
 
 def test_a_pool_that_something_else_overwrote_counts_as_empty_and_is_an_error_in_the_log(memory, known, caplog):
-    memory.put(keys.pool("bad"), b"no json")
+    memory.put(keys.work_pool_key("bad"), b"no json")
     known.settled("bad")
     with caplog.at_level(logging.ERROR):
         assert known.read() == {"bad": ()}
@@ -116,7 +116,7 @@ def test_a_pool_that_something_else_overwrote_counts_as_empty_and_is_an_error_in
 
 
 def test_chunks_are_found_whether_a_head_names_them_or_not(memory, known):
-    memory.put(f"{keys.pool('lost')}/w9-1", b"[]")
+    memory.put(f"{keys.work_pool_key('lost')}/w9-1", b"[]")
     write(memory, known, "small", ["a"])
     assert known.chunks() == {"lost": ["work-pool/lost/w9-1"], "small": []}
 

@@ -70,7 +70,7 @@ def test_a_leader_that_missed_a_write_is_refused_by_the_guard_and_by_the_head(me
 def test_a_share_that_somebody_wrote_under_the_leader_is_not_overwritten(memory, fence):
     ledger = ledger_of(memory, fence)
     ledger.write([change("w1", ("a",))], fence)
-    by_hand = memory.put(keys.assigned("w1", "report"), b"by hand")
+    by_hand = memory.put(keys.share_key("w1", "report"), b"by hand")
     with pytest.raises(Conflict) as refused:
         ledger.write([change("w1", ("a", "b"), ("a",))], fence)
     assert [failed.key for failed in refused.value.failed] == [by_hand.key]
@@ -93,7 +93,7 @@ def test_a_large_rebalance_shrinks_heads_before_it_grows_others(memory, fence):
         done = commit(checks, ops)
         owners = {}
         for worker in range(200):
-            for item in read_set(memory, keys.assigned(f"w{worker:03d}", "report")).chunked.items:
+            for item in read_set(memory, keys.share_key(f"w{worker:03d}", "report")).chunked.items:
                 owners.setdefault(item, []).append(worker)
         assert all(len(workers) == 1 for workers in owners.values())
         return done
@@ -104,7 +104,7 @@ def test_a_large_rebalance_shrinks_heads_before_it_grows_others(memory, fence):
 
 
 def test_loading_deletes_chunks_that_no_head_names(memory, fence):
-    memory.put(f"{keys.assigned('w1', 'report')}/m0-1", b'["a"]')
+    memory.put(f"{keys.share_key('w1', 'report')}/m0-1", b'["a"]')
     ledger_of(memory, fence)
     assert memory.list("workers", recursive=True) == []
 
@@ -112,24 +112,24 @@ def test_loading_deletes_chunks_that_no_head_names(memory, fence):
 def test_a_damaged_share_is_written_anew(memory, fence):
     big = [f"item-{i:05d}" for i in range(2_000)]
     ledger_of(memory, fence).write([change("w1", big)], fence)
-    chunk = memory.list(keys.assigned("w1", "report"))[0]
+    chunk = memory.list(keys.share_key("w1", "report"))[0]
     memory.delete(chunk.key)
     ledger = ledger_of(memory, fence, "m2")
     assert ledger.shares() == {"report": {"w1": ()}}
     ledger.write([change("w1", big)], fence)
-    assert read_set(memory, keys.assigned("w1", "report")).chunked.items == tuple(big)
+    assert read_set(memory, keys.share_key("w1", "report")).chunked.items == tuple(big)
     ledger_of(memory, fence, "m3")
-    names = read_set(memory, keys.assigned("w1", "report")).chunked.chunk_names()
-    assert len(memory.list(keys.assigned("w1", "report"))) == len(names)
+    names = read_set(memory, keys.share_key("w1", "report")).chunked.chunk_names()
+    assert len(memory.list(keys.share_key("w1", "report"))) == len(names)
 
 
 def test_a_dead_workers_jobs_are_forgotten_but_not_those_of_one_that_came_back(memory, fence):
-    memory.put(keys.available("w1", "report"), b"{}")
+    memory.put(keys.available_job_key("w1", "report"), b"{}")
     ledger = ledger_of(memory, fence)
-    assert ledger.known_workers() == {"w1"}
-    memory.put(keys.alive("w1"), b"{}")
+    assert ledger.find_stored_workers() == {"w1"}
+    memory.put(keys.alive_key("w1"), b"{}")
     with pytest.raises(Conflict):
-        ledger.forget_worker("w1", fence)
-    memory.delete(keys.alive("w1"))
-    ledger.forget_worker("w1", fence)
+        ledger.delete_worker_jobs("w1", fence)
+    memory.delete(keys.alive_key("w1"))
+    ledger.delete_worker_jobs("w1", fence)
     assert memory.list("workers", recursive=True) == []

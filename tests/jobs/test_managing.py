@@ -87,10 +87,10 @@ def test_a_burst_of_changes_is_one_rebalance(memory, cluster, eventually):
     eventually(lambda: set(cluster.log.owners()) == {"a"})
     before = seen.count
     for item in "bcdef":
-        version = memory.get(keys.pool("report")).version
+        version = memory.get(keys.work_pool_key("report")).version
         items.append(item)
-        job.pool_changed()
-        eventually(lambda version=version: memory.get(keys.pool("report")).version != version)
+        job.refresh_pool()
+        eventually(lambda version=version: memory.get(keys.work_pool_key("report")).version != version)
     eventually(lambda: set(cluster.log.owners()) == set("abcdef"))
     assert not threading.Event().wait(1.5)
     assert seen.count == before + 1
@@ -106,11 +106,11 @@ def test_an_unchanged_pool_that_is_read_again_causes_no_rebalance(memory, cluste
     cluster.node(memory, "n1", cluster.endless(work_pool=pool, pool_check_period_s=0.02), observers=[seen])
     eventually(lambda: set(cluster.log.owners()) == {"a"})
     before, read = seen.count, len(reads)
-    version = memory.get(keys.pool("report")).version
+    version = memory.get(keys.work_pool_key("report")).version
     eventually(lambda: len(reads) >= read + 20)
     assert not threading.Event().wait(0.3)
     assert seen.count == before
-    assert memory.get(keys.pool("report")).version == version
+    assert memory.get(keys.work_pool_key("report")).version == version
 
 
 # Without leadership
@@ -121,7 +121,7 @@ def deposed(memory):
     """A leader that knows what it knew, and whose ticket is gone."""
     ticket = memory.put("leader/t", b"")
     fence = memory.fence(ticket.created, Exists(ticket.key))
-    memory.put(keys.pool("gone"), b'{"count":1,"items":["a"]}')
+    memory.put(keys.work_pool_key("gone"), b'{"count":1,"items":["a"]}')
     memory.put("fired/gone/c1", b"{}")
     me = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
@@ -144,7 +144,7 @@ def test_a_leader_without_leadership_cleans_nothing(memory, deposed):
 
 
 def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
-    memory.delete(keys.pool("gone"))
+    memory.delete(keys.work_pool_key("gone"))
     deposed._pools._mirror.wait_until(lambda state: not state, 10)
     before = everything(memory)
     with pytest.raises(Conflict):
@@ -184,8 +184,8 @@ def test_a_close_at_the_moment_the_manager_begins_to_wait_is_not_missed(memory, 
 def test_settings_reach_the_chores_of_the_term_under_way(memory, cluster, eventually):
     first = cluster.node(memory, "n1", cluster.endless("kept"), cleanup_period_s=0.0)
     eventually(lambda: first.is_manager)
-    memory.put(keys.pool("gone"), b'{"count":1,"items":["a"]}')
+    memory.put(keys.work_pool_key("gone"), b'{"count":1,"items":["a"]}')
     assert not threading.Event().wait(0.3)
-    assert memory.get(keys.pool("gone")) is not None
+    assert memory.get(keys.work_pool_key("gone")) is not None
     Control(memory).change_cluster(cleanup_period_s=0.1)
-    eventually(lambda: memory.get(keys.pool("gone")) is None)
+    eventually(lambda: memory.get(keys.work_pool_key("gone")) is None)

@@ -14,7 +14,7 @@ from latchwork.jobs.admin.control import delete_request
 from latchwork.jobs.cron_progress import HeldItem
 from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
-from latchwork.jobs.stored.requests import decode_request, decode_result, requested_items, trim_requests
+from latchwork.jobs.stored.requests import decode_request, decode_result, delete_expired_requests, read_requested_items
 from latchwork.jobs.worker.manual_runs import ManualRuns
 
 YEARLY = Cron("0 3 1 1 *")
@@ -151,19 +151,19 @@ def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventual
 def test_a_request_of_many_items_is_not_lost_when_a_manager_removes_its_copy_of_them_first(memory, monkeypatch):
     """The manager lists old requests, then the copy is written, and then the manager removes what has no request."""
     items = [f"item-{number:06}" for number in range(20_000)]
-    store_set(memory, keys.pool("report"), items, checks=[], new_name=ChunkNamer("w"))
+    store_set(memory, keys.work_pool_key("report"), items, checks=[], new_name=ChunkNamer("w"))
     commit, swept = type(memory).commit, []
 
     def overtaken(self, checks=(), ops=()):
         if any(op.key.startswith("requests/") for op in ops) and not swept:
-            swept.append(trim_requests(memory, []))
+            swept.append(delete_expired_requests(memory, []))
             assert self.list("manual", recursive=True) == []
         return commit(self, checks, ops)
 
     monkeypatch.setattr(type(memory), "commit", overtaken)
     request = Control(memory).run_now("report")
     assert swept
-    assert requested_items(memory, request) == frozenset(items)
+    assert read_requested_items(memory, request) == frozenset(items)
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -205,7 +205,7 @@ def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
         store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).to_bytes())
         store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).to_bytes())
     store.put("manual/lost/ended/1", b"?")
-    trim_requests(store, [])
+    delete_expired_requests(store, [])
     assert (store.children("requests"), store.children("manual")) == (["new"], ["new"])
 
 

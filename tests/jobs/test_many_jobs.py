@@ -54,7 +54,7 @@ def is_acquiring(memory, cluster, eventually, slow_locks):
         eventually(lambda: cluster.log.owners() or node.stats().jobs[job.id].items)
         for other in others:
             pools[other.id] += [f"i{number:04}" for number in range(ITEMS)]
-            other.pool_changed()
+            other.refresh_pool()
         eventually(lambda: sum(name.startswith("many") for names in slow_locks for name in names) > ITEMS, 30.0)
         return node
 
@@ -79,7 +79,7 @@ def test_a_run_is_told_within_a_second_that_its_item_is_gone(is_acquiring, clust
     job = cluster.endless("hot", on_stop=lambda _: told.set(), work_pool=lambda: list(pool))
     node = is_acquiring(job)
     pool.clear()
-    job.pool_changed()
+    job.refresh_pool()
     assert told.wait(1.0 + 0.3)  # the time that a rebalance waits for more, and takes
     assert held(node) < JOBS * ITEMS, "it had all locks already"
 
@@ -89,7 +89,7 @@ def test_a_new_item_of_another_job_starts_before_the_many_have_their_locks(is_ac
     job = cluster.endless("small", work_pool=lambda: list(pool))
     node = is_acquiring(job)
     pool.append("y")
-    job.pool_changed()
+    job.refresh_pool()
     eventually(lambda: set(cluster.log.owners()) == {"x", "y"}, 2.0)
     assert held(node) < JOBS * ITEMS, "it had all locks already"
 
@@ -115,7 +115,7 @@ def test_a_run_is_told_that_its_job_is_disabled_while_a_call_for_locks_hangs(
     eventually(cluster.log.owners)
     monkeypatch.setattr(LockKeeper, "try_acquire_many", lambda *_: hanging.set() or (go_on.wait(20) and {}))
     pool.append("y")
-    other.pool_changed()
+    other.refresh_pool()
     assert hanging.wait(10)
     try:
         Control(memory).disable("hot")

@@ -157,7 +157,7 @@ def test_a_rebalance_has_a_record_with_its_moves_and_none_when_nothing_is_writte
     ((level, done),) = eventually(lambda: events.of("rebalanced"))
     assert (level, done["node"], done["shares"], done["moves"]) == ("INFO", "n1", 1, 3)
     assert done["seconds"] > 0
-    job.pool_changed()
+    job.refresh_pool()
     assert not threading.Event().wait(0.5), "time to rebalance"
     assert len(events.of("rebalanced")) == 1
     assert events.of("rebalance_failed") == []

@@ -18,26 +18,26 @@ from latchwork.jobs.options import (
     THREADS,
     NodeRows,
     Unset,
-    default_options,
+    combine_options,
+    create_default_options,
     document_options,
-    effective_options,
+    get_option_rows,
     number_kind,
-    option_row,
-    option_rows,
-    seconds_row,
+    option_field,
+    seconds_field,
 )
 from latchwork.jobs.settings import NODE_DEFAULTS, JobOptions, NodeOptions
 
 
 @dataclass(frozen=True)
 class Dummy(Generic[Unset]):
-    nap_s: float | Unset = seconds_row(2.0, "that `run` sleeps", least=0.5)
-    pause_s: float | None = seconds_row(None, "between two naps", none="for ever")
-    threads: object = option_row(THREADS, Threads(1), "runs at a time")
+    nap_s: float | Unset = seconds_field(2.0, "that `run` sleeps", least=0.5)
+    pause_s: float | None = seconds_field(None, "between two naps", none="for ever")
+    threads: object = option_field(THREADS, Threads(1), "runs at a time")
 
 
 def test_what_is_set_goes_before_the_code_and_what_is_not_set_does_not():
-    assert effective_options(Dummy, Dummy(pause_s=0.0, threads=3), default_options(Dummy)) == Dummy(
+    assert combine_options(Dummy, Dummy(pause_s=0.0, threads=3), create_default_options(Dummy)) == Dummy(
         2.0, 0.0, Threads(3)
     )
 
@@ -45,13 +45,13 @@ def test_what_is_set_goes_before_the_code_and_what_is_not_set_does_not():
 @pytest.mark.parametrize("wrong", ["2", True, None, float("nan"), float("inf"), 0.4, -1])
 def test_a_number_that_cannot_be_used_is_refused_by_the_name_of_its_row(wrong):
     with pytest.raises(ValueError, match=r"nap_s is .*; give a finite number of seconds, at least 0\.5"):
-        option_rows(Dummy)[0].check(wrong)
+        get_option_rows(Dummy)[0].check(wrong)
 
 
 def test_only_a_row_without_a_default_may_be_none():
-    assert option_rows(Dummy)[1].check(None) is None
+    assert get_option_rows(Dummy)[1].check(None) is None
     with pytest.raises(ValueError, match="nap_s is None"):
-        option_rows(Dummy)[0].check(None)
+        get_option_rows(Dummy)[0].check(None)
 
 
 def test_values_are_kept_as_what_they_mean():
@@ -70,7 +70,7 @@ def command(flag):
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command()
-    @flags(option_rows(Dummy), flag, before="last")
+    @flags(get_option_rows(Dummy), flag, before="last")
     def nap(*, first: int = 1, last: int = 2, **given: float | None) -> None:
         """Sleep."""
         typer.echo(f"{first} {last} {given}")
@@ -117,7 +117,7 @@ def test_a_docstring_gets_its_rows_before_what_it_raises():
     ids=["Job", "JobManager"],
 )
 def test_the_arguments_are_those_of_the_table_in_its_order_and_the_docstring_tells_each(of, table, before):
-    names = [each.name for each in option_rows(table)]
+    names = [each.name for each in get_option_rows(table)]
     parameters = list(signatures.signature(of.__init__).parameters)[1:]
     at = parameters.index(names[0])
     assert parameters[at : at + len(names)] == names
@@ -127,10 +127,10 @@ def test_the_arguments_are_those_of_the_table_in_its_order_and_the_docstring_tel
 
 def test_the_defaults_of_a_node_and_of_a_job_are_those_of_the_table():
     given = signatures.signature(JobManager.__init__).parameters
-    of_node = {each.name: each.default for each in option_rows(NodeOptions)}
+    of_node = {each.name: each.default for each in get_option_rows(NodeOptions)}
     assert {name: {} if name == "labels" else given[name].default for name in of_node} == of_node
-    assert [getattr(Job, each.name) for each in option_rows(JobOptions)] == [
-        each.default for each in option_rows(JobOptions)
+    assert [getattr(Job, each.name) for each in get_option_rows(JobOptions)] == [
+        each.default for each in get_option_rows(JobOptions)
     ]
 
 
@@ -139,6 +139,6 @@ def test_nothing_is_set_unless_it_is_given():
     assert NODE_DEFAULTS.overridden_by(ClusterSettings()) == NODE_DEFAULTS
 
 
-@pytest.mark.parametrize("option", option_rows(NodeRows), ids=lambda each: each.name)
+@pytest.mark.parametrize("option", get_option_rows(NodeRows), ids=lambda each: each.name)
 def test_each_setting_of_the_cluster_reaches_the_options_of_a_node(option):
     assert getattr(NODE_DEFAULTS.overridden_by(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0

@@ -11,7 +11,7 @@ import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, explain_item, inspect
 from latchwork.jobs.node.run_reporter import OutcomeSchedule
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.runs import MAX_NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
+from latchwork.jobs.stored.runs import MAX_NAMED_ERRORS, decode_outcomes, delete_old_outcomes, encode_outcomes
 from latchwork.jobs.worker.outcomes import EndedRun, OutcomeTracker, summarize_error
 
 
@@ -77,9 +77,9 @@ def test_a_run_that_was_stopped_to_stop_says_nothing_of_the_job():
 
 def test_an_item_that_went_elsewhere_is_not_failing_here():
     outcomes = went(ended("a", error="E"), ended("b", error="E"))
-    outcomes.forget_others(frozenset("b"))
+    outcomes.forget_other_items(frozenset("b"))
     assert outcomes.outcome().failing_items == 1
-    outcomes.forget_others(frozenset())
+    outcomes.forget_other_items(frozenset())
     assert outcomes.outcome().consecutive_failures == 0
 
 
@@ -175,8 +175,8 @@ def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
     assert pace.due_in_s(0.0, 60.0) == 15.0, "the first look comes sooner"
     pace.record_transition("a", 1.0)
     assert pace.due_in_s(1.0, 60.0) == 0.0
-    pace.begin_check()
-    pace.finish_check(1.0)
+    pace.begin_write()
+    pace.finish_write(1.0)
     assert pace.due_in_s(1.0, 60.0) == 60.0
     pace.record_transition("a", 5.0)
     assert pace.due_in_s(5.0, 60.0) == 56.0
@@ -188,9 +188,9 @@ def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
 def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
     pace = OutcomeSchedule()
     pace.record_transition("a", 1.0)
-    pace.begin_check()
+    pace.begin_write()
     pace.record_transition("b", 1.1)
-    pace.finish_check(1.2)
+    pace.finish_write(1.2)
     assert pace.due_in_s(1.2, 60.0) <= 0.0
 
 
@@ -278,5 +278,5 @@ def test_nodes_that_have_gone_are_kept_for_a_time_and_in_bounds(store):
     for n in range(4):
         store.put(f"outcomes/n{n}", encode_outcomes([an_outcome(errors=0, at_s=now - 100.0 * n)]))
     store.put("outcomes/foreign", b"\xff")
-    assert trim_outcomes(store, {"n3"}, 150.0, []) == 2
+    assert delete_old_outcomes(store, {"n3"}, 150.0, []) == 2
     assert store.children("outcomes") == ["n0", "n1", "n3"]

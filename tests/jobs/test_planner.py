@@ -209,15 +209,15 @@ def test_the_shares_of_a_job_placed_as_a_whole_are_made_of_its_own_strings():
     items = tuple(f"item-{number}" for number in range(9))
     planner = Planner(Strategies())
     planner.rebalance(view(pools={"j1": items}))
-    whole = planner.pop_whole_shares()["j1"]
+    whole = planner.pop_complete_shares()["j1"]
     assert {id(item) for share in whole.values() for item in share} == {id(item) for item in items}
-    assert planner.pop_whole_shares() == {}
+    assert planner.pop_complete_shares() == {}
 
 
 def test_an_item_that_is_added_is_the_pools_own_string_in_its_share():
     planner = Planner(Strategies())
     now = applied(view(), planner.rebalance(view()).changes)
-    added = f"item-{len(planner.pop_whole_shares())}"
+    added = f"item-{len(planner.pop_complete_shares())}"
     result = planner.rebalance(view(pools={"j1": (*"abcd", added)}, shares=now.shares))
     assert [change.after[-1] is added for change in result.changes] == [True]
 

@@ -39,16 +39,16 @@ def test_a_node_that_registers_anew_does_not_take_a_newer_pool_back(store, clust
     second = cluster.node(store, "n2", reader(cluster, source))
     eventually(lambda: set(cluster.log.owners()) == {"a"})
     source.append("b")
-    newer.pool_changed()
+    newer.refresh_pool()
     eventually(lambda: set(cluster.log.owners()) == {"a", "b"}, 15)
-    version = store.get(keys.pool("report")).version
+    version = store.get(keys.work_pool_key("report")).version
     caplog.set_level(logging.INFO)
     lost = second._membership.session
     expire(lost)
     eventually(lambda: second._membership.session is not lost and second._membership.registration() is not None, 15)
     assert "another node has stored a newer one" in caplog.text
     eventually(lambda: second._membership._pools._good["report"].items == ("a", "b"))
-    assert store.get(keys.pool("report")).version == version
+    assert store.get(keys.work_pool_key("report")).version == version
 
 
 def test_a_node_that_registers_anew_writes_a_pool_that_is_gone(memory, cluster, eventually, expire, source):
@@ -75,33 +75,33 @@ def test_a_read_that_began_before_another_node_stored_its_own_is_made_again(memo
     slow = cluster.endless(work_pool=slow_pool, pool_check_period_s=0.0)
     cluster.node(memory, "n2", slow)
     armed.set()
-    slow.pool_changed()
+    slow.refresh_pool()
     assert begun.wait(10)
     source.append("b")
-    quick.pool_changed()
+    quick.refresh_pool()
     eventually(lambda: inspect(memory).pools == {"report": ("a", "b")})
-    version = memory.get(keys.pool("report")).version
+    version = memory.get(keys.work_pool_key("report")).version
     go_on.set()
     eventually(lambda: cluster.nodes[1]._membership._pools._good["report"].items == ("a", "b"))
     eventually(lambda: set(cluster.log.owners()) == {"a", "b"})
-    assert memory.get(keys.pool("report")).version == version, "the old read was stored, if only for a moment"
+    assert memory.get(keys.work_pool_key("report")).version == version, "the old read was stored, if only for a moment"
 
 
 def test_a_start_that_had_to_wait_for_its_id_does_not_take_a_newer_pool_back(memory, cluster, eventually, source):
     other = reader(cluster, source)
     cluster.node(memory, "n1", other)
     former = memory.open_session(10.0)
-    memory.put(keys.alive("n2"), b"{}", session=former)
+    memory.put(keys.alive_key("n2"), b"{}", session=former)
     threading.Thread(target=cluster.node, args=(memory, "n2", reader(cluster, source))).start()
     eventually(lambda: len(cluster.nodes) == 2 and cluster.nodes[1]._membership is not None)
     eventually(lambda: cluster.nodes[1]._membership._pools._good)
     source.append("b")
-    other.pool_changed()
+    other.refresh_pool()
     eventually(lambda: inspect(memory).pools == {"report": ("a", "b")})
-    version = memory.get(keys.pool("report")).version
+    version = memory.get(keys.work_pool_key("report")).version
     former.close()
     eventually(lambda: cluster.nodes[1].state == "started")
-    assert memory.get(keys.pool("report")).version == version
+    assert memory.get(keys.work_pool_key("report")).version == version
 
 
 def test_a_node_that_joins_with_other_items_says_which(memory, cluster, caplog):
@@ -120,7 +120,7 @@ def test_a_check_that_finds_other_items_stored_says_which_and_no_more_than_a_few
     cluster.node(memory, "n1", first)
     cluster.node(memory, "n2", cluster.endless(items=["a", *many], pool_check_period_s=0.0))
     caplog.clear()
-    first.pool_changed()
+    first.refresh_pool()
     eventually(lambda: warnings(caplog))
     assert warnings(caplog)[0].endswith(
         f"those of node n1 replace them: 0 added [], 9 removed {many[: pools_module._MAX_SHOWN]}"
@@ -128,7 +128,7 @@ def test_a_check_that_finds_other_items_stored_says_which_and_no_more_than_a_few
 
 
 def test_a_lone_node_that_comes_back_with_another_pool_disagrees_with_nobody(memory, cluster, caplog):
-    memory.put(keys.pool("report"), b'{"count":1,"items":["z"]}')
+    memory.put(keys.work_pool_key("report"), b'{"count":1,"items":["z"]}')
     caplog.set_level(logging.INFO)
     cluster.node(memory, "n1", cluster.endless(items=["a"]))
     assert "work pool of job report changed since it was stored: 1 added ['a'], 1 removed ['z']" in caplog.text

@@ -169,7 +169,7 @@ def test_a_strategy_that_fails_keeps_the_old_assignment_of_its_jobs_alone(strate
 
 def test_each_job_may_have_a_strategy_of_its_own():
     mine = EvenlySpread()
-    groups = Strategies({"j2": mine, "*": "rendezvous"}).groups(["j3", "j2", "j1"])
+    groups = Strategies({"j2": mine, "*": "rendezvous"}).group_by_strategy(["j3", "j2", "j1"])
     assert [(strategy.name, jobs) for strategy, jobs in groups] == [
         ("rendezvous", ["j1", "j3"]),
         ("evenly-spread", ["j2"]),
@@ -269,7 +269,9 @@ def test_jobs_whose_strategy_failed_count_for_later_ones_where_they_stay():
 
 
 def test_jobs_that_name_the_same_strategy_are_one_problem():
-    groups = Strategies({"j1": "balanced", "j2": "evenly-spread", "*": "balanced"}).groups(["j1", "j2", "j3"])
+    groups = Strategies({"j1": "balanced", "j2": "evenly-spread", "*": "balanced"}).group_by_strategy(
+        ["j1", "j2", "j3"]
+    )
     assert [jobs for _, jobs in groups] == [["j1", "j3"], ["j2"]]
 
 
@@ -284,7 +286,7 @@ def test_jobs_that_name_the_same_strategy_are_one_problem():
     ],
 )
 def test_a_strategy_is_told_in_one_word_from_which_it_can_be_made_again(strategy, word):
-    assert Strategies(strategy).described() == {"*": word}
+    assert Strategies(strategy).describe() == {"*": word}
     made = parse_strategy(word)
     assert (made is None) == word.startswith("custom:")
     if made is not None:

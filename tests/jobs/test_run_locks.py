@@ -40,7 +40,7 @@ def short_locks(store):
 
 def take(locks, items):
     """Ask for what is to be asked for, as a worker does; whether any was taken."""
-    return locks.try_acquire("j", locks.update_wanted("j", items))
+    return locks.try_acquire("j", locks.set_wanted_items("j", items))
 
 
 def hold(locks, eventually, *items):

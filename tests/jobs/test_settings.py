@@ -241,7 +241,7 @@ def test_disable_all_beats_a_job_that_is_switched_on(store, cluster, eventually)
 
 def test_a_job_that_was_disabled_before_the_start_never_runs(memory, cluster, eventually):
     control = Control(memory)
-    control.set_default(False)
+    control.set_default_enabled(False)
     control.enable("other")
     cluster.node(memory, "n1", [cluster.endless(items=["a"]), cluster.endless("other", items=["z"])])
     eventually(lambda: set(cluster.log.owners()) == {"z"})
@@ -314,7 +314,7 @@ def test_pool_changed_has_the_pool_read_at_once_also_one_that_is_never_checked(m
     cluster.node(memory, "n1", job)
     eventually(lambda: set(cluster.log.owners()) == {"a"})
     items.append("b")
-    job.pool_changed()
+    job.refresh_pool()
     eventually(lambda: set(cluster.log.owners()) == {"a", "b"})
 
 

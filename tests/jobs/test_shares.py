@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork import Unavailable
 from latchwork.jobs.stored import caches, cluster_store, keys
-from latchwork.jobs.stored.caches import WorkerShares
+from latchwork.jobs.stored.caches import ShareCache
 from latchwork.jobs.stored.chunked_set import ChunkNamer, store_set
 
 
@@ -20,13 +20,13 @@ def memory():
 
 
 def write(store, job, items, tag="m1"):
-    store_set(store, keys.assigned("w1", job), items, checks=[], new_name=ChunkNamer(tag))
+    store_set(store, keys.share_key("w1", job), items, checks=[], new_name=ChunkNamer(tag))
 
 
 class Follower:
     def __init__(self, store):
         self.changed = threading.Event()
-        self.shares = WorkerShares(store, "w1", self.changed.set)
+        self.shares = ShareCache(store, "w1", self.changed.set)
 
     def until(self, wanted, jobs=("a", "b")):
         """The share of these jobs once it is what is wanted."""
@@ -45,7 +45,7 @@ def follower(memory):
 
 def test_what_is_stored_already_is_there_at_once(memory):
     write(memory, "a", ["x", "y"])
-    share = WorkerShares(memory, "w1", lambda: None)
+    share = ShareCache(memory, "w1", lambda: None)
     share.wait_ready()
     assert share.read_shares(["a", "b"]) == {"a": ("x", "y")}
     share.close()
@@ -56,7 +56,7 @@ def test_a_share_follows_every_write_and_ends_with_its_head(memory, follower):
     follower.until({"a": ("x",)})
     write(memory, "b", [f"item-{i:05d}" for i in range(2_000)])
     follower.until({"a": ("x",), "b": tuple(f"item-{i:05d}" for i in range(2_000))})
-    memory.delete(keys.assigned("w1", "a"))
+    memory.delete(keys.share_key("w1", "a"))
     follower.until({"b": tuple(f"item-{i:05d}" for i in range(2_000))})
 
 

@@ -12,7 +12,12 @@ from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockNotHeld, UnknownJob, explain_item, inspect, read_audit
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.requests import AuditRecord, decode_record, force_released_tokens, trim_audit
+from latchwork.jobs.stored.requests import (
+    AuditRecord,
+    decode_audit_record,
+    delete_old_audit_records,
+    find_forced_tokens,
+)
 from latchwork.schedules.fires import FireProgress
 
 
@@ -179,11 +184,11 @@ def test_the_item_starts_elsewhere_at_once_when_its_lock_is_freed_by_hand(memory
 
 def test_audit_records_survive_being_stored_and_strangers_are_left_out(memory):
     record = AuditRecord("j", "i", 7, "n1", "me", "now", "why")
-    assert decode_record(record.to_bytes()) == record
-    assert decode_record(b"[]") is None
+    assert decode_audit_record(record.to_bytes()) == record
+    assert decode_audit_record(b"[]") is None
     for number in range(1003):
         memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").to_bytes())
     memory.put("audit/x", b"?")
-    assert force_released_tokens(memory.list("audit")) == {("j", "i"): 1002}
-    assert trim_audit(memory, []) == 4
+    assert find_forced_tokens(memory.list("audit")) == {("j", "i"): 1002}
+    assert delete_old_audit_records(memory, []) == 4
     assert len(memory.list("audit")) == 1000

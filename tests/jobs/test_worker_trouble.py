@@ -11,7 +11,7 @@ from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker
-from latchwork.jobs.worker.runs import JobRun, RunGuard, RunSetup
+from latchwork.jobs.worker.runs import JobRun, RunSetup, RunWatchdog
 from latchwork.schedules.schedule import DueTime, Instant
 from latchwork.store import connect
 
@@ -82,7 +82,7 @@ def test_stop_listeners_that_found_no_thread_are_called_at_the_next_stop(eventua
     made.join(5)
 
 
-def make_run(work, spare_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
+def make_run(work, time_to_stop_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
     job = Job("report", work_pool=["a"], run=work, schedule=schedule)
     setup = RunSetup(
         job=job,
@@ -92,7 +92,7 @@ def make_run(work, spare_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B0
         may_run=lambda: True,
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
-        spare_s=spare_s,
+        time_to_stop_s=spare_s,
     )
     due = 0.0 if isinstance(schedule, Cron) else SYSTEM_CLOCK.now()
     return JobRun(1, ("a",), setup, DueTime(due, schedule, Instant(0.0, 0.0)))
@@ -142,10 +142,12 @@ def test_an_interrupted_cron_run_is_due_at_once(eventually):
 
 
 def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually):
-    runs = [make_run(lambda context: context.wait_stop(), spare_s=lambda spare=spare: spare) for spare in (0.0, 60.0)]
+    runs = [
+        make_run(lambda context: context.wait_stop(), time_to_stop_s=lambda spare=spare: spare) for spare in (0.0, 60.0)
+    ]
     for run in runs:
         run.start()
-    guard = RunGuard("n1", lambda: runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunWatchdog("n1", lambda: runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: runs[0].ended)
     assert not runs[1].stopping
@@ -159,7 +161,7 @@ def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually
 
 
 def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
-    run = make_run(lambda context: context.wait_stop(), spare_s=lambda: 0.0)
+    run = make_run(lambda context: context.wait_stop(), time_to_stop_s=lambda: 0.0)
     run.start()
     answers = [RuntimeError("odd")]
 
@@ -168,7 +170,7 @@ def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
             raise answers.pop()
         return [run]
 
-    guard = RunGuard("n1", runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunWatchdog("n1", runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: run.ended)
     assert "the watchdog of the runs failed" in caplog.text

@@ -17,7 +17,7 @@ DEFECTS = (
         "Job manager",
         "a share is written without checking the one that was read",
         "jobs/manager/ledger.py",
-        "        checks += [stored.unchanged_check(keys.assigned(worker, job)) for worker, job, stored, _ in "
+        "        checks += [stored.unchanged_check(keys.share_key(worker, job)) for worker, job, stored, _ in "
         "manifest_changes]\n",
         "",
         id_of("jobs/ledger", "a_share_that_somebody_wrote_under_the_leader_is_not_overwritten"),

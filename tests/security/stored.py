@@ -22,7 +22,7 @@ from latchwork.jobs.stored.requests import (
     AuditRecord,
     RunRequest,
     RunResult,
-    decode_record,
+    decode_audit_record,
     decode_request,
     decode_result,
 )
@@ -30,9 +30,9 @@ from latchwork.jobs.stored.runs import (
     JobOutcome,
     LiveRun,
     RunError,
-    decode_activity,
+    decode_active_runs,
     decode_outcomes,
-    encode_activity,
+    encode_active_runs,
     encode_outcomes,
 )
 from latchwork.primitives import once
@@ -160,7 +160,9 @@ KINDS = {
     "member": Kind("jobs.stored.nodes", MEMBER.to_bytes(), lambda value: Member.decode("n1", value).to_bytes()),
     "mark": Kind("jobs.stored.nodes", MARK.to_bytes(), lambda value: decode_mark("n1", value)),
     "activity": Kind(
-        "jobs.stored.runs", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
+        "jobs.stored.runs",
+        encode_active_runs([LiveRun("j", ("a",), 5.0)]),
+        lambda value: decode_active_runs("n1", value),
     ),
     "outcomes": Kind(
         "jobs.stored.runs",
@@ -174,7 +176,7 @@ KINDS = {
     ),
     "end of a run": Kind("jobs.stored.requests", RunResult("n1", 1, ("a",), "why").to_bytes(), decode_result),
     "audit": Kind(
-        "jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").to_bytes(), decode_record
+        "jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").to_bytes(), decode_audit_record
     ),
     "inline set": Kind(
         "jobs.stored.chunked_set",

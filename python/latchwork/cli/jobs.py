@@ -21,7 +21,7 @@ from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunResult, Schedule, Settings, UnknownNode, inspect
 from latchwork.jobs import settings as stored
-from latchwork.jobs.options import JobRows, NodeRows, OptionRow, number_kind, option_rows
+from latchwork.jobs.options import JobRows, NodeRows, OptionRow, get_option_rows, number_kind
 from latchwork.store import Store
 
 JobIds = Annotated[
@@ -110,7 +110,7 @@ def default(
     if state not in values:
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
     with open_store(url) as store:
-        Control(store).set_default(values[state])
+        Control(store).set_default_enabled(values[state])
     print_change(f"default: {state}", {"default_enabled": values[state]}, as_json=as_json)
 
 
@@ -120,7 +120,7 @@ def default(
     "latchwork jobs set report -u threads -u schedule",
 )
 @flags(PACES, setting_flag, before="cron")
-@flags(option_rows(JobRows), setting_flag, before="unset")
+@flags(get_option_rows(JobRows), setting_flag, before="unset")
 def set_job(
     job: JobId,
     *,
@@ -349,7 +349,7 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
 
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
-@flags(option_rows(NodeRows), setting_flag, before="unset")
+@flags(get_option_rows(NodeRows), setting_flag, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
     """Change options of the manager and of the nodes in the whole cluster, at once.
 

@@ -19,7 +19,7 @@ from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.manager import StrategyOption
-from latchwork.jobs.options import option_rows
+from latchwork.jobs.options import get_option_rows
 from latchwork.jobs.settings import NodeOptions
 from latchwork.store import Store, connect
 
@@ -34,7 +34,7 @@ from latchwork.store import Store, connect
     "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
 )
 @flags(PACES, setting_flag, before="cron")
-@flags([row for row in option_rows(NodeOptions) if row.flag], start_flag, before="probe_port")
+@flags([row for row in get_option_rows(NodeOptions) if row.flag], start_flag, before="probe_port")
 def run(
     target: Annotated[
         str | None,

@@ -497,7 +497,7 @@ def delete_obsolete_progress(store: Store, pools: Mapping[str, Iterable[str]], c
     for job_id in store.children(FIRED):
         if job_id not in pools:
             gone = store.list(f"{FIRED}/{job_id}", recursive=True)
-            same = Absent(keys.pool(job_id))  # checked in the transaction, because `pools` may be outdated
+            same = Absent(keys.work_pool_key(job_id))  # checked in the transaction, because `pools` may be outdated
             commit_all(store, [*checks, same], [Delete(entry.key) for entry in gone])
             swept += len(gone)
             continue

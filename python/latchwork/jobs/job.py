@@ -16,14 +16,14 @@ from latchwork._base.user_code import is_interrupt
 from latchwork._base.validation import deferred_kind
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, document_options, option_rows
+from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, document_options, get_option_rows
 from latchwork.jobs.settings import JobOptions
 from latchwork.jobs.stored.keys import check_id, check_item
 from latchwork.primitives.waiting import StopSignal
 from latchwork.store import Store
 from latchwork.types import Fence
 
-_CHANGEABLE = frozenset(each.name for each in option_rows(JobRows))
+_CHANGEABLE = frozenset(each.name for each in get_option_rows(JobRows))
 WorkPool = Callable[[], Iterable[str]] | Sequence[str]
 
 
@@ -228,7 +228,7 @@ class Job:
         given = locals()
         self._work_pool = work_pool
         self._run = run
-        for name in ("id", *(each.name for each in option_rows(JobOptions))):
+        for name in ("id", *(each.name for each in get_option_rows(JobOptions))):
             if given[name] is not None:
                 setattr(self, name, given[name])
         self.validate()
@@ -267,7 +267,7 @@ class Job:
     def _given_run(self) -> Any:
         return self._run if type(self).run is Job.run else self.run
 
-    def pool_changed(self) -> None:
+    def refresh_pool(self) -> None:
         """Make the nodes of this process call the work pool function again at once.
 
         Callable from any thread, also before they start.
@@ -324,7 +324,7 @@ class Job:
             raise InvalidJob(str(error)) from None
         self._validate_pool()
         self._validate_run()
-        for option in option_rows(JobOptions):
+        for option in get_option_rows(JobOptions):
             value = getattr(self, option.name)
             try:
                 kept = option.check(value)
@@ -363,7 +363,7 @@ class Job:
             check_pool(self.id, self._work_pool)
 
 
-for _option in option_rows(JobOptions):  # the defaults of the class attributes
+for _option in get_option_rows(JobOptions):  # the defaults of the class attributes
     setattr(Job, _option.name, _option.default)
 
 

@@ -70,7 +70,7 @@ class Threads:
             raise InvalidJob(msg)
         return cls(limit)
 
-    def slices(self, items: Iterable[str]) -> list[tuple[str, ...]]:
+    def split_items(self, items: Iterable[str]) -> list[tuple[str, ...]]:
         """Split these items into the groups that run together: each sorted, disjoint, none empty."""
         ordered = sorted(items)
         if self.limit == 0:
@@ -226,14 +226,14 @@ class OptionRow:
         return "seconds" if self.name.endswith("_s") else ""
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         """The description of the option and its least value, without the unit."""
         return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
 
     @property
     def sentence(self) -> str:
         """The description of the option and its unit, as plain text."""
-        return f"{self.unit} {self.meaning}".strip().replace("`", "")
+        return f"{self.unit} {self.description}".strip().replace("`", "")
 
     def check(self, value: Any) -> Any:
         """Check a value for this option and return it in its internal form.
@@ -244,38 +244,38 @@ class OptionRow:
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
-def option_row(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
+def option_field(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
     """Create a dataclass field that describes an option. Its own default is None: not set."""
     return field(default=None, metadata={"row": OptionRow(kind, default, text, **more)})
 
 
-def seconds_row(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
+def seconds_field(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
     """Create a dataclass field that describes an option whose value is a time in seconds."""
-    return option_row(number_kind(least), default, text, **more)
+    return option_field(number_kind(least), default, text, **more)
 
 
 @dataclass(frozen=True)
 class JobRows(Generic[Unset, Limit]):
     """Options of a job that settings may change."""
 
-    schedule: Schedule | Unset = option_row(
+    schedule: Schedule | Unset = option_field(
         SCHEDULE,
         FixedDelay(60.0),
         "when runs start: `FixedDelay`, `FixedRate`, `Cron` or your own; cron text is in UTC, "
         "and a `timedelta` is the time between two starts",
     )
-    initial_delay_s: float | None = seconds_row(
+    initial_delay_s: float | None = seconds_field(
         None,
         "before the first run of an item that is new on a node; 30 lets a node warm up",
         none="the schedule's own: its delay or rate, or the next time that matches",
     )
-    jitter_s: float | Unset = seconds_row(
+    jitter_s: float | Unset = seconds_field(
         0.0, "of random delay before a run at most: drawn for each run, or on a cron schedule once for each share"
     )
-    pool_check_period_s: float | Unset = seconds_row(
+    pool_check_period_s: float | Unset = seconds_field(
         60.0, "between two reads of the work pool; 0 reads it once, and again when another node has stored it"
     )
-    threads: Limit = option_row(
+    threads: Limit = option_field(
         THREADS, Threads.whole(), "how many runs a node's share is split into, each on its own thread"
     )
 
@@ -284,7 +284,7 @@ class JobRows(Generic[Unset, Limit]):
 class JobOnly:
     """Options of a job that only its code sets."""
 
-    requires: Mapping[str, str] = option_row(
+    requires: Mapping[str, str] = option_field(
         LABELS, MappingProxyType({}), "labels and values that a node must have to get items of this job"
     )
 
@@ -293,19 +293,19 @@ class JobOnly:
 class ManagerRows(Generic[Unset]):
     """Options of a node for managing the cluster while it is elected; settings may change them."""
 
-    debounce_s: float | Unset = seconds_row(
+    debounce_s: float | Unset = seconds_field(
         0.3, "without a change before a rebalance, so that a burst causes only one; 2 where nodes start one by one"
     )
-    debounce_max_s: float | Unset = seconds_row(
+    debounce_max_s: float | Unset = seconds_field(
         3.0, "from the first change to the rebalance at most, however long the burst", flag=False
     )
-    cleanup_period_s: float | Unset = seconds_row(
+    cleanup_period_s: float | Unset = seconds_field(
         3 * 3600.0, "between two cleanups of jobs that no running node can run; 0 for never", flag=False
     )
-    sweep_period_s: float | Unset = seconds_row(
+    sweep_period_s: float | Unset = seconds_field(
         600.0, "between two sweeps of locks of dead nodes; 0 for never", flag=False
     )
-    outcome_keep_s: float | Unset = seconds_row(
+    outcome_keep_s: float | Unset = seconds_field(
         7 * 86_400.0, "for which the outcomes of a removed node are kept", flag=False
     )
 
@@ -314,22 +314,22 @@ class ManagerRows(Generic[Unset]):
 class NodeRows(ManagerRows[Unset]):
     """Options of a node that settings may change."""
 
-    stop_timeout_s: float | Unset = seconds_row(
+    stop_timeout_s: float | Unset = seconds_field(
         30.0,
         "after which a run that does not stop is reported; its items stay locked until it has ended",
         flag=False,
     )
-    close_timeout_s: float | Unset = seconds_row(
+    close_timeout_s: float | Unset = seconds_field(
         30.0, "that a closing node waits for its runs to stop; after that their locks expire by themselves"
     )
-    disconnect_grace_s: float | None = seconds_row(
+    disconnect_grace_s: float | None = seconds_field(
         None,
         "that runs continue after the last answer of an unreachable store: at most three quarters of "
         "`lock_ttl_s`, and `session_ttl_s`; a longer cluster setting is shortened to that, with a warning",
         least=MIN_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
     )
-    outcome_period_s: float | Unset = seconds_row(
+    outcome_period_s: float | Unset = seconds_field(
         60.0,
         "between two writes of this node's outcomes, if they have changed; that a job began to fail or has "
         "recovered is written at once, each at most once in this time; 0 writes nothing",
@@ -340,19 +340,19 @@ class NodeRows(ManagerRows[Unset]):
 class NodeOnly:
     """Options of a node that only its code sets."""
 
-    session_ttl_s: float | None = seconds_row(
+    session_ttl_s: float | None = seconds_field(
         None,
         "after which a dead node's items are given to other nodes; the server may grant more",
         least=0.1,
         none="that of the URL, else 10",
     )
-    lock_ttl_s: float = seconds_row(
+    lock_ttl_s: float = seconds_field(
         10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", least=0.3
     )
-    weight: float = option_row(
+    weight: float = option_field(
         number_kind(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
     )
-    labels: Mapping[str, str] = option_row(
+    labels: Mapping[str, str] = option_field(
         LABELS, MappingProxyType({}), "labels for `inspect` and custom strategies; jobs may require some"
     )
 
@@ -361,15 +361,15 @@ class NodeOnly:
 class JobSwitches:
     """Settings of a job that are not options."""
 
-    enabled: bool | None = option_row(SWITCH, None, "the job's own switch", none="the default")
+    enabled: bool | None = option_field(SWITCH, None, "the job's own switch", none="the default")
 
 
 @dataclass(frozen=True)
 class ClusterSwitches:
     """Settings of the cluster that are not options."""
 
-    all_disabled: bool | None = option_row(SWITCH, None, "no job runs anywhere, whatever its switch is", none="no")
-    default_enabled: bool | None = option_row(SWITCH, None, "whether jobs without a switch run", none="yes")
+    all_disabled: bool | None = option_field(SWITCH, None, "no job runs anywhere, whatever its switch is", none="no")
+    default_enabled: bool | None = option_field(SWITCH, None, "whether jobs without a switch run", none="yes")
 
 
 @lru_cache
@@ -378,25 +378,25 @@ def _rows(table: Any) -> tuple[OptionRow, ...]:
     return tuple(replace(each, name=name) for name, each in found.items() if each is not None)
 
 
-def option_rows(table: Any) -> tuple[OptionRow, ...]:
+def get_option_rows(table: Any) -> tuple[OptionRow, ...]:
     """Return the options among the fields of a dataclass, in their order."""
     return _rows(table)
 
 
-def default_options(options: type[T]) -> T:
+def create_default_options(options: type[T]) -> T:
     """Create the options of this class with all defaults."""
-    return options(**{each.name: each.default for each in option_rows(options)})
+    return options(**{each.name: each.default for each in get_option_rows(options)})
 
 
-def option_values(table: Any, options: object) -> dict[str, Any]:
+def get_option_values(table: Any, options: object) -> dict[str, Any]:
     """Return the values that these options have for the fields of a table, by name."""
-    return {each.name: getattr(options, each.name) for each in option_rows(table)}
+    return {each.name: getattr(options, each.name) for each in get_option_rows(table)}
 
 
-def effective_options(options: type[T], settings: object, code: object) -> T:
+def combine_options(options: type[T], settings: object, code: object) -> T:
     """Combine options: the values of the settings where they are set, otherwise the values from code."""
-    found = option_values(options, code)
-    for each in option_rows(options):
+    found = get_option_values(options, code)
+    for each in get_option_rows(options):
         value = getattr(settings, each.name, None)
         if value is not None:
             found[each.name] = each.kind.effective(value)
@@ -409,7 +409,7 @@ def document_options(*tables: Any) -> Callable[[type[T]], type[T]]:
     """
 
     def add(cls: type[T]) -> type[T]:
-        found = [row for table in tables for row in option_rows(table)]
+        found = [row for table in tables for row in get_option_rows(table)]
         lines = [f"{row.name}: {row.sentence}" + (f"; None is {row.none}" if row.none else "") for row in found]
         entries = [textwrap.fill(line, 116, initial_indent=4 * " ", subsequent_indent=8 * " ") for line in lines]
         # Newer versions of Python remove the indentation of docstrings, older ones keep it.

@@ -28,11 +28,11 @@ from latchwork.jobs.options import (
     NodeRows,
     OptionRow,
     Threads,
-    default_options,
+    combine_options,
+    create_default_options,
     document_options,
-    effective_options,
-    option_rows,
-    option_values,
+    get_option_rows,
+    get_option_values,
 )
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.schedules import Schedule
@@ -68,7 +68,7 @@ class JobSettings(JobRows[None, int | None], JobSwitches):
 
     def applied_to(self, job: object) -> JobOptions:
         """Return the job's options with these settings in place of the job's own values."""
-        return effective_options(JobOptions, self, job)
+        return combine_options(JobOptions, self, job)
 
 
 @document_options(ClusterSwitches, NodeRows)
@@ -93,19 +93,19 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
 
     def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
         """Return these options with the cluster's settings in place of the node's own values."""
-        return effective_options(NodeOptions, settings, self)
+        return combine_options(NodeOptions, settings, self)
 
 
-NODE_DEFAULTS = default_options(NodeOptions)
+NODE_DEFAULTS = create_default_options(NodeOptions)
 
 
-def node_options(given: Mapping[str, Any]) -> NodeOptions:
+def check_node_options(given: Mapping[str, Any]) -> NodeOptions:
     """Create the options of a node from arguments, and check them. Other names are ignored.
 
     Raises:
         ValueError: An option is invalid; the message names it.
     """
-    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in option_rows(NodeOptions)})
+    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in get_option_rows(NodeOptions)})
     grace_s, longest_s = options.disconnect_grace_s, options.lock_ttl_s * (1 - STOP_MARGIN)
     if grace_s is None:
         return options
@@ -142,7 +142,9 @@ class Settings:
         return self.cluster.default_enabled is not False if switch is None else switch
 
 
-_ROWS: dict[str, OptionRow] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in option_rows(kind)}
+_ROWS: dict[str, OptionRow] = {
+    each.name: each for kind in (JobSettings, ClusterSettings) for each in get_option_rows(kind)
+}
 
 
 _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
@@ -150,7 +152,7 @@ _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
 
 def encode_settings(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
     """Return the settings that are set, by name, in a form for JSON."""
-    found = option_values(type(settings), settings)
+    found = get_option_values(type(settings), settings)
     return {name: _ROWS[name].kind.encode(value) for name, value in found.items() if value is not None}
 
 
@@ -158,7 +160,7 @@ def decode_settings(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Set
     """Return settings with the fields of a JSON document, and the problems of the fields that were left out because
     they are invalid.
     """
-    known = {each.name for each in option_rows(type(empty))}
+    known = {each.name for each in get_option_rows(type(empty))}
     good: dict[str, Any] = {}
     bad = []
     for name, value in document.items():

@@ -31,7 +31,7 @@ from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
-from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_share_key
 from latchwork.jobs.stored.requests import (
     AUDIT,
     MANUAL,
@@ -40,7 +40,7 @@ from latchwork.jobs.stored.requests import (
     RunRequest,
     RunResult,
     decode_result,
-    requested_items,
+    read_requested_items,
 )
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.store import Store, Tx
@@ -70,7 +70,7 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         raise ValueError(f"{len(listed)} items were given; give 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
-    if listed is None and (pool := read_set(store, keys.pool(job))).manifest is not None:
+    if listed is None and (pool := read_set(store, keys.work_pool_key(job))).manifest is not None:
         namer = ChunkNamer(request.id)
         while True:
             copy, _ = store_set(store, request.items_key, pool.chunked.items, checks=[], new_name=namer)
@@ -199,7 +199,7 @@ class Control:
         """End ``disable_all``: jobs run again according to their switches and the default."""
         self.change_cluster(all_disabled=None)
 
-    def set_default(self, enabled: bool | None) -> None:
+    def set_default_enabled(self, enabled: bool | None) -> None:
         """Set whether jobs without a switch of their own run; None restores the default, which is that they run."""
         self.change_cluster(default_enabled=enabled)
 
@@ -265,7 +265,7 @@ class Control:
         """
         if not is_number(timeout_s, 0.0) or timeout_s > MAX_DURATION_S:
             raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MAX_DURATION_S:g}")
-        entry = self._store.get(keys.alive(check_id("node", node)))
+        entry = self._store.get(keys.alive_key(check_id("node", node)))
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
             raise UnknownNode(f"node {node!r} is not running in this cluster; running are: {living}")
@@ -290,7 +290,7 @@ class Control:
         """
         clock = self._store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
-        with self._store.mirror(keys.assigned(node)) as share:
+        with self._store.mirror(keys.share_key(node)) as share:
             share.wait_until(lambda state: not state, timeout_s)
         while True:
             locks = lock_states(self._store)
@@ -365,10 +365,10 @@ class Control:
         """
 
         def wanted() -> frozenset[str]:
-            pool = frozenset(read_set(self._store, keys.pool(request.job)).chunked.items)
+            pool = frozenset(read_set(self._store, keys.work_pool_key(request.job)).chunked.items)
             return pool if meant is None else pool & meant
 
-        meant = requested_items(self._store, request)
+        meant = read_requested_items(self._store, request)
         return wait_for_runs(self._store, request, wanted, timeout_s)
 
     def _store_mark(self, mark: NodeMark) -> None:
@@ -389,7 +389,7 @@ class Control:
         """Delete the share that is reserved for a node, unless what is set for the node has changed meanwhile; then the
         manager deletes it.
         """
-        below = self._store.list(reserved_key(node), recursive=True)
+        below = self._store.list(reserved_share_key(node), recursive=True)
         with contextlib.suppress(Conflict):
             commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
 

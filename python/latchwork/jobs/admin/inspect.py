@@ -13,7 +13,7 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import decode_or_read_set
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
-from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
+from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_active_runs, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry
@@ -231,7 +231,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
     check_store(store, "inspect")
     store = cluster_store(store, namespace)
     alive = store.list(keys.ALIVE)
-    pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
+    pools = _read_items_by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
     registered = store.list(keys.WORKERS, recursive=True)
     if not alive and not pools and not registered:
         return None
@@ -274,11 +274,11 @@ def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned
 
 def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tuple[str, ...]]]:
     parts = _by_worker(registered, "assigned")
-    found = {worker: _by_job(store, keys.assigned(worker), part) for worker, part in parts.items()}
+    found = {worker: _read_items_by_job(store, keys.share_key(worker), part) for worker, part in parts.items()}
     return {worker: {job: items for job, items in jobs.items() if items} for worker, jobs in found.items()}
 
 
-def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
+def _read_items_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
     """Decode the chunked sets whose manifests are directly below a prefix. Return the sorted items by job."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
@@ -287,7 +287,7 @@ def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tu
 
 def _active(store: Store) -> tuple[ActiveRuns, ...]:
     found = [
-        each for entry in store.list(keys.RUNS) for each in decode_activity(entry.key.partition("/")[2], entry.value)
+        each for entry in store.list(keys.RUNS) for each in decode_active_runs(entry.key.partition("/")[2], entry.value)
     ]
     return tuple(sorted(found, key=lambda each: (each.job, each.node)))
 

@@ -20,8 +20,8 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.chunked_set import commit_all, find_orphaned_chunks
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.requests import trim_audit, trim_requests
-from latchwork.jobs.stored.runs import trim_outcomes
+from latchwork.jobs.stored.requests import delete_expired_requests, delete_old_audit_records
+from latchwork.jobs.stored.runs import delete_old_outcomes
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 
@@ -54,7 +54,7 @@ class Leadership:
         self._pools = pools
         self._options = options
         self._ledger = Ledger(
-            store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.described())
+            store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
         )
         self._planner = Planner(options.strategies)
         self.is_loaded = False
@@ -85,7 +85,8 @@ class Leadership:
             registered = [member for member in self._members().values() if member.state == "ready"]
             self._ledger.load(self._fence)  # after reading the ready members, so that their registrations are included
             self._jobs = {
-                member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in registered
+                member.worker: (member.incarnation, self._ledger.get_runnable_jobs(member.worker))
+                for member in registered
             }
             self.is_loaded = True
         members = self._members()
@@ -97,7 +98,7 @@ class Leadership:
         workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
         view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved_shares(marks, workers))
         result = self._planner.rebalance(view)
-        self._ledger.share_strings(self._planner.pop_whole_shares())
+        self._ledger.reuse_strings(self._planner.pop_complete_shares())
         self._report(result, self._find_unmet_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
@@ -123,10 +124,10 @@ class Leadership:
         guard = self._store.get(keys.GUARD_WORKER)
         unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
         members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)]
-        able = {job for member in members for job in self._store.children(keys.available(member.worker))}
+        able = {job for member in members for job in self._store.children(keys.available_job_key(member.worker))}
         living = {member.incarnation for member in members}
         for job, chunks in sorted(self._pools.chunks().items()):
-            key = keys.pool(job)
+            key = keys.work_pool_key(job)
             manifest = self._store.get(key)
             if manifest is not None and job not in able:
                 log.info("job %s loses its work pool because no running worker can run it", job)
@@ -142,9 +143,9 @@ class Leadership:
         """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results."""
         self._options.sweep()
         delete_obsolete_progress(self._store, self._pools.read(), [self._fence])
-        trim_audit(self._store, [self._fence])
-        trim_requests(self._store, [self._fence])
-        trim_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
+        delete_old_audit_records(self._store, [self._fence])
+        delete_expired_requests(self._store, [self._fence])
+        delete_old_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
 
     def _members(self) -> dict[str, Member]:
         found = {}
@@ -163,7 +164,7 @@ class Leadership:
             if member.state == "ready":
                 known = self._jobs.get(member.worker)
                 if known is None or known[0] != member.incarnation:
-                    known = (member.incarnation, self._ledger.load_available(member.worker))
+                    known = (member.incarnation, self._ledger.load_runnable_jobs(member.worker))
                     self._jobs[member.worker] = known
                 workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
@@ -172,11 +173,11 @@ class Leadership:
         """Delete the stored lists of jobs that workers can run, for workers that are not running anymore. A worker that
         returns meanwhile keeps its list.
         """
-        for worker in sorted(self._ledger.known_workers().difference(living)):
+        for worker in sorted(self._ledger.find_stored_workers().difference(living)):
             try:
-                self._ledger.forget_worker(worker, self._fence)
+                self._ledger.delete_worker_jobs(worker, self._fence)
             except Conflict:
-                if not self._store.get(keys.alive(worker)):
+                if not self._store.get(keys.alive_key(worker)):
                     raise
                 log.debug("worker %s returned before its keys were deleted", worker)
 

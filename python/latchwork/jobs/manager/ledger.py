@@ -147,7 +147,7 @@ class Ledger:
             self._available[worker] = self._deduplicate_jobs(available)
         lost = []
         for job, part in below.items():
-            manifest = keys.assigned(worker, job)
+            manifest = keys.share_key(worker, job)
             lost += find_orphaned_chunks(manifest, part, part.get(manifest), {self._names.tag})
             if manifest in part:
                 self._remember_share(worker, job, _decode(manifest, part))
@@ -160,7 +160,7 @@ class Ledger:
         """
         return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
 
-    def share_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+    def reuse_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
         """Use the string objects of these shares for equal items of the stored ones, to avoid duplicate strings in
         memory.
         """
@@ -171,17 +171,17 @@ class Ledger:
                 if known is not None and known.items == items:
                     kept[worker] = _StoredShare.from_set(known.version, known.chunked.with_shared_strings(items))
 
-    def known_workers(self) -> set[str]:
+    def find_stored_workers(self) -> set[str]:
         """Return all workers with stored keys."""
         return set(self._available).union(*self._shares.values())
 
-    def available(self, worker: str) -> frozenset[str]:
+    def get_runnable_jobs(self, worker: str) -> frozenset[str]:
         """Return the jobs that a worker could run when they were last read."""
         return self._available.get(worker, frozenset())
 
-    def load_available(self, worker: str) -> frozenset[str]:
+    def load_runnable_jobs(self, worker: str) -> frozenset[str]:
         """Read from the store which jobs a worker can run, and remember them."""
-        names = self._available[worker] = self._deduplicate_jobs(self._store.children(keys.available(worker)))
+        names = self._available[worker] = self._deduplicate_jobs(self._store.children(keys.available_job_key(worker)))
         return names
 
     def _deduplicate_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
@@ -201,7 +201,7 @@ class Ledger:
             for begin in range(0, len(wave), _SLICE):
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
-    def forget_worker(self, worker: str, fence: Fence) -> None:
+    def delete_worker_jobs(self, worker: str, fence: Fence) -> None:
         """Delete the available jobs of a dead worker from the store, unless it is running again.
 
         Raises:
@@ -210,8 +210,8 @@ class Ledger:
         jobs = sorted(self._available.get(worker, ()))
         commit_all(
             self._store,
-            [fence, Absent(keys.alive(worker))],
-            [Delete(keys.available(worker, job)) for job in jobs],
+            [fence, Absent(keys.alive_key(worker))],
+            [Delete(keys.available_job_key(worker, job)) for job in jobs],
         )
         self._available.pop(worker, None)
 
@@ -226,7 +226,7 @@ class Ledger:
             update = plan_update(stored.chunked, change.after, self._names)
             if update is not None or (stored.version is not None and not change.after):
                 manifest_changes.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
-        updates = [(keys.assigned(worker, job), update) for worker, job, _, update in manifest_changes]
+        updates = [(keys.share_key(worker, job), update) for worker, job, _, update in manifest_changes]
         self.written_bytes += write_chunks(self._store, updates, [fence])
         ops = [
             Put(manifest, update.after.encode_manifest()) if len(update.after) else Delete(manifest)
@@ -238,7 +238,7 @@ class Ledger:
 
     def _commit_manifests(self, manifest_changes: Sequence[_ManifestChange], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
-        checks += [stored.unchanged_check(keys.assigned(worker, job)) for worker, job, stored, _ in manifest_changes]
+        checks += [stored.unchanged_check(keys.share_key(worker, job)) for worker, job, stored, _ in manifest_changes]
         note = encode({"leader": fence.token, "manifests": len(manifest_changes), **self._note})
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
@@ -247,7 +247,7 @@ class Ledger:
         manifests = {entry.key: entry for entry in written}
         self.writes += 1
         for worker, job, _, update in manifest_changes:
-            manifest = manifests.get(keys.assigned(worker, job))
+            manifest = manifests.get(keys.share_key(worker, job))
             self._remember_share(
                 worker, job, None if manifest is None else _StoredShare.from_set(manifest.version, update.after)
             )

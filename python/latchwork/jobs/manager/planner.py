@@ -37,8 +37,8 @@ from latchwork.jobs.manager.rebalance import (
     count_unplaced,
     create_job_problem,
     diff_shares,
+    find_stored_owners,
     rebalance,
-    stored_owners,
 )
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored.caches import reuse_text
@@ -146,7 +146,7 @@ class BoardPlanner:
         fresh = view.pools.keys() - self._pools.keys()
         for job in sorted(fresh):
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
-            self._board.add_job(job, view.pools[job], stored_owners(view, job, able))
+            self._board.add_job(job, view.pools[job], find_stored_owners(view, job, able))
         for job, items in view.pools.items():
             if job not in fresh and items is not self._pools[job]:
                 self._update_items(job, set(self._pools[job]), set(items), touched)
@@ -270,7 +270,7 @@ class CustomPlanner:
         moved = bool(touched) or seen.keys() != before.keys()
 
         def owners(job: str) -> Mapping[str, str]:
-            return plan.owners[job] if job in plan.owners else stored_owners(view, job, view.workers)
+            return plan.owners[job] if job in plan.owners else find_stored_owners(view, job, view.workers)
 
         return PlacementOutcome(owners, changes, moved, len(plan.deferred), whole)
 
@@ -339,7 +339,7 @@ class Planner:
             self.reset()
             return rebalance(view, self._strategies)
         round_ = _RebalanceRound(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
-        for strategy, jobs in self._strategies.groups(view.pools):
+        for strategy, jobs in self._strategies.group_by_strategy(view.pools):
             round_.place(strategy, jobs)
         self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
         no_more = [(job, workers) for job, workers in view.shares.items() if job not in view.pools]
@@ -348,7 +348,7 @@ class Planner:
         moves = sum(len(set(change.after).difference(change.before)) for change in changes)
         return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
-    def pop_whole_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    def pop_complete_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
         """Return the complete shares of the jobs that the last rebalance placed for the first time, by job and worker.
         They use the strings of the pools. The next call returns nothing.
         """
@@ -377,7 +377,7 @@ class _RebalanceRound:
             outcome = call_user(self._call_strategy, strategy, view)
         except Exception as error:
             self.failed.update(dict.fromkeys(jobs, error))
-            outcome = PlacementOutcome(lambda job: stored_owners(view, job, view.workers), moved=True)
+            outcome = PlacementOutcome(lambda job: find_stored_owners(view, job, view.workers), moved=True)
         self.changes += outcome.changes
         self.whole.update(outcome.whole)
         self.deferred += outcome.deferred

@@ -96,7 +96,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     placed: dict[str, Mapping[str, str]] = {}
     failed: dict[str, Exception] = {}
     deferred = 0
-    for strategy, jobs in strategies.groups(view.pools):
+    for strategy, jobs in strategies.group_by_strategy(view.pools):
         try:
             plan, shares = call_user(_place_jobs, view, strategy, jobs, placed)
             desired.update(shares)
@@ -104,7 +104,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
             placed.update(plan.owners)
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
-            placed.update({job: stored_owners(view, job, view.workers) for job in jobs})  # unchanged
+            placed.update({job: find_stored_owners(view, job, view.workers) for job in jobs})  # unchanged
     whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
     changes = sorted(diff_shares(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
@@ -119,7 +119,7 @@ def create_job_problem(view: ClusterView, job: str) -> JobProblem:
     """
     workers = {**view.absent_workers, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
-    previous = stored_owners(view, job, able)
+    previous = find_stored_owners(view, job, able)
     for name, reserved in view.reserved.items():
         if name in able:
             previous.update(dict.fromkeys(reserved.shares.get(job, ()), name))
@@ -158,12 +158,12 @@ def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]
     these items until their own workers are back.
     """
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
-    holders = stored_owners(view, job, able)
+    holders = find_stored_owners(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}
     return JobProblem(job, tuple(items), able, previous, {name: view.workers[name].labels for name in able})
 
 
-def stored_owners(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
+def find_stored_owners(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
     """Return the worker of each item according to the stored shares. Of two workers the able one counts, then the first
     by name.
     """

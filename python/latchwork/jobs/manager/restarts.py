@@ -15,7 +15,7 @@ from latchwork.jobs.stored.nodes import (
     decode_marks,
     group_reserved_keys,
     mark_key,
-    reserved_key,
+    reserved_share_key,
 )
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
@@ -54,7 +54,7 @@ class RestartTracker:
                 self._seen[node] = (_announcement_id(mark), now)
         for node in self._seen.keys() - found.keys():
             del self._seen[node]
-        return {node: mark for node, mark in found.items() if not self._is_over(mark, now)}
+        return {node: mark for node, mark in found.items() if not self._is_past_timeout(mark, now)}
 
     def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
         """Return whether a ready worker may get items: not if it is drained or about to restart."""
@@ -80,10 +80,12 @@ class RestartTracker:
                 self._written[node] = mark
                 continue
             mine = {job: workers[node] for job, workers in shares.items() if node in workers}
-            stale = set(self._store.children(reserved_key(node))) - set(mine)
+            stale = set(self._store.children(reserved_share_key(node))) - set(mine)
             checks: list[Check] = [self._fence, At(entry)]  # so that nothing is stored for a removed mark
             for job in sorted({*mine, *stale}):
-                store_set(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
+                store_set(
+                    self._store, reserved_share_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names
+                )
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
             done = mark.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
             self._store.commit(checks, [Put(mark_key(node), done.to_bytes())])
@@ -130,9 +132,9 @@ class RestartTracker:
         same = Absent(mark_key(node)) if mark is None else At(mark)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
-    def has_expired(self, now: float) -> bool:
+    def has_new_timeout(self, now: float) -> bool:
         """Return whether the timeout of a restart has passed since the last call. Each restart counts once."""
-        late = {_announcement_id(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
+        late = {_announcement_id(mark) for mark in self._timed() if self._is_past_timeout(mark, now)} - self._acted
         self._acted |= late
         return bool(late)
 
@@ -146,7 +148,7 @@ class RestartTracker:
         marks = [mark for mark in found.values() if mark.state == "restarting" and mark.node in self._seen]
         return [mark for mark in marks if _announcement_id(mark) not in self._acted]
 
-    def _is_over(self, mark: NodeMark, now: float) -> bool:
+    def _is_past_timeout(self, mark: NodeMark, now: float) -> bool:
         return mark.state == "restarting" and now >= self._seen[mark.node][1] + mark.timeout_s
 
     def _latest_mark(self, mark: NodeMark) -> NodeMark:
@@ -156,8 +158,8 @@ class RestartTracker:
     def _items(self, mark: NodeMark) -> dict[str, tuple[str, ...]]:
         known = self._shares.get(mark.node)
         if known is None or known[0] != _announcement_id(mark):
-            jobs = self._store.children(reserved_key(mark.node))
-            shares = {job: read_set(self._store, reserved_key(mark.node, job)).chunked.items for job in jobs}
+            jobs = self._store.children(reserved_share_key(mark.node))
+            shares = {job: read_set(self._store, reserved_share_key(mark.node, job)).chunked.items for job in jobs}
             known = self._shares[mark.node] = (_announcement_id(mark), shares)
         return known[1]
 

@@ -36,11 +36,11 @@ class Strategies:
         }
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Return a one-word description of the strategy by job ID, or ``*``. Budgets are left out."""
         return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
 
-    def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
+    def group_by_strategy(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
         """Group the jobs by strategy: each group is one problem.
 
         Jobs are sorted, groups are ordered by their first job.
@@ -65,12 +65,16 @@ class ManagerOptions(ManagerRows[NoReturn]):
     sweep: Callable[[], object]
 
 
-def encode_strategies(described: Mapping[str, str]) -> dict[str, object]:
+def encode_strategies(descriptions: Mapping[str, str]) -> dict[str, object]:
     """Return the strategies as stored in ``versions/assignment``.
 
     Empty if they are long, because each change writes them.
     """
-    return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
+    return (
+        {"strategies": dict(descriptions)}
+        if sum(map(len, [*descriptions, *descriptions.values()])) <= _LONGEST_NOTE
+        else {}
+    )
 
 
 class StoredStrategies(Struct, frozen=True):

@@ -3,6 +3,6 @@
 Benchmarks import it to register workers without a node. ``latchwork.jobs`` exports the node.
 """
 
-from latchwork.jobs.node.registration import Registration, pool_version
+from latchwork.jobs.node.registration import Registration, read_pool_version
 
-__all__ = ["Registration", "pool_version"]
+__all__ = ["Registration", "read_pool_version"]

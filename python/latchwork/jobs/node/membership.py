@@ -64,7 +64,7 @@ def remove_cluster_state(store: Store, node_id: str, alive: Future[list[Entry]],
         members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive.result()]
         if any(member.worker != node_id and member.state != "leaving" for member in members):
             return False
-        if not _remove(store, [unchanged], until):
+        if not _remove_in_batches(store, [unchanged], until):
             log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
@@ -79,9 +79,9 @@ def remove_cluster_state(store: Store, node_id: str, alive: Future[list[Entry]],
     return True
 
 
-def _remove(store: Store, checks: list[Check], until: float) -> bool:
+def _remove_in_batches(store: Store, checks: list[Check], until: float) -> bool:
     """Remove shares, pools and free locks in batches. Return False if the time runs out."""
-    left = _keys(store)
+    left = _list_removable_keys(store)
     while some := list(islice(left, _BATCH)):
         if store.clock.now() >= until:
             return False
@@ -93,7 +93,7 @@ def _remove(store: Store, checks: list[Check], until: float) -> bool:
     return True
 
 
-def _keys(store: Store) -> Iterator[str]:
+def _list_removable_keys(store: Store) -> Iterator[str]:
     """Generate all keys of shares and pools, manifests before their chunks.
 
     No listing is larger than one worker or one pool.
@@ -124,7 +124,7 @@ class NodeMembership:
         self._manager_options = manager  # called repeatedly, because options may change
         self._settings = settings
         self._observers = observers
-        settings.on_change(self._settings_changed)
+        settings.on_change(self._on_settings_changed)
         self.counters = ManagerCounters()
         self._since = time.time()
         self._start_id = uuid.uuid4().hex[:12]
@@ -171,7 +171,7 @@ class NodeMembership:
         with self._mutex:
             return self._session
 
-    def newest_session(self) -> Session | None:
+    def get_newest_session(self) -> Session | None:
         """Return the session of a registration in progress, or else the current one."""
         with self._mutex:
             return self._joining or self._session
@@ -235,7 +235,7 @@ class NodeMembership:
             log.info("node %s could not unregister; the end of its session does it: %s", self._options.node_id, error)
             return None
 
-    def _settings_changed(self) -> None:
+    def _on_settings_changed(self) -> None:
         self._pools.request_check()
         with self._mutex:
             manager = self._manager
@@ -279,7 +279,7 @@ class NodeMembership:
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
         registration.sync_available_jobs()
-        self._pools.store_readings(registration, self._refuse_closing)
+        self._pools.store_last_read_pools(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()
         manager = Manager(

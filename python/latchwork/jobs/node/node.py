@@ -20,8 +20,8 @@ from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, Strate
 from latchwork.jobs.node.membership import NodeMembership
 from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
-from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, option_values
-from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
+from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, get_option_values
+from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, check_node_options
 from latchwork.jobs.stored.keys import check_id, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
@@ -90,8 +90,8 @@ class JobManager:
         self._jobs = check_jobs(jobs)
         self._store_or_url = store
         self._namespace = namespace
-        self._options = node_options(given)
-        self._lacks = unmet_labels(self._jobs, self._options.labels)
+        self._options = check_node_options(given)
+        self._lacks = find_unmet_labels(self._jobs, self._options.labels)
         for job_id, missing in self._lacks.items():
             log.info("node %s gets no items of job %s because of missing labels: %s", node_id, job_id, missing)
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
@@ -155,7 +155,7 @@ class JobManager:
         session = membership.session if membership is not None else None
         if self._state != "started" or worker is None or membership is None or session is None:
             return Health(False, (f"the node is {self._state}",))
-        stuck = worker.stuck_jobs()
+        stuck = worker.find_stuck_jobs()
         checks = {
             f"the session is {session.state}": session.state in {"active", "suspect"},
             "the node is not registered": membership.registration() is not None,
@@ -168,11 +168,13 @@ class JobManager:
             for job_id, each in sorted(worker.stats().items())
             if each.is_failing_everywhere
         ]
-        degraded += [format_future_progress(job_id, seconds) for job_id, seconds in sorted(worker.ahead_s().items())]
+        degraded += [
+            format_future_progress(job_id, seconds) for job_id, seconds in sorted(worker.find_future_progress().items())
+        ]
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")
         degraded += self._store.server_notices if self._store is not None else ()
-        limits = session.remaining_s(), worker.lock_time_left_s()
+        limits = session.remaining_s(), worker.remaining_lock_time_s()
         return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:
@@ -255,7 +257,7 @@ class JobManager:
         self._end()
         if not first:
             if timeout_s is not None and self._worker is not None:
-                self._worker.hurry(timeout_s)
+                self._worker.shorten_close(timeout_s)
             self._closed.wait(self._close_timeout_s + 30.0)
             return
         try:
@@ -273,7 +275,7 @@ class JobManager:
 
     def _newest_session(self) -> Session | None:
         membership = self._membership
-        return membership.newest_session() if membership is not None else None
+        return membership.get_newest_session() if membership is not None else None
 
     def _start(self) -> None:
         if isinstance(self._store_or_url, str):
@@ -312,17 +314,17 @@ class JobManager:
             ReporterSetup(
                 self._store,
                 self._membership.registration,
-                worker.outcomes,
-                worker.restore_outcomes,
+                worker.collect_outcomes,
+                worker.add_earlier_outcomes,
                 lambda: self._settings.node.outcome_period_s,
             ),
         )
-        self._settings.on_change(self._reporter.settings_changed)
+        self._settings.on_change(self._reporter.on_settings_changed)
         worker.start()
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
         """Return the options for managing the cluster that apply now; settings may change them."""
-        now = option_values(ManagerRows, self._settings.node)
+        now = get_option_values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 
     def _close(self) -> None:
@@ -355,7 +357,7 @@ class JobManager:
         self._observers.notify("detached", self)
 
 
-def unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def find_unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the jobs that require labels that are missing, each with those labels."""
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}

@@ -19,7 +19,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job import Job, WorkPoolFailed, read_pool
-from latchwork.jobs.node.registration import Registration, pool_version
+from latchwork.jobs.node.registration import Registration, read_pool_version
 from latchwork.jobs.observer import NOBODY, Observer, PoolInfo
 from latchwork.jobs.options import InvalidJob
 from latchwork.jobs.settings import LiveSettings
@@ -93,7 +93,7 @@ class PoolReader:
             with self._mutex:
                 self._good[job_id] = reading
 
-    def store_readings(self, registration: Registration, between: Callable[[], None]) -> None:
+    def store_last_read_pools(self, registration: Registration, between: Callable[[], None]) -> None:
         """Store the work pools as they were last read, for a new registration of this node. Then read all of them again
         at once.
 
@@ -186,7 +186,7 @@ class PoolReader:
 
     def _read(self, job: Job, *, stale_ok: bool = False) -> _Reading:
         # Read first: a pool stored from now on may come from a later read, and then refuses ours.
-        seen = pool_version(self._store, job.id, stale_ok=stale_ok)
+        seen = read_pool_version(self._store, job.id, stale_ok=stale_ok)
         began = self._clock.now()
         items: tuple[str, ...] | None = None
         try:
@@ -237,7 +237,7 @@ class PoolReader:
             known is not None
             and known.is_stored
             and (known.items, known.seen) == (reading.items, reading.seen)
-            and pool_version(self._store, job_id, stale_ok=True) == known.seen
+            and read_pool_version(self._store, job_id, stale_ok=True) == known.seen
         )
 
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:

@@ -35,11 +35,11 @@ class WrittenPool:
     is_ours: bool
 
 
-def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
+def read_pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
     """Return the version of a job's stored work pool; None if there is none. Call it before the pool is read or
     computed.
     """
-    manifest = store.get(keys.pool(job), stale_ok=stale_ok)
+    manifest = store.get(keys.work_pool_key(job), stale_ok=stale_ok)
     return None if manifest is None else manifest.version
 
 
@@ -65,9 +65,9 @@ class Registration:
         uses the ID.
         """
         me = self.member.worker
-        key = keys.alive(me)
+        key = keys.alive_key(me)
         ops = [Put(key, self.member.to_bytes(), session=self._session), Put(keys.GUARD_WORKER, b"{}")]
-        ops += [Put(keys.available(me, job), b"{}") for job in self._jobs[: MAX_OPS - len(ops)]]
+        ops += [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs[: MAX_OPS - len(ops)]]
         for attempt in range(_JOIN_ATTEMPTS):
             try:
                 done = self._store.commit([Absent(key)], ops)
@@ -95,7 +95,7 @@ class Registration:
             Closed: This node is closing.
         """
         clock = self._store.clock
-        key = keys.alive(self.member.worker)
+        key = keys.alive_key(self.member.worker)
         began = clock.now()
         other = self.try_join()
         if other is None:
@@ -133,9 +133,9 @@ class Registration:
         before the pools are written; ``Leadership.cleanup`` explains why.
         """
         me = self.member.worker
-        stored = set(self._store.children(keys.available(me)))
-        ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored.difference(self._jobs))]
-        ops += [Put(keys.available(me, job), b"{}") for job in self._jobs if job not in stored]
+        stored = set(self._store.children(keys.available_job_key(me)))
+        ops: list[Op] = [Delete(keys.available_job_key(me, job)) for job in sorted(stored.difference(self._jobs))]
+        ops += [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs if job not in stored]
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
     def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
@@ -151,7 +151,7 @@ class Registration:
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = store_set(
             self._store,
-            keys.pool(job),
+            keys.work_pool_key(job),
             items,
             checks=self.fences,
             new_name=self.names,
@@ -168,17 +168,17 @@ class Registration:
     def become_ready(self) -> None:
         """Store that the registration is complete, so that the node gets items."""
         ready = self.member.with_state("ready")
-        ops = [Put(keys.alive(ready.worker), ready.to_bytes(), session=self._session)]
+        ops = [Put(keys.alive_key(ready.worker), ready.to_bytes(), session=self._session)]
         try:
             self._alive = self._store.commit(self.fences, ops).entries[0]
         except OutcomeUnknown:
-            found = self._store.get(keys.alive(ready.worker))
+            found = self._store.get(keys.alive_key(ready.worker))
             if found is None or found.value != ready.to_bytes():
                 raise
             self._alive = found
         self.member = ready
 
-    def session_op(self, key: str, value: bytes | None) -> Op:
+    def build_session_op(self, key: str, value: bytes | None) -> Op:
         """Return a write for a transaction that sets a key until this session ends; for None, one that deletes it."""
         return Delete(key) if value is None else Put(key, value, session=self._session)
 
@@ -204,11 +204,11 @@ class Registration:
         me = self.member.worker
         self.member = self.member.with_state("leaving")
         ops: list[Op] = [
-            Put(keys.alive(me), self.member.to_bytes(), session=self._session),
+            Put(keys.alive_key(me), self.member.to_bytes(), session=self._session),
             Put(keys.GUARD_WORKER, b"{}"),
             *last,
         ]
-        ops += [Delete(keys.available(me, job)) for job in self._jobs]
+        ops += [Delete(keys.available_job_key(me, job)) for job in self._jobs]
         self._alive, guard, *_ = self._store.commit(self.fences, ops[:MAX_OPS]).entries
         commit_all(self._store, self.fences, ops[MAX_OPS:])
         return At(guard)

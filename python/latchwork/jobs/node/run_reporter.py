@@ -17,7 +17,7 @@ from latchwork.errors import LatchworkError
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.runs import JobOutcome, LiveRun, decode_outcomes, encode_activity, encode_outcomes
+from latchwork.jobs.stored.runs import JobOutcome, LiveRun, decode_outcomes, encode_active_runs, encode_outcomes
 from latchwork.store import Store
 from latchwork.types import Op, Put
 
@@ -60,11 +60,11 @@ class OutcomeSchedule:
         asked = (max(at, self._checked_at.get(what, -math.inf) + period_s) for what, at in self._transitions.items())
         return min([at, *asked]) - now
 
-    def begin_check(self) -> None:
+    def begin_write(self) -> None:
         """Note that the results are read now: later changes belong to the next write."""
         self._in_check = frozenset(self._transitions)
 
-    def finish_check(self, now: float) -> None:
+    def finish_write(self, now: float) -> None:
         """Note that the results which were read have been written."""
         self._since, self._was_checked = now, True
         self._checked_at.update(dict.fromkeys(self._in_check, now))
@@ -136,7 +136,7 @@ class RunReporter(Observer):
             self._pace.record_transition((job, turn), time.monotonic())
         self._wake.set()
 
-    def settings_changed(self) -> None:
+    def on_settings_changed(self) -> None:
         """Record that the period may have changed. Never blocks."""
         self._wake.set()
 
@@ -183,7 +183,7 @@ class RunReporter(Observer):
             results: list[Put] = []
             if outcomes:
                 with self._mutex:
-                    self._pace.begin_check()
+                    self._pace.begin_write()
                 self._restore(setup)
                 results = self._outcome_ops(setup)
             if ops or results:
@@ -195,7 +195,7 @@ class RunReporter(Observer):
         if outcomes:
             self._written = results[0].value if results else self._written
             with self._mutex:
-                self._pace.finish_check(time.monotonic())
+                self._pace.finish_write(time.monotonic())
         return bool(ops or results)
 
     def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
@@ -204,13 +204,13 @@ class RunReporter(Observer):
         )  # the key ended with its session
         if before == lasting.keys():
             return []
-        value = encode_activity(lasting.values()) if lasting else None
-        return [registration.session_op(keys.runs(self._node_id), value)]
+        value = encode_active_runs(lasting.values()) if lasting else None
+        return [registration.build_session_op(keys.active_runs_key(self._node_id), value)]
 
     def _restore(self, setup: ReporterSetup) -> None:
         """Read what this node had stored about its runs before it was restarted, once."""
         if self._written is None and setup.outcome_period_s() > 0:
-            entry = setup.store.get(keys.outcomes(self._node_id))
+            entry = setup.store.get(keys.outcomes_key(self._node_id))
             setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
 
@@ -218,7 +218,7 @@ class RunReporter(Observer):
         """Return the write of the results; none if they are already stored or are not to be."""
         value = encode_outcomes(setup.outcomes())
         is_same = value == self._written or (not self._written and value == encode_outcomes([]))
-        return [] if is_same or setup.outcome_period_s() <= 0 else [Put(keys.outcomes(self._node_id), value)]
+        return [] if is_same or setup.outcome_period_s() <= 0 else [Put(keys.outcomes_key(self._node_id), value)]
 
     def _lasting_runs(self) -> dict[int, LiveRun]:
         until = time.monotonic() - MIN_RUN_S

@@ -39,7 +39,7 @@ class PoolCache:
         """
         pools = {}
         for job in {key.split("/", 2)[1] for key in self._mirror if key.count("/") == 1}:
-            manifest = self._mirror.get(keys.pool(job))
+            manifest = self._mirror.get(keys.work_pool_key(job))
             if manifest is None:
                 continue
             known = self._known.get(job)
@@ -60,7 +60,7 @@ class PoolCache:
         return found
 
     def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
-        stored = read_set(self._store, keys.pool(job), before.items_of_chunk)
+        stored = read_set(self._store, keys.work_pool_key(job), before.items_of_chunk)
         items = before.deduplicate_items(stored.chunked)
         ends = [0, *accumulate(len(chunk.items) for chunk in stored.chunked.chunks)]
         spans = dict(zip(stored.chunked.chunk_names(), pairwise(ends), strict=True))
@@ -102,7 +102,7 @@ def reuse_text(items: tuple[str, ...], item: str) -> str:
 _NOTHING = _CachedPool(None, (), {})
 
 
-class WorkerShares:
+class ShareCache:
     """The shares of one worker, by job. Queried by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
@@ -115,12 +115,12 @@ class WorkerShares:
         """
         self._store = store
         self._node_id = node_id
-        self._prefix = f"{keys.assigned(node_id)}/"
+        self._prefix = f"{keys.share_key(node_id)}/"
         self._on_change = on_change
         self._decoded: dict[str, tuple[object, tuple[str, ...]]] = {}
         self._mutex = mutex()
         self._changed: set[str] = set()
-        self._mirror: Mirror = store.mirror(keys.assigned(node_id), wait=False)
+        self._mirror: Mirror = store.mirror(keys.share_key(node_id), wait=False)
         self._mirror.on_change(self._on_shares_changed)
 
     def wait_ready(self) -> None:
@@ -164,7 +164,7 @@ class WorkerShares:
         return {key[len(self._prefix) :].partition("/")[0] for key in found}
 
     def _update_share(self, job: str) -> None:
-        key = keys.assigned(self._node_id, job)
+        key = keys.share_key(self._node_id, job)
         manifest = self._mirror.get(key)
         if manifest is None:
             self._decoded.pop(job, None)

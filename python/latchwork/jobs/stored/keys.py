@@ -111,32 +111,32 @@ def decode_item(path: str) -> str:
     return raw.decode("utf-8")
 
 
-def alive(worker: str) -> str:
+def alive_key(worker: str) -> str:
     """Return the key that exists while the worker's session lasts."""
     return f"{ALIVE}/{worker}"
 
 
-def available(worker: str, job: str = "") -> str:
+def available_job_key(worker: str, job: str = "") -> str:
     """Return the key of a job that a worker can run, or, without a job, the prefix of these keys."""
     return f"{WORKERS}/{worker}/available/{job}".rstrip("/")
 
 
-def assigned(worker: str, job: str = "") -> str:
+def share_key(worker: str, job: str = "") -> str:
     """Return the manifest key of a worker's share of a job, or, without a job, the prefix of these keys."""
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
 
 
-def runs(worker: str) -> str:
+def active_runs_key(worker: str) -> str:
     """Return the key of a worker's active runs."""
     return f"{RUNS}/{worker}"
 
 
-def outcomes(worker: str) -> str:
+def outcomes_key(worker: str) -> str:
     """Return the key of the results of a worker's runs."""
     return f"{OUTCOMES}/{worker}"
 
 
-def pool(job: str) -> str:
+def work_pool_key(job: str) -> str:
     """Return the manifest key of a job's work pool."""
     return f"{WORK_POOL}/{job}"
 

@@ -182,7 +182,7 @@ def mark_key(node: str) -> str:
     return f"{NODES}/{node}"
 
 
-def reserved_key(node: str, job: str = "") -> str:
+def reserved_share_key(node: str, job: str = "") -> str:
     """Return the manifest key of a share that is reserved for a node, or, without a job, the prefix of these keys."""
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 

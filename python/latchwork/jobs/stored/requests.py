@@ -43,7 +43,7 @@ class RunRequest(Record, frozen=True):
     Attributes:
         id: Unique ID.
         job: ID of the job.
-        items: Items to run; None for all that existed at the time of the request; see ``requested_items``.
+        items: Items to run; None for all that existed at the time of the request; see ``read_requested_items``.
         at_s: Time of the request in seconds since the epoch.
         until_s: Time after which no run starts anymore, by the clock of the requester.
         by: Person who made the request.
@@ -116,7 +116,7 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
     return replace(found, id=key.rpartition("/")[2], items=items)
 
 
-def requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
+def read_requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
     """Return the items that a request is for. None stands for all items, because no node had the job when it was
     requested.
     """
@@ -132,7 +132,7 @@ def decode_result(value: bytes) -> RunResult | None:
     return None if found is None else replace(found, named=found.named[:MAX_NAMED])
 
 
-def trim_requests(store: Store, checks: list[Check]) -> int:
+def delete_expired_requests(store: Store, checks: list[Check]) -> int:
     """Delete requests that expired more than a day ago, with their results. Called by the leader from time to time.
 
     Args:
@@ -182,28 +182,30 @@ class AuditRecord(Record, frozen=True):
 _RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")
 
 
-def decode_record(value: bytes) -> AuditRecord | None:
+def decode_audit_record(value: bytes) -> AuditRecord | None:
     """Decode an audit record; None if it is unreadable."""
     return _RECORD.find(value)
 
 
 def read_audit(store: Store) -> list[AuditRecord]:
     """Return the audit log, oldest record first."""
-    return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
+    return [
+        record for entry in cluster_store(store).list(AUDIT) if (record := decode_audit_record(entry.value)) is not None
+    ]
 
 
-def force_released_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+def find_forced_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
     """Return the greatest fencing token that lost its lock by force, by job and item, from entries of the audit log."""
     found: dict[tuple[str, str], int] = {}
     for entry in entries:
-        record = decode_record(entry.value)
+        record = decode_audit_record(entry.value)
         if record is not None and record.what == "force-release":
             key = (record.job, record.item)
             found[key] = max(record.token, found.get(key, 0))
     return found
 
 
-def trim_audit(store: Store, checks: list[Check]) -> int:
+def delete_old_audit_records(store: Store, checks: list[Check]) -> int:
     """Delete all but the newest 1,000 records of the audit log. Called by the leader from time to time.
 
     Returns:

@@ -3,7 +3,7 @@
 Keys:   runs/<worker>      session-bound; JSON, absent while no run has lasted long enough
         outcomes/<node>    JSON, bound to no session; rewritten from time to time
 
-Only ``trim_outcomes`` does I/O.
+Only ``delete_old_outcomes`` does I/O.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LiveRun:
     since_s: float
 
 
-def encode_activity(runs: Iterable[LiveRun]) -> bytes:
+def encode_active_runs(runs: Iterable[LiveRun]) -> bytes:
     """Encode a node's active runs. If there are very many jobs, those with the newest runs are left out."""
     by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
@@ -105,7 +105,7 @@ class StoredActivities(Struct):
 _ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of a node")
 
 
-def decode_activity(node: str, value: bytes) -> list[ActiveRuns]:
+def decode_active_runs(node: str, value: bytes) -> list[ActiveRuns]:
     """Decode a node's active runs; empty if they are unreadable."""
     found = _ACTIVITIES.find(value)
     if found is None:
@@ -277,7 +277,7 @@ def _rounded(moment_s: float | None) -> float | None:
     return None if moment_s is None else round(moment_s, 1)
 
 
-def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: list[Check]) -> int:
+def delete_old_outcomes(store: Store, living: Collection[str], keep_s: float, checks: list[Check]) -> int:
     """Delete stored run results of nodes that are gone, if they are old or too large in total. Called by the leader
     from time to time.
 

@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.cron_progress import HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.requests import AUDIT, force_released_tokens
+from latchwork.jobs.stored.requests import AUDIT, find_forced_tokens
 from latchwork.primitives import HeldLock, LockKeeper
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence
@@ -38,7 +38,7 @@ class RunLocks:
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
-    def held_items(self, items: Iterable[str]) -> dict[str, HeldItem]:
+    def get_item_locks(self, items: Iterable[str]) -> dict[str, HeldItem]:
         """Return the fencing token and the owner of each item's lock."""
         return {item: HeldItem(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
@@ -46,7 +46,7 @@ class RunLocks:
         """Return the seconds for which all locks are certainly held; 0 once one is lost."""
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
-    def spare_s(self, margin_s: float) -> float:
+    def time_to_stop_s(self, margin_s: float) -> float:
         """Return the seconds until the run must be asked to stop, so that it has ``margin_s`` before its locks expire.
         0 or less means now.
         """
@@ -68,7 +68,7 @@ class RunLocks:
 class ItemLocks:
     """The locks of one node.
 
-    Thread-safe, except that ``update_wanted``, ``try_acquire``, ``release`` and ``close`` need one caller at a time.
+    Thread-safe, except that ``set_wanted_items``, ``try_acquire``, ``release`` and ``close`` need one caller at a time.
 
     Args:
         store: The cluster's store.
@@ -123,7 +123,7 @@ class ItemLocks:
                 found.setdefault(job, {})[item] = lock
         return found
 
-    def release_forced(self, job: str, busy: Collection[str]) -> None:
+    def release_forced_locks(self, job: str, busy: Collection[str]) -> None:
         """Release the locks of a job that an operator has released by force.
 
         Locks of busy items are kept until their runs have ended.
@@ -143,7 +143,7 @@ class ItemLocks:
         """
         self._keeper.renew_within(seconds)
 
-    def update_wanted(self, job: str, items: Collection[str]) -> list[str]:
+    def set_wanted_items(self, job: str, items: Collection[str]) -> list[str]:
         """Set which items of a job need a lock that this node does not hold. Waits for all other items are cancelled.
         No I/O.
 
@@ -169,7 +169,7 @@ class ItemLocks:
         Returns:
             True if at least one was acquired.
         Raises:
-            LatchworkError: The server could not be used. These items are not awaited; ``update_wanted`` returns them
+            LatchworkError: The server could not be used. These items are not awaited; ``set_wanted_items`` returns them
                 again.
         """
         names = {keys.lock_name(job, item): item for item in items}
@@ -205,7 +205,7 @@ class ItemLocks:
         self._keeper.close(release=release)
 
     def _update_force_released(self, audit: Mirror) -> None:
-        self._force_released = force_released_tokens(audit.snapshot().values())
+        self._force_released = find_forced_tokens(audit.snapshot().values())
         self._wake()
 
     def _wait(self, job: str, item: str, name: str) -> None:
@@ -245,7 +245,7 @@ class LockCalls:
         self.job = job
         self._locks = locks
         self._release = deque(_slices(sorted(release)))
-        self._ask = deque(_slices(locks.update_wanted(job, acquire)))
+        self._ask = deque(_slices(locks.set_wanted_items(job, acquire)))
 
     @property
     def has_acquisitions(self) -> bool:

@@ -22,7 +22,7 @@ from latchwork.jobs.stored.requests import (
     RunRequest,
     RunResult,
     decode_request,
-    requested_items,
+    read_requested_items,
 )
 from latchwork.schedules import FireProgress
 from latchwork.store import Mirror, Store
@@ -113,7 +113,7 @@ class ManualRuns:
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
-        meant = self._read_requested_items(request)
+        meant = self._get_requested_items(request)
         wanted = {item: hold for item, hold in holds.items() if meant is None or item in meant}
         if not wanted:
             return None
@@ -125,12 +125,12 @@ class ManualRuns:
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
-    def _read_requested_items(self, request: RunRequest) -> frozenset[str] | None:
+    def _get_requested_items(self, request: RunRequest) -> frozenset[str] | None:
         """Return the items that a request is for, None for all. They are read from the store once."""
         with self._mutex:
             if request.id in self._items:
                 return self._items[request.id]
-        found = requested_items(self._store, request)
+        found = read_requested_items(self._store, request)
         with self._mutex:
             self._items[request.id] = found
         return found

@@ -90,7 +90,7 @@ class OutcomeTracker:
         self._failing[item] = found
         self._now = replace(self._now, last_error=found)
 
-    def forget_others(self, share: Collection[str]) -> None:
+    def forget_other_items(self, share: Collection[str]) -> None:
         """Forget the failures of items that are not in this node's share anymore."""
         with self._mutex:
             gone = [item for item in self._failing if item not in share]

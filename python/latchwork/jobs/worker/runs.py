@@ -98,7 +98,7 @@ def reconcile(
     live = list(running)
     wanted, locked = set(desired), set(held)
     busy = frozenset[str]().union(*(run.items for run in live))
-    targets = {frozenset(part): part for part in threads.slices(wanted & locked)}
+    targets = {frozenset(part): part for part in threads.split_items(wanted & locked)}
     kept = {run.items for run in live if not run.stopping and run.items in targets}
     stop = tuple(run.number for run in live if not run.stopping and run.items not in targets)
     fresh = [part for items, part in targets.items() if items not in kept and not items & busy]
@@ -126,7 +126,7 @@ class RunSetup:
         on_end: Called in the run's thread when it has ended. It must not block.
         clock: Clock for waits.
         wall_s: Returns seconds since the epoch.
-        spare_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire; 0 or
+        time_to_stop_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire; 0 or
             less means now.
         fire_times: Creates the fire times of a share for cron schedules; None does not store them.
         manual_runs: Creates the pending manual runs of a share; None if there are none.
@@ -142,7 +142,7 @@ class RunSetup:
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
-    spare_s: Callable[[], float] = lambda: math.inf
+    time_to_stop_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
     manual_runs: Callable[[tuple[str, ...]], PendingManualRuns] | None = None
     observers: Observers[Observer] = NOBODY
@@ -240,11 +240,11 @@ class JobRun:
         """True if its stop listeners could not be called yet: call ``stop`` again."""
         return self._unnotified is not None
 
-    def spare_s(self) -> float:
+    def time_to_stop_s(self) -> float:
         """Return the seconds until the run must be asked to stop, so that it ends before its locks expire. 0 or less
         means now.
         """
-        return self._setup.spare_s()
+        return self._setup.time_to_stop_s()
 
     @property
     def has_threads(self) -> bool:
@@ -420,7 +420,7 @@ class JobRun:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
 
 
-def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
+def compute_stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
     """Return the remaining lock time at which runs are asked to stop.
 
     Args:
@@ -431,7 +431,7 @@ def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
     return least_s if grace_s is None else max(least_s, lock_ttl_s - max(MIN_GRACE_S, grace_s))
 
 
-class RunGuard:
+class RunWatchdog:
     """A thread that asks runs to stop before their locks expire. Thread-safe.
 
     Args:
@@ -485,7 +485,7 @@ class RunGuard:
         Returns:
             The seconds until the next check; None without runs.
         """
-        spare = [(run.spare_s(), run) for run in self._runs() if not run.ended and not run.stopping]
+        spare = [(run.time_to_stop_s(), run) for run in self._runs() if not run.ended and not run.stopping]
         doomed = [run for spare_s, run in spare if spare_s <= 0.0]
         if doomed:
             log.error(

@@ -21,12 +21,20 @@ from latchwork.jobs.cron_progress import CronProgress, FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
-from latchwork.jobs.stored.caches import WorkerShares
+from latchwork.jobs.stored.caches import ShareCache
 from latchwork.jobs.stored.runs import JobOutcome
 from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTransition, OutcomeTracker
-from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
+from latchwork.jobs.worker.runs import (
+    SCHEDULE_PAUSE_S,
+    Actions,
+    JobRun,
+    RunSetup,
+    RunWatchdog,
+    compute_stop_margin_s,
+    reconcile,
+)
 from latchwork.primitives import HeldLock
 from latchwork.schedules import DueTime, Instant, WallClock
 from latchwork.store import Observers, Session, Store
@@ -80,7 +88,7 @@ class LocalJob:
             for run in self.runs.values():
                 run.reschedule()
 
-    def first_due(self, items: Iterable[str], now: Instant) -> DueTime:
+    def find_first_due(self, items: Iterable[str], now: Instant) -> DueTime:
         """Return when a new run with these items is due: the earliest due time of any of them.
 
         Items that ran before keep their due time, and new ones start after the initial delay.
@@ -108,7 +116,7 @@ class LocalJob:
         """Start no runs of this job for so many seconds."""
         self._paused_until = now.mono_s + seconds
 
-    def paused_s(self, now: Instant) -> float:
+    def remaining_pause_s(self, now: Instant) -> float:
         """Return the seconds until runs may start again; 0 if they may."""
         return max(0.0, self._paused_until - now.mono_s)
 
@@ -116,7 +124,7 @@ class LocalJob:
         """Return whether runs may start now: not during a pause, nor while more locks arrive and the number of runs is
         limited.
         """
-        return self.paused_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
+        return self.remaining_pause_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
     def _remember(self, run: JobRun, now: Instant) -> None:
         due = run.resume_due
@@ -168,26 +176,26 @@ class JobWorker:
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # removed, but with a thread that is still running
-        self._shares: WorkerShares | None = None
+        self._shares: ShareCache | None = None
         self._closing = Signal()
         self._close_by = math.inf
         self._closer: JobRun | None = None
         self._has_locks_left = False
-        self._guard = RunGuard(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
+        self._guard = RunWatchdog(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def watch(self) -> None:
         """Start to watch all that the runs depend on, without waiting. Best called early, before ``start``."""
         self.locks.start()
-        self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
+        self._shares = ShareCache(self._store, self._node_id, self._wake.set)
         self._manual_runs.start(self._requests_changed)
 
     def start(self) -> None:
         """Wait until it is known which items this node shall run, and start the threads that run them."""
         assert self._shares is not None, "watch first"
         self._shares.wait_ready()
-        self._settings.on_change(self._settings_changed)
-        self._settings_changed()
+        self._settings.on_change(self._on_settings_changed)
+        self._on_settings_changed()
         self._guard.thread.start()
         self._thread.start()
 
@@ -201,12 +209,12 @@ class JobWorker:
             for job_id, state in self._states.items()
         }
 
-    def outcomes(self) -> list[JobOutcome]:
+    def collect_outcomes(self) -> list[JobOutcome]:
         """Return the outcomes of each job on this node."""
         runs = self._runs_by_job()
         return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
-    def restore_outcomes(self, before: Iterable[JobOutcome]) -> None:
+    def add_earlier_outcomes(self, before: Iterable[JobOutcome]) -> None:
         """Add what this node had stored about its runs before it was restarted."""
         for each in before:
             if each.job in self._states:
@@ -223,24 +231,24 @@ class JobWorker:
         """True while both of its threads are running."""
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
-    def stuck_jobs(self) -> list[str]:
+    def find_stuck_jobs(self) -> list[str]:
         """Return the IDs of jobs with runs that have not stopped within the timeout after they were asked to."""
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
 
-    def ahead_s(self) -> dict[str, float]:
+    def find_future_progress(self) -> dict[str, float]:
         """Return the jobs whose stored cron progress lies in the future, and by how many seconds."""
         by_job = self._runs_by_job().items()
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
-    def lock_time_left_s(self) -> float | None:
+    def remaining_lock_time_s(self) -> float | None:
         """Return the seconds until the first of this node's locks may expire if no renewal succeeds; None if it holds
         no locks.
         """
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
-    def _settings_changed(self) -> None:
+    def _on_settings_changed(self) -> None:
         self.locks.renew_within(self._settings.node.disconnect_grace_s)
         self._guard.request_check()
         self._apply_settings_to_runs()
@@ -263,18 +271,18 @@ class JobWorker:
                 run.reschedule()
 
     def _margin_s(self) -> float:
-        return stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
+        return compute_stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
 
     def close(self, timeout_s: float) -> list[str]:
         """Ask all runs to stop, wait for them, and release their locks. Idempotent; callable from any thread.
 
-        Called from a run, it does not wait for that run, whose locks then expire by themselves. ``hurry`` shortens the
+        Called from a run, it does not wait for that run, whose locks then expire by themselves. ``shorten_close`` shortens the
         wait.
 
         Returns:
             The jobs with runs that did not stop; their locks expire by themselves.
         """
-        self.hurry(timeout_s)
+        self.shorten_close(timeout_s)
         self._closing.set()
         runs = self._runs()  # complete, because none is added while closing
         self._closer = next((run for run in runs if run.is_current_thread), self._closer)
@@ -295,7 +303,7 @@ class JobWorker:
             self._shares.close()
         return stuck_jobs
 
-    def hurry(self, timeout_s: float) -> None:
+    def shorten_close(self, timeout_s: float) -> None:
         """Let a close in progress wait at most this long from now."""
         self._close_by = min(self._close_by, self._clock.now() + timeout_s)
         self._wake.set()
@@ -319,12 +327,12 @@ class JobWorker:
             self._wake.clear()
             closing = self._closing.is_set()
             delay_s, failed = self._try_reconcile(closing)
-            if closing and self._is_over():
+            if closing and self._is_finished():
                 return
             # After a failure only closing shortens the pause, because an outage causes many events.
             self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._clock.now() >= self._close_by:
             return True
         return not self._has_locks_left and all(run is self._closer for run in self._runs())
@@ -363,7 +371,11 @@ class JobWorker:
 
     def _next_check_s(self) -> float | None:
         now = self._now()
-        waits = [paused_s for state in self._states.values() if (paused_s := state.paused_s(now)) > 0]
+        waits = [
+            remaining_pause_s
+            for state in self._states.values()
+            if (remaining_pause_s := state.remaining_pause_s(now)) > 0
+        ]
         if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck()
@@ -381,7 +393,7 @@ class JobWorker:
                 run.stop()
         state.forget_other_due_times(share)  # kept for a disabled job, which continues where it was
         if not self._closing.is_set():
-            state.outcomes.forget_others(share)
+            state.outcomes.forget_other_items(share)
         if state.may_start(self._now()) and not self._is_lock_at_risk():
             for items in actions.start:
                 if not self._start(state, items, held):
@@ -402,7 +414,7 @@ class JobWorker:
         works = []
         for state, actions in planned:
             state.is_acquiring = False
-            self.locks.release_forced(
+            self.locks.release_forced_locks(
                 state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values()))
             )
             works.append(LockCalls(self.locks, state.job.id, actions.release, actions.acquire))
@@ -432,7 +444,7 @@ class JobWorker:
         """Start a run with these items. Return False if it, and the other runs of this job, must be tried later."""
         locks = RunLocks(state.job.id, {item: held[item] for item in items})
         try:
-            due = state.first_due(items, self._now())
+            due = state.find_first_due(items, self._now())
         except BaseException:  # an error of a user's schedule must not stop the other jobs
             log.exception(
                 "job %s is paused here for %.3g s because its schedule raised", state.job.id, SCHEDULE_PAUSE_S
@@ -497,16 +509,16 @@ class JobWorker:
                 fire_time_s=fire_time_s,
             ),
             outcomes=state.outcomes,
-            may_run=lambda: locks.spare_s(self._margin_s()) > 0.0,
+            may_run=lambda: locks.time_to_stop_s(self._margin_s()) > 0.0,
             on_end=self._wake.set,
             clock=self._clock,
             wall_s=self._wall.now,
-            spare_s=lambda: locks.spare_s(self._margin_s()),
+            time_to_stop_s=lambda: locks.time_to_stop_s(self._margin_s()),
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,
-            manual_runs=lambda items: PendingManualRuns(self._manual_runs, state.job.id, locks.held_items(items)),
-            fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.held_items(items)),
+            manual_runs=lambda items: PendingManualRuns(self._manual_runs, state.job.id, locks.get_item_locks(items)),
+            fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.get_item_locks(items)),
         )
 
 

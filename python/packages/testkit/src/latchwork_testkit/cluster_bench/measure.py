@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork.jobs.node import Registration, pool_version
+from latchwork.jobs.node import Registration, read_pool_version
 from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench import manager, workers
@@ -154,7 +154,7 @@ class _Measurement:
         owner.try_join()
         for number, (job, items) in enumerate(self._pools.items(), 1):
             self._report_step(f"{number} of {len(self._pools)} work pools are written")
-            owner.write_pool(job, items, pool_version(self.store, job))
+            owner.write_pool(job, items, read_pool_version(self.store, job))
         self.figures.pools_s = time.monotonic() - began
         return owner
 
@@ -193,11 +193,11 @@ class _Measurement:
             self._expected = (self._expected[0] + 1, self._expected[1] + checksum([item]))
             self._rebalances.clear()
             token = self.store.put(_PROBE_KEY, b"").token
-            version = pool_version(self.store, job)
+            version = read_pool_version(self.store, job)
             began = time.monotonic()
             owner.write_pool(job, self._pools[job], version)
             self._wait_until_assigned(1)
-            pool = [*self.store.list(keys.pool(job), recursive=True), self.store.get(keys.pool(job))]
+            pool = [*self.store.list(keys.work_pool_key(job), recursive=True), self.store.get(keys.work_pool_key(job))]
             written = sum(len(each.key) + len(each.value) for each in pool if each is not None and each.token > token)
             self.figures.added.append(self._step_figures(began, len(item), 0.0, more_bytes=written))
 
@@ -308,5 +308,5 @@ def _delete_keys(store: Store, options: BenchOptions, report_step: StepReporter)
         for worker in options.worker_ids():
             pipeline.delete_tree(f"{keys.WORKERS}/{worker}")
         for job in options.pools():
-            pipeline.delete_tree(keys.pool(job))
+            pipeline.delete_tree(keys.work_pool_key(job))
     store.delete_tree("")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.jobs.node import Registration
-from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_store
+from latchwork.jobs.stored import Member, MemberOptions, ShareCache, cluster_store
 from latchwork.jobs.worker import ItemLocks, LockCalls, LockScheduler
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
@@ -83,7 +83,7 @@ class BenchWorkers:
         """Watch the share of each worker, which is the set of items assigned to it."""
         for worker in self._workers:
             share = self._shares[worker] = _WatchedShare()
-            share.stored = WorkerShares(self._store, worker, partial(self._apply_change, share))
+            share.stored = ShareCache(self._store, worker, partial(self._apply_change, share))
             share.stored.wait_ready()
             self._apply_change(share)
 
@@ -167,7 +167,7 @@ class _WatchedShare:
     """The items assigned to one worker, as last decoded. Hold `mutex` to update them."""
 
     def __init__(self) -> None:
-        self.stored: WorkerShares | None = None
+        self.stored: ShareCache | None = None
         self.mutex = threading.Lock()
         self.items = 0
         self.checksum = 0
