@@ -77,7 +77,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         known = PoolCache(memory, pools)
         monkeypatch.setattr(
-            known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.work_pool_key("report"))]}
+            known, "list_chunk_keys", lambda: {"report": [e.key for e in memory.list(keys.work_pool_key("report"))]}
         )
         with pytest.raises(Conflict):
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()

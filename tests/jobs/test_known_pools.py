@@ -118,7 +118,7 @@ def test_a_pool_that_something_else_overwrote_counts_as_empty_and_is_an_error_in
 def test_chunks_are_found_whether_a_head_names_them_or_not(memory, known):
     memory.put(f"{keys.work_pool_key('lost')}/w9-1", b"[]")
     write(memory, known, "small", ["a"])
-    assert known.chunks() == {"lost": ["work-pool/lost/w9-1"], "small": []}
+    assert known.list_chunk_keys() == {"lost": ["work-pool/lost/w9-1"], "small": []}
 
 
 @pytest.mark.skipif(

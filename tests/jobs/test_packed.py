@@ -13,7 +13,7 @@ from latchwork.jobs.stored.chunked_set import (
     EMPTY,
     BadManifest,
     MissingChunk,
-    chunk_names,
+    decode_chunk_names,
     decode_set,
     plan_update,
     split_into_batches,
@@ -64,7 +64,7 @@ def test_a_set_reads_back_as_it_was_written_through_any_changes(versions, bulk):
         read = decode_set(disk.manifest, disk.chunks.get)
         assert read == disk.chunked
         assert list(read.items) == sorted(base | wanted)
-        assert set(disk.chunks) == set(chunk_names(disk.manifest)), "a chunk was left over"
+        assert set(disk.chunks) == set(decode_chunk_names(disk.manifest)), "a chunk was left over"
 
 
 @given(ITEMS)

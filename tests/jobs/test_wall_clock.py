@@ -13,7 +13,7 @@ from latchwork.jobs.cron_progress import (
     CronProgress,
     FireTimes,
     HeldItem,
-    read_progress,
+    read_item_progress,
     read_progress_records,
     reset_future_progress,
 )
@@ -142,7 +142,7 @@ def test_progress_in_the_future_is_named_and_set_back(store, cluster, caplog):
     said = "cron progress of job report lies 3[56]"
     eventually(lambda: any(said[:-4] in each for each in second.health().degraded))
     assert "latchwork jobs reset-progress report" in caplog.text
-    fired = read_progress(store, "report", "a")
+    fired = read_item_progress(store, "report", "a")
     told = explain_item(inspect(store), Control(store).settings(), "report", "a", fired, now_s=time.time())
     assert said[:-4] in told.sentences[-1]
     assert starts.times == []

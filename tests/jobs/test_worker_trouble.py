@@ -92,7 +92,7 @@ def make_run(work, time_to_stop_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # n
         may_run=lambda: True,
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
-        time_to_stop_s=spare_s,
+        time_to_stop_s=time_to_stop_s,
     )
     due = 0.0 if isinstance(schedule, Cron) else SYSTEM_CLOCK.now()
     return JobRun(1, ("a",), setup, DueTime(due, schedule, Instant(0.0, 0.0)))

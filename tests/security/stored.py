@@ -187,7 +187,7 @@ KINDS = {
         "jobs.stored.chunked_set",
         CHUNKED.encode_manifest(),
         lambda value: (
-            chunked_set.chunk_names(value),
+            chunked_set.decode_chunk_names(value),
             chunked_set.decode_set(value, {"w-1": b'["a"]', "w-2": b'["b"]'}.get),
         ),
     ),

@@ -1,10 +1,11 @@
 """Cron progress: each fire time is stored before its run starts, so that it starts once per item in the cluster.
 
-Keys:   fired/<job>/<record>         JSON; progress of the items of one record, rewritten at each start and each end
-        fired/<job>/<record>/items   JSON list; the sorted items of the record, written once
+Keys:   fired/<job>/<record>         JSON; progress of a group of items, rewritten at each start and each end
+        fired/<job>/<record>/items   JSON list; the sorted items of the group, written once
 
-A record belongs to one lock holder and contains the greatest fencing token of its items' locks. A later holder of an item
-has a greater token. Of two records with the same item, the one with the greater token is newer, whenever it was written.
+A progress record belongs to one owner of locks and contains the greatest fencing token of its items' locks. A later
+owner of an item's lock has a greater token. Of two records with the same item, the one with the greater token is newer,
+whenever it was written.
 
 A write is fenced by the owner of the items' locks: a node that takes over a lock first deletes that owner, after which
 the former node can no longer write. Runs that start together share one write: the first thread writes for all that
@@ -46,17 +47,17 @@ _NOTHING = FireProgress(0.0)
 
 
 class BadProgressRecord(BadRecord):
-    """Stored progress is unreadable: something else wrote it."""
+    """A stored progress record is unreadable because another program wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """The progress of items that one holder has locked. Its name is never reused.
+    """The cron progress of a group of items whose locks have the same owner.
 
     Attributes:
-        name: Name of the record.
+        name: Name of the record; never reused.
         token: Greatest fencing token of its items' locks.
-        owner: Owner of these locks.
+        owner: ID of the owner of these locks.
         items: Sorted, unique items (at least one).
         fired: Progress of each item, in the same order.
     """
@@ -68,7 +69,11 @@ class ProgressRecord:
     fired: tuple[FireProgress, ...]
 
     def encode_state(self, nonce: str) -> bytes:
-        """Encode the progress of all items. The nonce distinguishes this write from others."""
+        """Encode the progress of all items as JSON, without their names.
+
+        Args:
+            nonce: A unique text, which distinguishes this write from others.
+        """
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
         rules, of = None, None
@@ -80,20 +85,22 @@ class ProgressRecord:
         return encode(StoredProgress(self.token, self.owner, nonce, fired, rules, of))
 
     def encode_items(self) -> bytes:
-        """Encode the names of the items."""
+        """Encode the names of the items as JSON."""
         return encode(self.items)
 
 
 class StoredProgress(Struct, frozen=True, omit_defaults=True):
-    """The stored progress of a record.
+    """The stored form of a progress record, without the names of its items.
 
     Attributes:
         token: As in ``ProgressRecord``.
         owner: As in ``ProgressRecord``.
-        nonce: Distinguishes writes, and tells those of ``reset_future_progress`` from those of the holder.
-        fired: The distinct states of items: the last fire time that started, and the running one.
-        rules: The rule of each state; None if none has one.
-        of: Runs of items with the same state: index and length; None if all have the first state.
+        nonce: Distinguishes writes, and shows whether ``reset_future_progress`` or the owner of the locks wrote the
+            record.
+        fired: The distinct states of items: the last fire time that started, and the fire time of the active run.
+        rules: The schedule of each state; None if none has one.
+        of: Sequences of items with the same state, as the index of the state and the number of items; None if all items
+            have the first state.
     """
 
     token: Whole
@@ -108,36 +115,47 @@ _STATE: Decoder[StoredProgress] = Decoder(StoredProgress, "the state of a record
 _ITEMS: Decoder[tuple[str, ...]] = Decoder(Annotated[tuple[str, ...], Meta(min_length=1)], "the items of a record")
 
 
-def decode_progress_record(name: str, state: bytes, items: bytes) -> ProgressRecord:
-    """Decode the stored progress of a group of items.
+def decode_progress_record(name: str, encoded_state: bytes, encoded_items: bytes) -> ProgressRecord:
+    """Decode a stored progress record.
 
+    Args:
+        name: Name of the record.
+        encoded_state: Value that ``encode_state`` returned.
+        encoded_items: Value that ``encode_items`` returned.
     Raises:
         BadProgressRecord: The values are unreadable.
     """
     try:
-        found, listed = _STATE.decode(state), _ITEMS.decode(items)
-        return ProgressRecord(name, found.token, found.owner, listed, _decode_fired(found, len(listed)))
+        found, listed = _STATE.decode(encoded_state), _ITEMS.decode(encoded_items)
+        return ProgressRecord(name, found.token, found.owner, listed, _decode_item_progress(found, len(listed)))
     except BadRecord as error:
         raise BadProgressRecord(f"progress record {name} cannot be read: {error}") from None
 
 
-def _decode_fired(state: StoredProgress, count: int) -> tuple[FireProgress, ...]:
-    """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded."""
+def _decode_item_progress(state: StoredProgress, item_count: int) -> tuple[FireProgress, ...]:
+    """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded.
+
+    Args:
+        state: The stored form of the record.
+        item_count: Number of items in the record.
+    Raises:
+        BadRecord: The lengths do not match.
+    """
     rules = ("",) * len(state.fired) if state.rules is None else state.rules
     if len(rules) != len(state.fired):
         raise BadRecord(f"it has {len(state.fired)} states and {len(rules)} rules")
     kinds = [FireProgress(through, running, rule) for (through, running), rule in zip(state.fired, rules, strict=True)]
-    runs = ((0, count),) if state.of is None else state.of
+    runs = ((0, item_count),) if state.of is None else state.of
     for index, length in runs:
-        if index >= len(kinds) or length > count:
+        if index >= len(kinds) or length > item_count:
             raise BadRecord(f"it has a run of states {short([index, length])}")
-    if sum(length for _, length in runs) != count:
-        raise BadRecord(f"it has {count} items, and states for {sum(length for _, length in runs)}")
+    if sum(length for _, length in runs) != item_count:
+        raise BadRecord(f"it has {item_count} items, and states for {sum(length for _, length in runs)}")
     return tuple(kinds[index] for index, length in runs for _ in range(length))
 
 
 def find_newest_by_item(records: Iterable[ProgressRecord]) -> dict[str, tuple[ProgressRecord, FireProgress]]:
-    """Return, for each item, the newest stored record with this item and the item's progress in it."""
+    """Return, for each item, the newest record that contains the item, and the item's progress in it."""
     found: dict[str, tuple[ProgressRecord, FireProgress]] = {}
     for record in sorted(records, key=lambda record: (record.token, record.name)):
         found.update({item: (record, fired) for item, fired in zip(record.items, record.fired, strict=True)})
@@ -145,20 +163,27 @@ def find_newest_by_item(records: Iterable[ProgressRecord]) -> dict[str, tuple[Pr
 
 
 def find_obsolete_records(
-    records: Sequence[ProgressRecord], pool: frozenset[str] | None = None
+    records: Sequence[ProgressRecord], work_pool: frozenset[str] | None = None
 ) -> list[ProgressRecord]:
-    """Return the records that can be deleted: each of their items has a newer record or is no longer in the pool."""
+    """Return the records that can be deleted because they are not the newest record of any existing item.
+
+    Args:
+        records: All stored progress records of a job.
+        work_pool: Items of the job that exist; None counts all items as existing.
+    """
     newest = find_newest_by_item(records)
     return [
         record
         for record in records
-        if all(newest[item][0] is not record or (pool is not None and item not in pool) for item in record.items)
+        if all(
+            newest[item][0] is not record or (work_pool is not None and item not in work_pool) for item in record.items
+        )
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldItem:
-    """The lock of one item: its fencing token and its owner."""
+    """The lock of one item: its fencing token and the ID of its owner."""
 
     token: int
     owner_id: str
@@ -166,7 +191,7 @@ class HeldItem:
 
 @dataclass(slots=True)
 class _OwnRecord:
-    """A record that this node writes, with the last known entry of its state."""
+    """A progress record that this node writes, with its last known entry in the store."""
 
     record: ProgressRecord
     entry: Entry
@@ -175,10 +200,10 @@ class _OwnRecord:
 
 @dataclass(eq=False, slots=True)
 class _ProgressRequest:
-    """The claims or writes of one thread. ``done`` is guarded by the condition."""
+    """The progress that one thread wants to claim or write. ``done`` is guarded by the condition."""
 
     claims: Mapping[str, HeldItem] = field(default_factory=dict)
-    fresh: FireProgress = _NOTHING
+    initial: FireProgress = _NOTHING
     reread: bool = False
     fired: dict[str, FireProgress] = field(default_factory=dict)
     done: bool = False
@@ -186,13 +211,12 @@ class _ProgressRequest:
 
 
 class CronProgress:
-    """Stores how far each item's cron schedule has come, for the threads of one job on a node. Thread-safe; calls take
-    as long as the store does.
+    """Stores which fire times of a job have started on this node, by item. Thread-safe; calls wait for the store.
 
     Args:
         store: The cluster's store.
         job_id: ID of the job.
-        prefix: Prefix of the progress of all jobs.
+        prefix: Key prefix of the progress of all jobs.
         checks: Checks for each write, in addition to the owner of the locks.
     """
 
@@ -210,33 +234,39 @@ class CronProgress:
         self._record_of: dict[str, str] = {}
 
     def claim(
-        self, holds: Mapping[str, HeldItem], fresh: FireProgress, *, reread: bool = False
+        self, locks: Mapping[str, HeldItem], initial: FireProgress, *, reread: bool = False
     ) -> dict[str, FireProgress]:
         """Take over writing the progress of these items for this node, and return it.
 
         Args:
-            holds: Their locks, all held.
-            fresh: Progress of items that have never run.
+            locks: Lock of each item; all must be held.
+            initial: Progress of items that have never run.
             reread: Read claimed progress from the store again, because an operator may have reset it.
+        Returns:
+            The progress of each item.
         Raises:
             LockLost: Another node holds one of the locks by now.
             LatchworkError: The store could not be used: try again.
         """
-        request = _ProgressRequest(claims=holds, fresh=fresh, reread=reread)
+        request = _ProgressRequest(claims=locks, initial=initial, reread=reread)
         self._execute(request)
         return request.fired
 
     def write(self, fired: Mapping[str, FireProgress]) -> None:
         """Store the progress of claimed items.
 
+        Args:
+            fired: New progress of each item.
         Raises:
             LockLost: Another node holds one of the locks by now: nothing is stored, and nothing may start.
-            LatchworkError: It is not known to be stored. The progress is included in the next write.
+            LatchworkError: The write may have failed. The next write includes this progress.
         """
         self._execute(_ProgressRequest(fired=dict(fired)))
 
     def _execute(self, request: _ProgressRequest) -> None:
-        """Execute this request and those of all waiting threads, unless another thread is about to execute it."""
+        """Execute a request together with those of all waiting threads. If another thread is executing requests, wait
+        until it is done.
+        """
         clock = self._store.clock
         with self._mutex:
             self._requested.append(request)
@@ -277,8 +307,8 @@ class CronProgress:
             self._record_of.get(item, "") for request in requests if request.reread for item in request.claims
         }:
             if (own := self._own.get(name)) is not None:
-                self._accept_reset(own, self._store.get(f"{self._prefix}/{name}"))
-        wanted = {item: (hold, request.fresh) for request in requests for item, hold in request.claims.items()}
+                self._adopt_reset(own, self._store.get(f"{self._prefix}/{name}"))
+        wanted = {item: (hold, request.initial) for request in requests for item, hold in request.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
             self._create_records(new)
@@ -289,19 +319,23 @@ class CronProgress:
         own = self._own.get(self._record_of.get(item, ""))
         return own is not None and own.record.owner == hold.owner_id and own.record.token >= hold.token
 
-    def _create_records(self, wanted: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
-        """Store new records of this node for these items, with the progress in their newest records, and delete obsolete
-        ones.
+    def _create_records(self, claims: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
+        """Store new progress records of this node for these items, and delete the records that become obsolete.
+
+        The new records take over the progress from the newest record of each item.
+
+        Args:
+            claims: Lock of each item, and its progress if nothing is stored.
         """
         stored = read_progress_records(self._store, self.job_id, self._above)
         newest = find_newest_by_item(record for record, _ in stored)
         by_owner: dict[str, list[str]] = {}
-        for item in sorted(wanted):
-            by_owner.setdefault(wanted[item][0].owner_id, []).append(item)
+        for item in sorted(claims):
+            by_owner.setdefault(claims[item][0].owner_id, []).append(item)
         for owner, items in by_owner.items():
             for part in _split_items(items):
-                fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
-                token = max(wanted[item][0].token for item in part)
+                fired = tuple(newest[item][1] if item in newest else claims[item][1] for item in part)
+                token = max(claims[item][0].token for item in part)
                 self._create_record(ProgressRecord(uuid.uuid4().hex, token, owner, tuple(part), fired))
         ours = {own.record.name: own for own in self._own.values()}
         left = find_obsolete_records(
@@ -320,16 +354,21 @@ class CronProgress:
         except (Conflict, OutcomeUnknown) as error:
             found = self._store.get(key)
             if found is None or found.value != state:
-                raise self._lost_error(record, error) from error
+                raise self._build_write_error(record, error) from error
             entry = found
         self._own[record.name] = _OwnRecord(record, entry, dict(zip(record.items, record.fired, strict=True)))
         self._record_of.update(dict.fromkeys(record.items, record.name))
 
-    def _delete_records(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
-        """Delete obsolete records. If that fails, the leader deletes them later."""
+    def _delete_records(self, names: Collection[str], entries_by_name: Mapping[str, Entry]) -> None:
+        """Delete obsolete progress records. A record that cannot be deleted is left to the leader.
+
+        Args:
+            names: Names of the records.
+            entries_by_name: Their entries as they were read.
+        """
         for name in names:
             own = self._own.pop(name, None)
-            entry = own.entry if own is not None else entries[name]
+            entry = own.entry if own is not None else entries_by_name[name]
             try:
                 delete_progress_record(self._store, self._prefix, name, entry, [])
             except LatchworkError as error:
@@ -355,10 +394,13 @@ class CronProgress:
                     request.error = request.error or error
 
     def _save_record(self, own: _OwnRecord) -> None:
-        """Store the progress of one record.
+        """Store the progress in one record of this node.
 
-        A conflict while the owner still exists is an earlier write of this node with an unknown outcome, which has
-        succeeded.
+        If a conflict is reported although the owner of the locks still exists, an earlier write of this node with an
+        unknown outcome has succeeded.
+
+        Raises:
+            LockLost: The locks were lost, or an operator has reset the progress: claim the items again.
         """
         own.record = replace(own.record, fired=tuple(own.fired[item] for item in own.record.items))
         key = f"{self._prefix}/{own.record.name}"
@@ -370,30 +412,34 @@ class CronProgress:
             except (Conflict, OutcomeUnknown) as error:
                 found = self._store.get(key)
                 if found is None:
-                    raise self._lost_error(own.record, error) from error
-                if self._accept_reset(own, found):
+                    raise self._build_write_error(own.record, error) from error
+                if self._adopt_reset(own, found):
                     raise LockLost(f"progress of job {self.job_id} was set back by an operator: try again") from error
                 own.entry = found
                 if found.value == state:
                     return
                 if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.record):
-                    raise self._lost_error(own.record, error) from error
+                    raise self._build_write_error(own.record, error) from error
             else:
                 return
 
     @staticmethod
-    def _accept_reset(own: _OwnRecord, found: Entry | None) -> bool:
-        """If an operator has reset this progress meanwhile, use it from now on and return True.
+    def _adopt_reset(own: _OwnRecord, stored_entry: Entry | None) -> bool:
+        """Use the progress in the store from now on if an operator has reset it. Return whether it was reset.
 
-        What this node was about to start has not started, and what has ended here has ended.
+        A run that was about to start on this node has not started, and a run that has ended here has ended.
+
+        Args:
+            own: The record as this node knows it.
+            stored_entry: Its current entry in the store; None if it was deleted.
         """
-        if found is None or found.version == own.entry.version:
+        if stored_entry is None or stored_entry.version == own.entry.version:
             return False
-        state = _STATE.decode(found.value)
+        state = _STATE.decode(stored_entry.value)
         if not state.nonce.startswith(_SET_BACK):
             return False
-        stored = zip(own.record.items, _decode_fired(state, len(own.record.items)), strict=True)
-        own.entry = found
+        stored = zip(own.record.items, _decode_item_progress(state, len(own.record.items)), strict=True)
+        own.entry = stored_entry
         own.fired = {item: fired.after_end() if own.fired[item].running is None else fired for item, fired in stored}
         return True
 
@@ -403,10 +449,10 @@ class CronProgress:
     def _owner_is_gone(self, record: ProgressRecord) -> bool:
         return self._store.get(f"{keys.OWNERS}/{record.owner}") is None
 
-    def _lost_error(self, record: ProgressRecord, error: LatchworkError) -> LatchworkError:
-        """Return the error to raise when progress could not be written.
+    def _build_write_error(self, record: ProgressRecord, error: LatchworkError) -> LatchworkError:
+        """Build the error for a progress record that could not be written.
 
-        A record that another node owns, or that was deleted, is forgotten and can be claimed again.
+        Unless the outcome of the write is unknown, the record is forgotten, so that its items can be claimed again.
         """
         if isinstance(error, OutcomeUnknown):
             return error
@@ -415,20 +461,28 @@ class CronProgress:
 
 
 def read_progress_records(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[ProgressRecord, Entry]]:
-    """Read all stored progress of a job, with the entries that it was read from. Unreadable records are logged and left
-    out.
+    """Read all progress records of a job, each with its entry. Unreadable records are logged and left out.
+
+    Args:
+        store: The cluster's store.
+        job_id: ID of the job.
+        prefix: Key prefix of the progress of all jobs.
     """
     return decode_progress_records(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
 def decode_progress_records(
-    listed: Iterable[Entry], job_id: str, prefix: str = FIRED
+    candidates: Iterable[Entry], job_id: str, prefix: str = FIRED
 ) -> list[tuple[ProgressRecord, Entry]]:
-    """Decode the stored progress of a job that is among these entries, with its entries. Unreadable records are logged
-    and left out.
+    """Decode the progress records of a job, each with its entry. Unreadable records are logged and left out.
+
+    Args:
+        candidates: Entries that were read, possibly with other keys among them.
+        job_id: ID of the job.
+        prefix: Key prefix of the progress of all jobs.
     """
     prefix = f"{prefix}/{job_id}"
-    entries = {entry.key: entry for entry in listed}
+    entries = {entry.key: entry for entry in candidates}
     found = []
     for key, entry in entries.items():
         items = entries.get(f"{key}/items")
@@ -440,8 +494,8 @@ def decode_progress_records(
     return found
 
 
-def read_progress(store: Store, job_id: str, item: str) -> FireProgress | None:
-    """Read how far an item's cron schedule has come; None if nothing is stored."""
+def read_item_progress(store: Store, job_id: str, item: str) -> FireProgress | None:
+    """Read which fire times of an item have started on its job's cron schedule. Return None if nothing is stored."""
     found = find_newest_by_item(record for record, _ in read_progress_records(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
@@ -454,7 +508,7 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
         job_id: ID of the job.
         now_s: Current time in seconds since the epoch.
     Returns:
-        The items whose progress was reset, with the time up to which they would have started nothing.
+        For each item that was reset, the time that its progress had, in seconds since the epoch.
     """
     found: dict[str, float] = {}
     for record, entry in read_progress_records(store, job_id):
@@ -474,24 +528,31 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
     return found
 
 
-def delete_progress_record(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
-    """Delete stored progress unless it was written since this entry was read.
+def delete_progress_record(store: Store, job_prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
+    """Delete a progress record, unless it was written since its entry was read.
 
+    Args:
+        store: The cluster's store.
+        job_prefix: Key prefix of the job's progress.
+        name: Name of the record.
+        entry: The record's entry.
+        checks: More checks for the transaction.
     Raises:
-        Conflict: It was written, or a check does not hold.
+        Conflict: The record has changed, or a check does not hold.
     """
-    key = f"{prefix}/{name}"
+    key = f"{job_prefix}/{name}"
     store.commit([*checks, At(entry)], [Delete(key), Delete(f"{key}/items")])
 
 
 def delete_obsolete_progress(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete cron progress of jobs and items that no longer exist, and return the number of deleted records. Called by
-    the leader from time to time.
+    """Delete the cron progress of jobs and items that no longer exist. The leader calls this from time to time.
 
     Args:
         store: The cluster's store.
-        pools: Items of each existing job; progress of other jobs is obsolete.
+        pools: Items of each existing job.
         checks: Checks for each transaction, such as the leader's fence.
+    Returns:
+        The number of deleted records.
     """
     swept = 0
     for job_id in store.children(FIRED):
@@ -524,8 +585,8 @@ def _split_items(items: list[str]) -> Iterable[list[str]]:
     yield part
 
 
-def format_future_progress(job_id: str, ahead_s: float) -> str:
-    """Return a sentence for operators that the cron progress of a job lies in the future, and what to do."""
+def describe_future_progress(job_id: str, ahead_s: float) -> str:
+    """Return a sentence that tells operators that the cron progress of a job lies in the future, and what to do."""
     return (
         f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
         "starts until then; check the clocks of its nodes, and set it back with "
@@ -534,7 +595,7 @@ def format_future_progress(job_id: str, ahead_s: float) -> str:
 
 
 class FireTimes:
-    """Plans the next cron starts of a run and records which have started and ended. Not thread-safe.
+    """Plans the next cron starts of a run, and records which have started and ended. Not thread-safe.
 
     Args:
         progress: Stored progress of the job.
@@ -554,16 +615,17 @@ class FireTimes:
     def find_next_step(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> CronStep:
-        """Return which items start next, and when. The first call reads the progress from the store.
+        """Return which items start next, and when.
 
-        So does each call while the progress lies in the future, because an operator may reset it.
+        The first call reads the progress from the store. Later calls read it again while it lies in the future, because
+        an operator may reset it.
 
         Args:
             cron: The current schedule.
             now_s: Current time in seconds since the epoch.
             since_s: Fire times up to this one are ignored for items that have never run.
-            changed_s: When the schedule took effect, if this node saw it change: fire times up to this one are ignored
-                for all items.
+            changed_s: Time at which this node saw the schedule change: fire times up to this one are ignored for all
+                items. None if it has not changed here.
             jitter: Delay of this share's starts after its fire times.
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
@@ -576,7 +638,7 @@ class FireTimes:
                 self._holds, FireProgress(earliest_s, rule=rule), reread=self.ahead_s > 0.0
             )
         self._update_ahead_s(max(now_s, earliest_s))
-        self._apply_schedule_change(
+        self._store_schedule_change(
             {item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()}
         )
         return find_next_step(cron, self._fired, now_s, jitter)
@@ -586,12 +648,16 @@ class FireTimes:
         was_ahead = self.ahead_s > 0.0
         self.ahead_s = max(each.ahead_s(now_s) for each in self._fired.values())
         if self.ahead_s and not was_ahead:
-            log.warning("%s", format_future_progress(self._progress.job_id, self.ahead_s))
+            log.warning("%s", describe_future_progress(self._progress.job_id, self.ahead_s))
 
-    def _apply_schedule_change(self, found: dict[str, FireProgress]) -> None:
-        """Store progress that a changed schedule has altered, for the nodes that hold the locks later."""
+    def _store_schedule_change(self, adjusted: dict[str, FireProgress]) -> None:
+        """Store the progress that a changed schedule has adjusted, so that later owners of the locks read it.
+
+        Args:
+            adjusted: Progress of each item by the current schedule.
+        """
         assert self._fired is not None
-        changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
+        changed = {item: fired for item, fired in adjusted.items() if fired != self._fired[item]}
         if changed:
             self._write(changed)
             self._fired.update(changed)
@@ -604,10 +670,10 @@ class FireTimes:
             raise
 
     def record_start(self, step: CronStep) -> None:
-        """Store that a run starts at this fire time. It may start only afterwards.
+        """Store that a run starts at this fire time. Call it before the run starts.
 
         Raises:
-            LatchworkError: It is not stored, or not known to be: nothing may start. Ask for the next step again.
+            LatchworkError: The write may have failed: nothing may start. Call ``find_next_step`` again.
         """
         assert self._fired is not None, "ask what comes next first"
         begun = {item: self._fired[item].after_start(step.at) for item in step.items}
@@ -616,13 +682,13 @@ class FireTimes:
         self._fired.update(begun)
 
     def confirm_start(self) -> None:
-        """Note that the job was called for the last recorded start, so that ``undo_start`` does nothing."""
+        """Record that the job was called for the last stored start, so that ``undo_start`` does nothing."""
         self._unconfirmed = {}
 
     def undo_start(self) -> None:
-        """Store that the job was not called after the last recorded start, so that its fire time is still due.
+        """Store that the job was not called for the last stored start, so that its fire time is still due.
 
-        Only for schedules that do not repeat interrupted runs. If it fails, the run counts as done.
+        This applies only to schedules that do not repeat interrupted runs. If the write fails, the run counts as done.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         try:
@@ -632,7 +698,7 @@ class FireTimes:
             log.warning("a stored start that was not made counts as done: %s", error)
 
     def record_end(self, step: CronStep) -> None:
-        """Store that the run of this fire time has ended. If that fails, it is stored with the next start."""
+        """Store that the run of this fire time has ended. If the write fails, the next start stores it too."""
         assert self._fired is not None
         ended = {item: self._fired[item].after_end() for item in step.items}
         self._fired.update(ended)

@@ -15,7 +15,7 @@ from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, print_change, say, say_json, show
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
-from latchwork.jobs.cron_progress import read_progress
+from latchwork.jobs.cron_progress import read_item_progress
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]
@@ -29,7 +29,7 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
     """
     with open_store(url) as store:
         found = explain(
-            state_of(store), Control(store).settings(), job, item, read_progress(store, job, item), now_s=time.time()
+            state_of(store), Control(store).settings(), job, item, read_item_progress(store, job, item), now_s=time.time()
         )
     if as_json:
         say_json(found.to_json())

@@ -9,7 +9,7 @@ from typing import Any
 from latchwork._base.text import counted, utc_text
 from latchwork.assignment import Explanation, Problem, explain, parse_strategy
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
-from latchwork.jobs.cron_progress import format_future_progress
+from latchwork.jobs.cron_progress import describe_future_progress
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, create_job_problem
 from latchwork.jobs.settings import Settings
 from latchwork.schedules import FireProgress
@@ -98,7 +98,7 @@ def explain_item(
     if fired is not None:
         sentences.append(_progress(fired))
         if now_s is not None and (ahead_s := fired.ahead_s(now_s)):
-            sentences.append(format_future_progress(job, ahead_s))
+            sentences.append(describe_future_progress(job, ahead_s))
     return ItemExplanation(
         job=job,
         item=item,

@@ -126,7 +126,7 @@ class Leadership:
         members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)]
         able = {job for member in members for job in self._store.children(keys.available_job_key(member.worker))}
         living = {member.incarnation for member in members}
-        for job, chunks in sorted(self._pools.chunks().items()):
+        for job, chunks in sorted(self._pools.list_chunk_keys().items()):
             key = keys.work_pool_key(job)
             manifest = self._store.get(key)
             if manifest is not None and job not in able:

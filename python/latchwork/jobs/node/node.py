@@ -14,7 +14,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
-from latchwork.jobs.cron_progress import format_future_progress
+from latchwork.jobs.cron_progress import describe_future_progress
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import NodeMembership
@@ -169,7 +169,8 @@ class JobManager:
             if each.is_failing_everywhere
         ]
         degraded += [
-            format_future_progress(job_id, seconds) for job_id, seconds in sorted(worker.find_future_progress().items())
+            describe_future_progress(job_id, seconds)
+            for job_id, seconds in sorted(worker.find_future_progress().items())
         ]
         if self._wall.jumped_s:
             degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")

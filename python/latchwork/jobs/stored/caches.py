@@ -1,4 +1,4 @@
-"""Packed sets that watches keep up to date: the work pools for the leader, and the shares of one worker."""
+"""Caches of sets that a mirror keeps up to date: the work pools for the leader, and the shares of one worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latchwork.types import Change
 
 
 class PoolCache:
-    """All work pools of a cluster. Not thread-safe. It does not close the mirror."""
+    """Caches all work pools of a cluster. Not thread-safe. The creator closes the mirror."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
         """Create an empty cache.
@@ -30,7 +30,7 @@ class PoolCache:
         self._known: dict[str, _CachedPool] = {}
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items of each job, reading only the pools that have changed.
+        """Return the sorted items of each job, and read only the pools that have changed.
 
         The tuple of an unchanged pool stays the same object.
 
@@ -50,8 +50,8 @@ class PoolCache:
             del self._known[job]
         return pools
 
-    def chunks(self) -> dict[str, list[str]]:
-        """Return the keys of all chunks of each job's work pool, whether a manifest refers to them or not."""
+    def list_chunk_keys(self) -> dict[str, list[str]]:
+        """Return the keys that store parts of each job's work pool, including those that its manifest does not name."""
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -69,19 +69,22 @@ class PoolCache:
 
 @dataclass(frozen=True, slots=True)
 class _CachedPool:
-    """A pool at one version of its manifest: its sorted items, and the range of each chunk."""
+    """A work pool at one version of its manifest: its sorted items, and the range of each chunk."""
 
     version: object
     items: tuple[str, ...]
     spans: dict[str, tuple[int, int]]
 
     def items_of_chunk(self, name: str) -> tuple[str, ...] | None:
-        """Return the items of a chunk, or None if the pool does not contain the chunk."""
+        """Return the items of a stored chunk by its name, or None if this pool does not contain the chunk."""
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
     def deduplicate_items(self, chunked: ChunkedSet) -> tuple[str, ...]:
-        """Return the items of a set, using the string objects of this pool for equal items, to save memory."""
+        """Return the items of a newer version of the pool, as the string objects of this version where items are equal.
+
+        This avoids a second copy of each string in memory.
+        """
         if not chunked.chunks:
             return tuple(reuse_text(self.items, item) for item in chunked.inline)
         found: list[str] = []
@@ -92,8 +95,9 @@ class _CachedPool:
 
 
 def reuse_text(items: tuple[str, ...], item: str) -> str:
-    """Return the equal string from a sorted tuple, or the item itself if there is none, to avoid duplicate strings in
-    memory.
+    """Return the equal string from a sorted tuple, or the item itself if there is none.
+
+    This avoids a second copy of the string in memory.
     """
     at = bisect_left(items, item)
     return items[at] if at < len(items) and items[at] == item else item
@@ -103,10 +107,10 @@ _NOTHING = _CachedPool(None, (), {})
 
 
 class ShareCache:
-    """The shares of one worker, by job. Queried by one thread at a time; the creator closes it."""
+    """Caches the items that one worker should run, by job. Used by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
-        """Start to follow the shares. ``wait_ready`` waits for their first state.
+        """Start to follow the worker's shares. ``wait_ready`` waits for their first state.
 
         Args:
             store: The cluster's store.
@@ -124,19 +128,22 @@ class ShareCache:
         self._mirror.on_change(self._on_shares_changed)
 
     def wait_ready(self) -> None:
-        """Wait for the first state.
+        """Wait until the shares have been read for the first time.
 
         Raises:
-            Unavailable: It did not arrive in time.
+            Unavailable: The store did not answer in time.
         """
         run(self._store.ready(self._mirror))
         with self._mutex:
             self._changed |= self._jobs_of(self._mirror)
 
     def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items of each of these jobs that have a share on this worker.
+        """Return the sorted items that this worker should run of each of these jobs. Jobs without items are left out.
 
         The tuple of an unchanged share stays the same object.
+
+        Raises:
+            LatchworkError: A changed share could not be read.
         """
         with self._mutex:
             changed = self._changed.intersection(jobs)

@@ -1,14 +1,14 @@
-"""Large sets of texts in a store with a limited value size: a manifest, and immutable chunks with unique names.
+"""Large sets of texts in a store with a limited value size, stored as a manifest and immutable chunks.
 
 Keys:   <key>               the manifest: JSON with the items of a small set, or the names of the chunks in order
         <key>/<chunk>       JSON list of sorted items; written once under a name that is never reused, later deleted
 
-A writer stores its new chunks, rewrites the manifest with its fence, and then deletes the chunks that the manifest no longer
-names. Readers use only what the manifest names. Moving a few items rewrites their chunks and the manifest.
+A writer stores its new chunks, rewrites the manifest with its fence, and then deletes the chunks that the manifest no
+longer names. Readers use only what the manifest names. Moving a few items rewrites their chunks and the manifest.
 
-Races: the write of a manifest checks that the manifest is unchanged since it was read, so that a late write cannot bring back
-deleted chunks. The name of a chunk contains the incarnation of its writer, so that a sweeper can distinguish chunks of
-a write in progress from abandoned ones.
+Races: the write of a manifest checks that the manifest is unchanged since it was read, so that a late write cannot
+bring back deleted chunks. The name of a chunk contains the incarnation of its writer, so that a cleanup can distinguish
+chunks of a write in progress from abandoned ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MIN_CHUNK_BYTES = 2_000
 _MAX_CHUNK_BYTES = 32_000
 _NAME_BYTES = 24
 #: Returns the items of a chunk by name; None if they are unknown.
-KnownChunks = Callable[[str], "tuple[str, ...] | None"]
+FindKnownChunk = Callable[[str], "tuple[str, ...] | None"]
 
 #: Below the portable limits (100 checks, 100 writes, 1,000,000 bytes), with a margin for fences and guards.
 MAX_OPS = 95
@@ -50,11 +50,11 @@ _WRITE_ATTEMPTS = 10
 
 
 class MissingChunk(LatchworkError):
-    """A manifest names a chunk that does not exist: the set is being rewritten. Read its manifest again."""
+    """A manifest names a chunk that does not exist, because the set is being rewritten. Read its manifest again."""
 
 
 class BadManifest(BadRecord):
-    """A manifest or a chunk is unreadable: something else wrote to its key."""
+    """A manifest or a chunk is unreadable because another program wrote to its key."""
 
 
 _Item = Annotated[str, Meta(max_length=MAX_ITEM_BYTES)]
@@ -89,7 +89,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedSet:
-    """A set in its stored form: either inline, or in chunks with consecutive ranges.
+    """A set as it is stored: a small set within its manifest, a large one in chunks with consecutive ranges of items.
 
     Attributes:
         inline: The items of a small set: sorted, unique.
@@ -101,18 +101,22 @@ class ChunkedSet:
 
     @property
     def items(self) -> tuple[str, ...]:
-        """All items: sorted, unique."""
+        """All items of the set: sorted, unique."""
         return tuple(chain.from_iterable(chunk.items for chunk in self.chunks)) if self.chunks else self.inline
 
     def __len__(self) -> int:
         return len(self.inline) + sum(len(chunk.items) for chunk in self.chunks)
 
     def chunk_names(self) -> tuple[str, ...]:
-        """Return the names of the chunks, in order."""
+        """Return the names of the set's chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
     def with_shared_strings(self, items: tuple[str, ...]) -> ChunkedSet:
-        """Return the same set made of these string objects, which must equal its own items, in order."""
+        """Return the same set, made of the given string objects. This avoids a second copy of each string in memory.
+
+        Args:
+            items: Strings that equal the items of this set, in the same order.
+        """
         if not self.chunks:
             return ChunkedSet(inline=items)
         ends = list(accumulate(len(chunk.items) for chunk in self.chunks))
@@ -120,7 +124,7 @@ class ChunkedSet:
         return ChunkedSet(chunks=tuple(Chunk(c.name, piece) for c, piece in zip(self.chunks, pieces, strict=True)))
 
     def encode_manifest(self) -> bytes:
-        """Encode the manifest: the items of a small set, or the names of the chunks of a large one."""
+        """Encode the set's manifest as JSON: the items of a small set, or the names of the chunks of a large one."""
         manifest = (
             SetManifest(len(self), chunks=self.chunk_names())
             if self.chunks
@@ -138,8 +142,8 @@ class SetUpdate:
 
     Attributes:
         after: The set as it will be stored.
-        added: Chunks to write first, by name.
-        dropped: Names of chunks to delete last.
+        added: Values of the chunks to write first, by name.
+        dropped: Names of the chunks to delete last.
     """
 
     after: ChunkedSet
@@ -147,44 +151,44 @@ class SetUpdate:
     dropped: tuple[str, ...] = ()
 
 
-def chunk_names(manifest: bytes) -> tuple[str, ...]:
-    """Return the names of the chunks that a manifest refers to, in order.
+def decode_chunk_names(manifest: bytes) -> tuple[str, ...]:
+    """Decode a set's manifest, and return the names of its chunks, in order.
 
     Raises:
         BadManifest: The manifest is unreadable.
     """
-    return _check_chunk_names(_load(_MANIFEST, manifest).chunks or ())
+    return _validate_chunk_names(_decode(_MANIFEST, manifest).chunks or ())
 
 
 def decode_set(
     manifest: bytes,
-    chunk_value: Callable[[str], bytes | None],
-    known: KnownChunks = lambda _name: None,
+    find_chunk_value: Callable[[str], bytes | None],
+    find_known_chunk: FindKnownChunk = lambda _name: None,
 ) -> ChunkedSet:
     """Decode a set from its manifest and chunks.
 
     Args:
         manifest: Value of the manifest.
-        chunk_value: Returns the value of a chunk by name, or None if it does not exist.
-        known: Returns the items of a chunk that was decoded before: chunks never change.
+        find_chunk_value: Returns the value of a chunk by name, or None if the chunk does not exist.
+        find_known_chunk: Returns the items of a chunk that was decoded before, or None. Chunks never change.
     Raises:
-        MissingChunk: A chunk does not exist yet, or no longer.
+        MissingChunk: A chunk does not exist.
         BadManifest: The manifest or a chunk is unreadable.
     """
-    stored = _load(_MANIFEST, manifest)
+    stored = _decode(_MANIFEST, manifest)
     if stored.chunks is None:
-        return ChunkedSet(inline=_ascending(stored.items))
+        return ChunkedSet(inline=_check_sorted(stored.items))
     chunks = []
-    for name in _check_chunk_names(stored.chunks):
-        items = known(name)
+    for name in _validate_chunk_names(stored.chunks):
+        items = find_known_chunk(name)
         if items is not None:
             chunks.append(Chunk(name, items))
             continue
-        value = chunk_value(name)
+        value = find_chunk_value(name)
         if value is None:
             msg = f"chunk {name} is not there"
             raise MissingChunk(msg)
-        chunks.append(Chunk(name, _ascending(_load(_CHUNK, value))))
+        chunks.append(Chunk(name, _check_sorted(_decode(_CHUNK, value))))
     full = [chunk for chunk in chunks if chunk.items]
     if not all(before.items[-1] < after.items[0] for before, after in pairwise(full)):
         raise BadManifest("its chunks do not follow one another; something else wrote to them")
@@ -192,18 +196,20 @@ def decode_set(
 
 
 def plan_update(current: ChunkedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
-    """Return the smallest update that makes a set contain exactly the wanted items; None if it already does.
+    """Plan the smallest update after which a set contains exactly the wanted items.
 
     Args:
         current: The set as it is stored.
         wanted: Unique items in any order.
         new_name: Returns an unused chunk name.
+    Returns:
+        The update; None if the set contains exactly these items already.
     """
     have, want = set(current.items), set(wanted)
     if have == want:
         return None
     total = sum(map(len, want)) + 3 * len(want)
-    if total <= _INLINE_BYTES and _fits_inline(ordered := sorted(want), total):
+    if total <= _INLINE_BYTES and _fits_in_manifest(ordered := sorted(want), total):
         return SetUpdate(ChunkedSet(inline=tuple(ordered)), dropped=current.chunk_names())
     target = min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, math.isqrt(total * _NAME_BYTES)))
     parts = _merge_small_chunks(_apply_item_changes(current, have - want, sorted(want - have)), target)
@@ -219,14 +225,19 @@ def plan_update(current: ChunkedSet, wanted: Collection[str], new_name: Callable
     return SetUpdate(ChunkedSet(chunks=tuple(chunks)), added, dropped)
 
 
-def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
-    """Split a list of sizes into slices of at most ``most`` elements that sum up to at most ``most_bytes``.
+def split_into_batches(sizes: Sequence[int], max_count: int, max_bytes: int) -> list[slice]:
+    """Split a list of sizes into consecutive batches with limited counts and sums.
 
-    A single element that exceeds ``most_bytes`` forms its own slice.
+    Args:
+        sizes: Sizes in bytes.
+        max_count: Maximum number of elements in a batch.
+        max_bytes: Maximum sum of a batch. An element that exceeds it alone gets a batch of its own.
+    Returns:
+        The batches, as slices of the list.
     """
     slices, begin, weight = [], 0, 0
     for i, size in enumerate(sizes):
-        if i > begin and (i - begin >= most or weight + size > most_bytes):
+        if i > begin and (i - begin >= max_count or weight + size > max_bytes):
             slices.append(slice(begin, i))
             begin, weight = i, 0
         weight += size
@@ -235,9 +246,12 @@ def split_into_batches(sizes: Sequence[int], most: int, most_bytes: int) -> list
     return slices
 
 
-def _fits_inline(items: list[str], total: int) -> bool:
-    """Return whether the items fit into the manifest. JSON may need up to 6 bytes per character."""
-    return 6 * total <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
+def _fits_in_manifest(items: list[str], character_count: int) -> bool:
+    """Return whether a set is small enough to be stored within its manifest.
+
+    JSON may need up to 6 bytes per character, so the exact size is computed only if it matters.
+    """
+    return 6 * character_count <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
 
 @dataclass(slots=True)
@@ -247,8 +261,12 @@ class _ChunkDraft:
 
 
 def _apply_item_changes(current: ChunkedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
-    """Remove items from the chunks that contain them, and add items to the chunks whose range they are in. A changed
-    chunk gets no name yet, because it must be written under a new one.
+    """Remove and add items in the chunks of a set, each in the chunk whose range contains it.
+
+    A changed chunk gets no name yet, because it must be stored under a new one.
+
+    Returns:
+        Drafts of all chunks that are not empty, in order.
     """
     parts = [_ChunkDraft(chunk.name, list(chunk.items)) for chunk in current.chunks] or [
         _ChunkDraft(None, list(current.inline))
@@ -269,13 +287,18 @@ def _apply_item_changes(current: ChunkedSet, removed: set[str], added: list[str]
     return [part for part in parts if part.items]
 
 
-def _merge_small_chunks(parts: list[_ChunkDraft], target: int) -> list[_ChunkDraft]:
-    """Join a changed chunk that became small with the previous one, or otherwise with the next one."""
+def _merge_small_chunks(drafts: list[_ChunkDraft], target_bytes: int) -> list[_ChunkDraft]:
+    """Join each changed chunk that became small with the previous chunk, or otherwise with the next one.
+
+    Args:
+        drafts: The chunks, in order.
+        target_bytes: Desired size of a chunk.
+    """
     merged: list[_ChunkDraft] = []
     carry = False
-    for part in parts:
-        small = part.name is None and len(encode(part.items)) < target // 4
-        if merged and (small or carry) and len(encode(merged[-1].items)) + len(encode(part.items)) <= 2 * target:
+    for part in drafts:
+        small = part.name is None and len(encode(part.items)) < target_bytes // 4
+        if merged and (small or carry) and len(encode(merged[-1].items)) + len(encode(part.items)) <= 2 * target_bytes:
             merged[-1] = _ChunkDraft(None, merged[-1].items + part.items)
             carry = False
         else:
@@ -293,21 +316,23 @@ def _split(items: list[str], target: int) -> Iterable[tuple[str, ...]]:
     return [tuple(items[piece]) for piece in pieces]
 
 
-def _load(decoder: Decoder[_T], value: bytes) -> _T:
+def _decode(decoder: Decoder[_T], value: bytes) -> _T:
     try:
         return decoder.decode(value)
     except BadRecord as error:
         raise BadManifest(f"{error}; something else wrote to this key") from None
 
 
-def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
+def _check_sorted(items: tuple[str, ...]) -> tuple[str, ...]:
     if not all(map(operator.lt, items, islice(items, 1, None))):
         raise BadManifest(f"items {short(items)} are not sorted, each once; something else wrote to this key")
     return items
 
 
-def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names if each is valid and occurs once; otherwise a small manifest could expand to an enormous set.
+def _validate_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the chunk names of a manifest if each is valid and occurs only once.
+
+    A name that occurs many times could expand a small manifest to an enormous set.
 
     Raises:
         BadManifest: A name is repeated or invalid.
@@ -322,18 +347,18 @@ def _check_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """A set with the manifest entry that it was read from, if there was one."""
+    """A set that was read from the store, with the entry of its manifest if there was one."""
 
     manifest: Entry | None = None
     chunked: ChunkedSet = EMPTY
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return a check for a transaction: the manifest at ``key`` is as it was when the set was read."""
+        """Return a transaction check that the manifest at ``key`` is unchanged since the set was read."""
         return Absent(key) if self.manifest is None else At(self.manifest)
 
 
 class ChunkNamer:
-    """Generates chunk names from the writer's incarnation and a counter. Thread-safe."""
+    """Generates unique chunk names from the writer's incarnation and a counter. Thread-safe."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -345,10 +370,15 @@ class ChunkNamer:
 
 
 def decode_set_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """Decode the set at ``key`` from entries by full key, such as those of a mirror.
+    """Decode the set at ``key`` from entries that were read before, such as those of a mirror.
 
+    Args:
+        key: Key of the manifest.
+        entries: Entries by full key.
+    Returns:
+        The set; an empty one if its manifest is not among the entries.
     Raises:
-        MissingChunk: A chunk is not among them.
+        MissingChunk: A chunk is not among the entries.
         BadManifest: The manifest or a chunk is unreadable.
     """
     manifest = entries.get(key)
@@ -363,9 +393,12 @@ def decode_set_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
 
 
 def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """Decode the set at ``key`` from these entries, or read it from the store if they do not fit together.
+    """Decode the set at ``key`` from entries that were read before. If they are inconsistent, read it from the store.
 
-    Entries that were read at different times may be inconsistent.
+    Args:
+        store: The store.
+        key: Key of the manifest.
+        entries: Entries by full key, possibly read at different times.
     """
     try:
         return decode_set_entries(key, entries)
@@ -373,20 +406,28 @@ def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> 
         return read_set(store, key)
 
 
-def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
-    """Read the set at ``key``. If it is rewritten meanwhile, its new state is read.
+def read_set(store: Store, key: str, find_known_chunk: FindKnownChunk = lambda _name: None) -> StoredSet:
+    """Read the set at ``key`` from the store. If it is rewritten meanwhile, read its new state.
 
-    Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable manifest counts
-    as an empty set, and a chunk that stays missing under an unchanged manifest is left out. Both are logged as errors, and
-    the next rewrite repairs them.
+    Unreadable content never raises an error: an unreadable manifest counts as an empty set, and a missing chunk is left
+    out. Both are logged as errors, and the next rewrite repairs them.
+
+    Args:
+        store: The store.
+        key: Key of the manifest.
+        find_known_chunk: Returns the items of a chunk that need not be read, or None.
+    Raises:
+        Conflict: Other clients kept rewriting the set.
     """
     manifest = store.get(key)
     for _ in range(_READ_ATTEMPTS):
         if manifest is None:
             return StoredSet()
         try:
-            chunks = _read_chunks(store, key, [name for name in chunk_names(manifest.value) if known(name) is None])
-            return StoredSet(manifest, decode_set(manifest.value, chunks.get, known))
+            chunks = _read_chunks(
+                store, key, [name for name in decode_chunk_names(manifest.value) if find_known_chunk(name) is None]
+            )
+            return StoredSet(manifest, decode_set(manifest.value, chunks.get, find_known_chunk))
         except BadManifest as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
             return StoredSet(manifest)
@@ -395,35 +436,42 @@ def read_set(store: Store, key: str, known: KnownChunks = lambda _name: None) ->
             if again is not None and again.version == manifest.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
                 found = defaultdict(lambda: b"[]", chunks)
-                return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, known))
+                return StoredSet(manifest, decode_set(manifest.value, found.__getitem__, find_known_chunk))
             manifest = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of some updates, before their manifests. Each update comes with the key of its manifest.
+    """Write the new chunks of some updates. Call it before their manifests are written.
 
+    Args:
+        store: The store.
+        updates: Key of each manifest, and the update of its set.
+        checks: Checks for each transaction.
     Returns:
-        The approximate number of bytes.
+        The approximate number of written bytes.
     """
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that some updates no longer need, after their manifests were written. Each update comes with the
-    key of its manifest.
+    """Delete the chunks that some updates no longer need. Call it after their manifests were written.
 
+    Args:
+        store: The store.
+        updates: Key of each manifest, and the update of its set.
+        checks: Checks for each transaction.
     Returns:
-        The approximate number of bytes.
+        The approximate number of written bytes.
     """
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
 
 
 def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
-    """Commit any number of independent writes, in as many transactions as necessary. Each transaction includes the
+    """Commit any number of independent writes in as many transactions as necessary. Each transaction includes the
     checks.
 
     Returns:
@@ -450,7 +498,9 @@ def store_set(
     ops_if_created: Sequence[Op] = (),
     may_replace: Callable[[StoredSet], bool] = lambda _before: True,
 ) -> tuple[StoredSet, tuple[str, ...]]:
-    """Make the set at ``key`` contain exactly the wanted items; write nothing if it does. The last writer wins.
+    """Make the set at ``key`` contain exactly the wanted items. Of concurrent writers the last one wins.
+
+    Nothing is written if the set contains exactly these items already.
 
     Args:
         store: The store.
@@ -458,10 +508,10 @@ def store_set(
         wanted: Unique items.
         checks: Checks for each transaction, usually a fence.
         new_name: Returns unused chunk names.
-        ops_if_created: Writes that are committed with a new manifest.
-        may_replace: Called with a different stored set; if it returns False, that set is kept.
+        ops_if_created: Writes that are committed together with a new manifest.
+        may_replace: Called with the stored set if it differs; if it returns False, that set is kept.
     Returns:
-        The set as it is stored now, and the items before.
+        The set as it is stored now, and the items that were stored before.
     Raises:
         Conflict: One of the checks does not hold, or other clients kept writing the same set.
     """
@@ -490,24 +540,26 @@ def store_set(
     raise AssertionError
 
 
-def find_orphaned_chunks(key: str, found: Iterable[str], manifest: Entry | None, living: Collection[str]) -> list[str]:
-    """Return the keys of chunks that no manifest names and that no running writer may be about to name.
+def find_orphaned_chunks(
+    key: str, stored_keys: Iterable[str], manifest: Entry | None, running_writers: Collection[str]
+) -> list[str]:
+    """Return the keys of abandoned chunks: the manifest does not name them, and their writer is not running anymore.
 
     Args:
         key: Key of the manifest.
-        found: Keys of the set, possibly including the manifest.
+        stored_keys: Keys of the set's chunks, possibly including the manifest.
         manifest: The manifest, read after those keys; None if there is none.
-        living: Incarnations of all running writers.
+        running_writers: Incarnations of all running writers.
     """
     try:
-        named = set(chunk_names(manifest.value)) if manifest is not None else set()
+        named = set(decode_chunk_names(manifest.value)) if manifest is not None else set()
     except BadManifest:
         named = set()
     lost = []
-    for full in found:
+    for full in stored_keys:
         name = full.removeprefix(f"{key}/")
         writer = name.rpartition("-")[0]  # see ChunkNamer
-        if name != full and name not in named and writer not in living:
+        if name != full and name not in named and writer not in running_writers:
             lost.append(full)
     return lost
 

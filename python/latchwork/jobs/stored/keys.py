@@ -43,13 +43,13 @@ _MORE = "+"
 
 
 def check_id(kind: str, value: object) -> str:
-    """Return the ID if it may name a job or a node.
+    """Return the ID if it is a valid name for a job or a node.
 
     Args:
-        kind: What it names, for the message: ``job`` or ``node``.
-        value: The ID.
+        kind: ``job`` or ``node``, for the error message.
+        value: The ID to check.
     Raises:
-        ValueError: It is not a text of 1 to 120 characters of ``A-Za-z0-9._-``, or it is ``.`` or ``..``.
+        ValueError: The ID is not a text of 1 to 120 characters of ``A-Za-z0-9._-``, or it is ``.`` or ``..``.
     """
     if isinstance(value, str) and _ID.fullmatch(value) and value not in {".", ".."}:
         return value
@@ -58,10 +58,10 @@ def check_id(kind: str, value: object) -> str:
 
 
 def check_item(value: object) -> str:
-    """Return the work item if it is valid text of at most 512 UTF-8 bytes.
+    """Return the work item if it is a valid text of at most 512 UTF-8 bytes.
 
     Raises:
-        ValueError: It is not a text, cannot be encoded as UTF-8, or is too long.
+        ValueError: The item is not a text, cannot be encoded as UTF-8, or is too long.
     """
     if not isinstance(value, str):
         msg = f"work item {value!r} is of type {type(value).__name__}; a work item is a str, so convert it"
@@ -78,7 +78,7 @@ def check_item(value: object) -> str:
 
 
 def encode_item(item: str) -> str:
-    """Encode an item as one or more key segments, joined by ``/``. ``decode_item`` is the inverse.
+    """Encode a work item as one or more key segments, joined by ``/``. ``decode_item`` is the inverse.
 
     Letters, digits and ``._-=,:`` are kept, and every other byte of its UTF-8 form becomes ``~XX``. A text longer than
     a segment is split. Every piece except the last ends in ``+``, so that no item's key is a prefix of another's.
@@ -95,10 +95,10 @@ def encode_item(item: str) -> str:
 
 
 def decode_item(path: str) -> str:
-    """Decode a path made by ``encode_item``.
+    """Decode a work item from key segments that ``encode_item`` has made.
 
     Raises:
-        ValueError: It is not an encoded item.
+        ValueError: The segments are not an encoded item.
     """
     *pieces, last = path.split("/")
     if any(not piece.endswith(_MORE) for piece in pieces) or last.endswith(_MORE):
@@ -112,32 +112,36 @@ def decode_item(path: str) -> str:
 
 
 def alive_key(worker: str) -> str:
-    """Return the key that exists while the worker's session lasts."""
+    """Return the key that exists while a worker's session lasts."""
     return f"{ALIVE}/{worker}"
 
 
 def available_job_key(worker: str, job: str = "") -> str:
-    """Return the key of a job that a worker can run, or, without a job, the prefix of these keys."""
+    """Return the key that shows that a worker can run a job. Without a job, return the prefix of the worker's keys of
+    this kind.
+    """
     return f"{WORKERS}/{worker}/available/{job}".rstrip("/")
 
 
 def share_key(worker: str, job: str = "") -> str:
-    """Return the manifest key of a worker's share of a job, or, without a job, the prefix of these keys."""
+    """Return the key of the items of a job that a worker should run. Without a job, return the prefix of the worker's
+    keys of this kind.
+    """
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
 
 
 def active_runs_key(worker: str) -> str:
-    """Return the key of a worker's active runs."""
+    """Return the key that stores a worker's active runs."""
     return f"{RUNS}/{worker}"
 
 
 def outcomes_key(worker: str) -> str:
-    """Return the key of the results of a worker's runs."""
+    """Return the key that stores how a worker's runs have ended."""
     return f"{OUTCOMES}/{worker}"
 
 
 def work_pool_key(job: str) -> str:
-    """Return the manifest key of a job's work pool."""
+    """Return the key that stores a job's work pool."""
     return f"{WORK_POOL}/{job}"
 
 
@@ -147,7 +151,7 @@ def lock_name(job: str, item: str) -> str:
 
 
 def split_lock_name(name: str) -> tuple[str, str]:
-    """Return the job and the item of a lock's name.
+    """Return the job and the item that a lock's name stands for.
 
     Raises:
         ValueError: It is not the name of an item's lock.
@@ -157,10 +161,10 @@ def split_lock_name(name: str) -> tuple[str, str]:
 
 
 def cluster_store(store: Store, namespace: str | None = None) -> Store:
-    """Return the namespace ``@jobs`` of the store, which holds the keys of a cluster.
+    """Return the part of a store that contains the keys of a cluster: its namespace ``@jobs``.
 
     Args:
-        store: The store. The store of a cluster is returned unchanged.
+        store: The store. A store that is in this namespace already is returned unchanged.
         namespace: Namespace of the cluster, as given to its job managers.
     """
     return system_namespace(store.namespace(namespace) if namespace else store, "jobs")

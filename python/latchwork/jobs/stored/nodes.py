@@ -74,7 +74,14 @@ class Member(Record, frozen=True):
 
     @classmethod
     def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
-        """Create the record of a node that starts in this process, in state ``joining``."""
+        """Create the record of a node that starts in this process, in state ``joining``.
+
+        Args:
+            options: Options that the node publishes.
+            since: Start time of the node in seconds since the epoch.
+            ttl_s: Granted TTL of the node's session in seconds.
+            start: Unique ID of this start of the node.
+        """
         return cls(
             worker=options.node_id,
             state="joining",
@@ -91,12 +98,17 @@ class Member(Record, frozen=True):
         )
 
     def with_state(self, state: MemberState) -> Member:
-        """Return the record with another state."""
+        """Return the same record with another state."""
         return replace(self, state=state)
 
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
-        """Decode the stored record of a node; an unreadable one counts as joining."""
+        """Decode the stored record of a node. An unreadable record counts as one of a joining node.
+
+        Args:
+            worker: ID of the node.
+            value: Stored value.
+        """
         found = _MEMBER.find(value)
         return cls(worker) if found is None else replace(found, worker=worker)
 
@@ -114,15 +126,15 @@ def _version() -> str:
 
 
 class NodeMark(Record, frozen=True):
-    """The state that an operator has set for a node.
+    """A record with which an operator drains a node or announces its restart.
 
     Attributes:
         node: ID of the node.
-        state: ``drained``: the node gets no items until the mark is removed. ``restarting``: it gets none until it has
-            started again, and then the ones it had.
+        state: ``drained``: the node gets no items until the mark is removed. ``restarting``: the node gets no items
+            until it has started again, and then the ones that it had.
         incarnation: Incarnation of the restarting node that ends.
-        start: Start of the restarting node that ends. The node is not back when the same start registers again. Empty
-            if unknown; then any other incarnation counts as back.
+        start: ID of the start that ends. The node is not back when the same start registers again. Empty if unknown;
+            then any other incarnation counts as back.
         timeout_s: Seconds for which the share of a restarting node is reserved.
         weight: Weight of a restarting node once its share is reserved; None before.
         jobs: Jobs that it could run; set together with ``weight``, like ``labels``.
@@ -143,22 +155,35 @@ class NodeMark(Record, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """True once the share of a restarting node is stored."""
+        """Whether the share of a restarting node is stored for its return."""
         return self.weight is not None
 
     def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
-        """Return the mark of a restarting node with its weight, jobs and labels, which shows that its share is
-        stored.
+        """Return the mark of a restarting node whose share is now stored for its return.
+
+        Args:
+            weight: Weight of the node.
+            jobs: Jobs that the node can run.
+            labels: Labels of the node.
         """
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Return whether a registered node was started before the announced restart, so that it is about to end."""
+        """Return whether a registered node was started before the announced restart, and is therefore about to end.
+
+        Args:
+            incarnation: Incarnation of the registered node.
+            start: ID of its start; empty if unknown.
+        """
         return start == self.start if start and self.start else incarnation == self.incarnation
 
     def merged_with(self, before: NodeMark | None) -> NodeMark:
-        """Return the mark to store when another one is stored already. A drained node stays drained, and a reserved
-        share stays reserved.
+        """Return the mark to store when another mark of the node is already stored.
+
+        A drained node stays drained, and a reserved share stays reserved.
+
+        Args:
+            before: The stored mark; None if there is none.
         """
         if before is None or self.state == "drained":
             return self
@@ -172,25 +197,36 @@ _MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")
 
 
 def decode_mark(node: str, value: bytes) -> NodeMark | None:
-    """Decode what an operator has set for a node; None if the record is unreadable."""
+    """Decode the mark that an operator has set for a node. Return None if it is unreadable.
+
+    Args:
+        node: ID of the node.
+        value: Stored value.
+    """
     found = _MARK.find(value)
     return None if found is None else replace(found, node=node)
 
 
 def mark_key(node: str) -> str:
-    """Return the key of a node's mark."""
+    """Return the key of the mark with which an operator drains or restarts a node."""
     return f"{NODES}/{node}"
 
 
 def reserved_share_key(node: str, job: str = "") -> str:
-    """Return the manifest key of a share that is reserved for a node, or, without a job, the prefix of these keys."""
+    """Return the key of the items of a job that are reserved for a restarting node. Without a job, return the prefix of
+    the node's keys of this kind.
+    """
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 
 
-def group_reserved_keys(found: Iterable[str]) -> dict[str, list[str]]:
-    """Group the keys of reserved shares by node, given all keys at and below ``nodes``."""
+def group_reserved_keys(stored_keys: Iterable[str]) -> dict[str, list[str]]:
+    """Group the keys of reserved shares by node.
+
+    Args:
+        stored_keys: All keys at and below ``nodes``.
+    """
     by_node: dict[str, list[str]] = {}
-    for key in found:
+    for key in stored_keys:
         node, _, below = key[len(NODES) + 1 :].partition("/")
         if below.startswith("reserved/"):
             by_node.setdefault(node, []).append(key)
@@ -198,7 +234,11 @@ def group_reserved_keys(found: Iterable[str]) -> dict[str, list[str]]:
 
 
 def decode_marks(entries: Iterable[Entry]) -> dict[str, NodeMark]:
-    """Decode the marks among the entries at and below ``nodes``, by node. Unreadable marks are left out."""
+    """Decode the marks that operators have set, by node. Unreadable marks are left out.
+
+    Args:
+        entries: Entries at and below ``nodes``.
+    """
     values = {entry.key[len(NODES) + 1 :]: entry.value for entry in entries}
     marks = {node: decode_mark(node, value) for node, value in values.items() if node and "/" not in node}
     return {node: mark for node, mark in marks.items() if mark is not None}

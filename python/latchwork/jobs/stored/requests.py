@@ -58,12 +58,12 @@ class RunRequest(Record, frozen=True):
 
     @property
     def key(self) -> str:
-        """Key of the request."""
+        """The key that stores the request."""
         return f"{REQUESTS}/{self.id}"
 
     @property
     def start_window_s(self) -> float:
-        """Seconds after which a node starts no run for the request, counted from when the node learned of it."""
+        """The seconds within which a node may start runs for the request, counted from when the node first saw it."""
         return self.until_s - self.at_s
 
     @property
@@ -73,17 +73,17 @@ class RunRequest(Record, frozen=True):
 
     @property
     def progress_prefix(self) -> str:
-        """Prefix of the keys that store which items have run for this request."""
+        """The prefix of the keys that store which items have run for this request."""
         return f"{MANUAL}/{self.id}/progress"
 
     @property
     def items_key(self) -> str:
-        """Key of the items that existed at the time of the request."""
+        """The key that stores the items that existed at the time of the request."""
         return f"{MANUAL}/{self.id}/items"
 
     @property
     def results_prefix(self) -> str:
-        """Prefix of the keys that store the results of its runs."""
+        """The prefix of the keys that store the results of the runs for this request."""
         return f"{MANUAL}/{self.id}/ended"
 
 
@@ -108,7 +108,12 @@ _END: Decoder[RunResult] = Decoder(RunResult, "the end of a run")
 
 
 def decode_request(key: str, value: bytes) -> RunRequest | None:
-    """Decode a request; None if it is unreadable."""
+    """Decode a request for a manual run. Return None if it is unreadable.
+
+    Args:
+        key: Key of the request, which ends in its ID.
+        value: Stored value.
+    """
     found = _REQUEST.find(value)
     if found is None:
         return None
@@ -117,8 +122,10 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
 
 
 def read_requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
-    """Return the items that a request is for. None stands for all items, because no node had the job when it was
-    requested.
+    """Read the items that a request is for.
+
+    Returns:
+        The items; None for all items of the job, because no node had the job at the time of the request.
     """
     if request.items is not None:
         return frozenset(request.items)
@@ -127,17 +134,19 @@ def read_requested_items(store: Store, request: RunRequest) -> frozenset[str] | 
 
 
 def decode_result(value: bytes) -> RunResult | None:
-    """Decode the result of a run; None if it is unreadable."""
+    """Decode the result of a manual run. Return None if it is unreadable."""
     found = _END.find(value)
     return None if found is None else replace(found, named=found.named[:MAX_NAMED])
 
 
 def delete_expired_requests(store: Store, checks: list[Check]) -> int:
-    """Delete requests that expired more than a day ago, with their results. Called by the leader from time to time.
+    """Delete requests that expired more than a day ago, with their results. The leader calls this from time to time.
 
     Args:
         store: The cluster's store.
         checks: Checks for each transaction, such as the leader's fence.
+    Returns:
+        The number of deleted requests.
     """
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
     old = [key for key, found in listed.items() if found is None or found.is_outdated]
@@ -183,19 +192,23 @@ _RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")
 
 
 def decode_audit_record(value: bytes) -> AuditRecord | None:
-    """Decode an audit record; None if it is unreadable."""
+    """Decode a record of the audit log. Return None if it is unreadable."""
     return _RECORD.find(value)
 
 
 def read_audit(store: Store) -> list[AuditRecord]:
-    """Return the audit log, oldest record first."""
+    """Read the audit log, oldest record first."""
     return [
         record for entry in cluster_store(store).list(AUDIT) if (record := decode_audit_record(entry.value)) is not None
     ]
 
 
 def find_forced_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Return the greatest fencing token that lost its lock by force, by job and item, from entries of the audit log."""
+    """Return the greatest fencing token that lost its lock by force, for each job and item.
+
+    Args:
+        entries: Entries of the audit log.
+    """
     found: dict[tuple[str, str], int] = {}
     for entry in entries:
         record = decode_audit_record(entry.value)
@@ -206,8 +219,11 @@ def find_forced_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 
 
 def delete_old_audit_records(store: Store, checks: list[Check]) -> int:
-    """Delete all but the newest 1,000 records of the audit log. Called by the leader from time to time.
+    """Delete all but the newest 1,000 records of the audit log. The leader calls this from time to time.
 
+    Args:
+        store: The cluster's store.
+        checks: Checks for each transaction, such as the leader's fence.
     Returns:
         The number of deleted records.
     """

@@ -68,7 +68,9 @@ class LiveRun:
 
 
 def encode_active_runs(runs: Iterable[LiveRun]) -> bytes:
-    """Encode a node's active runs. If there are very many jobs, those with the newest runs are left out."""
+    """Encode the active runs of a node as JSON. If there are very many jobs, those with the newest runs are left
+    out.
+    """
     by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
         about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
@@ -106,7 +108,12 @@ _ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of 
 
 
 def decode_active_runs(node: str, value: bytes) -> list[ActiveRuns]:
-    """Decode a node's active runs; empty if they are unreadable."""
+    """Decode the active runs of a node, one element per job. Return an empty list if they are unreadable.
+
+    Args:
+        node: ID of the node.
+        value: Stored value.
+    """
     found = _ACTIVITIES.find(value)
     if found is None:
         return []
@@ -167,7 +174,9 @@ class JobOutcome:
 
 
 def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
-    """Encode a node's outcomes. If there are very many jobs, failing jobs are kept first, then the most recent ones."""
+    """Encode how the runs of a node have ended, as JSON. If there are very many jobs, failing and recent ones are
+    kept.
+    """
 
     def order(each: JobOutcome) -> tuple[bool, float, str]:
         return not each.is_failing, -(each.last_start_s or 0.0), each.job
@@ -203,12 +212,22 @@ class StoredError(Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_error(cls, error: RunError, texts: dict[str, int]) -> StoredError:
-        """Convert an error to its stored form, and add its text to `texts`."""
+        """Convert an error to its stored form, and add its text to ``texts``.
+
+        Args:
+            error: The error.
+            texts: Index of each distinct error text.
+        """
         index = texts.setdefault(error.text, len(texts))
         return cls(index, error.item, error.items, round(error.at_s, 1), error.consecutive_failures)
 
     def to_error(self, node: str, texts: Sequence[str]) -> RunError | None:
-        """Convert a stored error to an error of this node; None if its text is missing."""
+        """Convert a stored error to a ``RunError``. Return None if its text is missing.
+
+        Args:
+            node: ID of the node that stored it.
+            texts: All stored error texts.
+        """
         if self.text >= len(texts):
             return None
         return RunError(
@@ -229,7 +248,13 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_outcome(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
-        """Convert the results of a job to their stored form, and add the texts of its errors to `texts`."""
+        """Convert the outcome of a job to its stored form, and add its error texts to ``texts``.
+
+        Args:
+            outcome: The outcome.
+            failing: The failures to keep.
+            texts: Index of each distinct error text.
+        """
         last = outcome.last_error
         return cls(
             _rounded(outcome.last_start_s),
@@ -242,7 +267,13 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
         )
 
     def to_outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
-        """Return the results of a job's runs on a node, with the texts of their errors."""
+        """Convert the stored outcome of a job to a ``JobOutcome``.
+
+        Args:
+            node: ID of the node that stored it.
+            job: ID of the job.
+            texts: All stored error texts.
+        """
         failing = (each.to_error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,
@@ -268,7 +299,12 @@ _OUTCOMES: Decoder[StoredOutcomes] = Decoder(StoredOutcomes, "the outcomes of a 
 
 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
-    """Decode a node's outcomes, sorted by job; empty if they are unreadable."""
+    """Decode how the runs of a node have ended, sorted by job. Return an empty list if the value is unreadable.
+
+    Args:
+        node: ID of the node.
+        value: Stored value.
+    """
     found = _OUTCOMES.find(value)
     return [] if found is None else [one.to_outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
 
@@ -277,14 +313,15 @@ def _rounded(moment_s: float | None) -> float | None:
     return None if moment_s is None else round(moment_s, 1)
 
 
-def delete_old_outcomes(store: Store, living: Collection[str], keep_s: float, checks: list[Check]) -> int:
-    """Delete stored run results of nodes that are gone, if they are old or too large in total. Called by the leader
-    from time to time.
+def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: float, checks: list[Check]) -> int:
+    """Delete the stored outcomes of removed nodes that are old, or that are too large in total.
+
+    The leader calls this from time to time.
 
     Args:
         store: The cluster's store.
-        living: IDs of the running nodes, whose records are kept.
-        keep_s: Seconds for which the record of a removed node is kept after its last run.
+        running_nodes: IDs of the running nodes, whose outcomes are kept.
+        keep_s: Seconds for which the outcomes of a removed node are kept after its last run.
         checks: Checks for each transaction, such as the leader's fence.
     Returns:
         The number of deleted records.
@@ -292,7 +329,7 @@ def delete_old_outcomes(store: Store, living: Collection[str], keep_s: float, ch
     gone = [
         (_latest_time_s(entry), entry)
         for entry in store.list(keys.OUTCOMES)
-        if entry.key.partition("/")[2] not in living
+        if entry.key.partition("/")[2] not in running_nodes
     ]
     oldest_s, left, old = time.time() - keep_s, _KEPT_BYTES, []
     for last_s, entry in sorted(gone, key=lambda pair: pair[0], reverse=True):
@@ -304,7 +341,7 @@ def delete_old_outcomes(store: Store, living: Collection[str], keep_s: float, ch
 
 
 def _latest_time_s(entry: Entry) -> float:
-    """Return the latest time in the stored results of a node, in seconds since the epoch; 0 if there is none."""
+    """Return the latest time in the stored outcomes of a node, in seconds since the epoch; 0 if there is none."""
     moments = (
         (each.last_start_s or 0.0, each.last_success_s or 0.0, each.last_error.at_s if each.last_error else 0.0)
         for each in decode_outcomes("", entry.value)

@@ -455,7 +455,7 @@ class RunWatchdog:
         self._clock = clock
         self._wake = Signal()
         self._finishing = Signal()
-        self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
+        self.thread = threading.Thread(target=self._loop, name=f"latchwork-watchdog-{node_id}", daemon=True)
 
     def request_check(self) -> None:
         """Make the thread check all runs again, because a run was added or the margin has changed."""

@@ -1,7 +1,7 @@
 """Runs this node's share of the jobs: starts, stops, locks and unlocks what ``reconcile`` decides.
 
 It has two threads. ``latchwork-worker-<node>`` checks the state after every change and uses the store.
-``latchwork-guard-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other thread
+``latchwork-watchdog-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other thread
 hangs in a call.
 """
 
