@@ -368,7 +368,7 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
             restarts.reserve_shares({}, {"report": {"n1": ("a", "b")}})
         memory.put(reserved_share_key("gone", "report"), b"{}")
         nodes.wait_until(lambda state: reserved_share_key("gone", "report") in state, 10)
-        restarts.delete_finished_marks(restarts.marks(), {"n1": WorkerView(1.0, frozenset())})
+        restarts.delete_finished_marks(restarts.list_marks(), {"n1": WorkerView(1.0, frozenset())})
     assert reserved_shares(memory) == [reserved_share_key("gone", "report")]
     assert memory.get(mark_key("n1")) is not None
 

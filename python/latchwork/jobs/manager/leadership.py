@@ -1,4 +1,4 @@
-"""One term of leadership: what the leader remembers of the cluster, and the steps that it takes.
+"""The work of the manager during one term of leadership, and what it remembers of the cluster.
 
 Every write checks the fence of the leadership. There are no threads and no waits here: the manager decides when.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Carries out the steps of an elected leader, and remembers what it has read. Not thread-safe.
+    """Reads the cluster, computes assignments and writes them during one term of leadership. Not thread-safe.
 
     Attributes:
         restarts: Drained and restarting nodes.
@@ -66,20 +66,22 @@ class Leadership:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of keys and values of the assignment that were written in this term."""
+        """The bytes of keys and values of the assignment that were written in this term."""
         return self._ledger.written_bytes
 
     def discard_cache(self) -> None:
-        """Forget everything that was read, after a failure, so that the next rebalance reads it again."""
+        """Forget everything that was read, so that the next rebalance reads it again. Call it after a failure."""
         self.is_loaded = False
         self._planner.reset()
         self._jobs.clear()
 
     def rebalance(self) -> Rebalance:
-        """Read what has changed, compute the assignment, and write the differences.
+        """Read what has changed, compute the assignment of items to workers, and write the differences.
 
+        Returns:
+            The changes, and the jobs that could not be assigned.
         Raises:
-            Conflict: Leadership is lost, or something has changed meanwhile: call ``discard_cache`` and try again.
+            Conflict: Leadership is lost, or the stored assignment has changed: call ``discard_cache`` and try again.
         """
         if not self.is_loaded:
             registered = [member for member in self._members().values() if member.state == "ready"]
@@ -94,9 +96,9 @@ class Leadership:
         ready = self._ready_workers(members)
         shares = self._ledger.shares()
         self.restarts.reserve_shares(ready, shares)
-        marks = self.restarts.marks()
+        marks = self.restarts.list_marks()
         workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
-        view = ClusterView(workers, self._pools.read(), shares, self.restarts.reserved_shares(marks, workers))
+        view = ClusterView(workers, self._pools.read(), shares, self.restarts.list_reserved_shares(marks, workers))
         result = self._planner.rebalance(view)
         self._ledger.reuse_strings(self._planner.pop_complete_shares())
         self._report(result, self._find_unmet_labels(members, ready))
@@ -116,10 +118,10 @@ class Leadership:
         return result
 
     def cleanup(self) -> None:
-        """Delete the work pools of jobs that no running worker can run, and chunks that no pool uses.
+        """Delete the work pools of jobs that no running worker can run, and abandoned parts of other pools.
 
-        A worker that registers meanwhile rewrites ``versions/worker`` before it checks the pools: either this deletion
-        is refused, or the worker finds no pool and writes it.
+        A worker that registers meanwhile rewrites ``versions/worker`` before it checks the pools. Either this deletion
+        is therefore refused, or the worker finds no pool and writes it.
         """
         guard = self._store.get(keys.GUARD_WORKER)
         unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
@@ -140,7 +142,11 @@ class Leadership:
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self, outcome_keep_s: float) -> None:
-        """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results."""
+        """Delete the locks of dead nodes, and expired cron progress, requests, audit records and outcomes.
+
+        Args:
+            outcome_keep_s: Seconds for which the outcomes of a removed node are kept.
+        """
         self._options.sweep()
         delete_obsolete_progress(self._store, self._pools.read(), [self._fence])
         delete_old_audit_records(self._store, [self._fence])
@@ -169,11 +175,13 @@ class Leadership:
                 workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
 
-    def _delete_dead_workers(self, living: Collection[str]) -> None:
-        """Delete the stored lists of jobs that workers can run, for workers that are not running anymore. A worker that
-        returns meanwhile keeps its list.
+    def _delete_dead_workers(self, running_workers: Collection[str]) -> None:
+        """Delete the stored lists of jobs that dead workers could run. A worker that returns meanwhile keeps its list.
+
+        Args:
+            running_workers: IDs of the running workers.
         """
-        for worker in sorted(self._ledger.find_stored_workers().difference(living)):
+        for worker in sorted(self._ledger.find_stored_workers().difference(running_workers)):
             try:
                 self._ledger.delete_worker_jobs(worker, self._fence)
             except Conflict:
@@ -182,7 +190,9 @@ class Leadership:
                 log.debug("worker %s returned before its keys were deleted", worker)
 
     def _warn_of_mixed_versions(self, members: Mapping[str, Member]) -> None:
-        """Log one warning when nodes of different versions share the cluster, because they may not be compatible."""
+        """Log one warning when nodes of different latchwork versions share the cluster, because they may be
+        incompatible.
+        """
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
@@ -195,8 +205,13 @@ class Leadership:
         self._versions = versions
 
     def _find_unmet_labels(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Return the jobs that no ready node can run, each with one node that has it and the labels which that node
-        lacks.
+        """Find the jobs that no ready node can run because of missing labels.
+
+        Args:
+            members: All running nodes.
+            ready: Nodes that may get items.
+        Returns:
+            A description of one node with missing labels, by job ID.
         """
         able = {job for worker in ready.values() for job in worker.jobs}
         unmet_labels = sorted(

@@ -1,4 +1,6 @@
-"""The assignment that is stored, as far as the leader has read and written it. Only this module writes it."""
+"""The stored assignment of items to workers, as far as the leader has read and written it. Only this module writes
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ _LOADING = 16
 
 @dataclass(frozen=True, slots=True)
 class _StoredShare:
-    """A stored share with the version of its manifest. Of a set without chunks only the items are kept, to save memory."""
+    """The stored items of one worker and job, with the version of their manifest. To save memory, only the items of a
+    small set are kept.
+    """
 
     version: Hashable | None = None
     content: tuple[str, ...] | ChunkedSet = ()
@@ -54,7 +58,7 @@ class _StoredShare:
 
     @property
     def chunked(self) -> ChunkedSet:
-        """The set in its stored form."""
+        """The items as a set in its stored form."""
         return ChunkedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
 
     @property
@@ -63,7 +67,7 @@ class _StoredShare:
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged_check(self, key: str) -> At | Absent:
-        """Return a check for a transaction: the manifest at ``key`` is as it was when the share was read."""
+        """Return a transaction check that the manifest at ``key`` is unchanged since the share was read."""
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
@@ -73,7 +77,7 @@ _Shown = TypeVar("_Shown")
 
 
 class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
-    """A read-only mapping over another one, which converts each value when it is read."""
+    """A read-only view of another mapping, which converts each value when it is read."""
 
     def __init__(self, kept: Mapping[str, _Stored], show: Callable[[_Stored], _Shown]) -> None:
         self._kept = kept
@@ -90,7 +94,7 @@ class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
 
 
 class Ledger:
-    """The stored shares of all workers. Not thread-safe.
+    """Reads and writes the stored assignment: which items of each job each worker should run. Not thread-safe.
 
     Attributes:
         writes: Number of transactions that wrote manifests, since the ledger was created.
@@ -103,7 +107,7 @@ class Ledger:
         Args:
             store: The cluster's store.
             tag: Unique part of the names of this leader's chunks.
-            note: Written into the guard with each change, for people and `latchwork why`.
+            note: Written into ``versions/assignment`` with each change, for operators and ``latchwork why``.
         """
         self._store = store
         self._note = dict(note or {})
@@ -116,8 +120,12 @@ class Ledger:
         self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
-        """Read from the store which items each worker has and which jobs it can run. Delete parts of large shares that
-        an earlier leader wrote but did not use.
+        """Read the whole assignment, and the jobs that each worker can run. Delete abandoned chunks of earlier leaders.
+
+        Args:
+            fence: Fence of the leadership.
+        Raises:
+            Conflict: The fence no longer holds.
         """
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
         self._shares, self._available, lost = {}, {}, []
@@ -127,14 +135,18 @@ class Ledger:
                 some = workers[begin : begin + _LOADING]
                 parts = [pipeline.list(f"{keys.WORKERS}/{worker}", recursive=True) for worker in some]
                 for worker, part in zip(some, parts, strict=True):
-                    lost += self._record_entries(worker, part.result())
+                    lost += self._load_entries(worker, part.result())
         self._guard = guard
         if lost:
             log.warning("deleting %d chunks of shares that no manifest names, first %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
-    def _record_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Record everything that is stored about a worker. Return the keys of chunks that no manifest names."""
+    def _load_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
+        """Decode and remember everything that is stored about one worker.
+
+        Returns:
+            The keys of abandoned chunks, which no manifest names.
+        """
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:
@@ -144,7 +156,7 @@ class Ledger:
             elif kind == "available":
                 available.append(job)
         if available:
-            self._available[worker] = self._deduplicate_jobs(available)
+            self._available[worker] = self._intern_job_set(available)
         lost = []
         for job, part in below.items():
             manifest = keys.share_key(worker, job)
@@ -154,15 +166,17 @@ class Ledger:
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return the stored items by job and worker, including dead workers, without empty shares.
+        """Return the stored items by job and worker, including dead workers. Empty shares are left out.
 
         The mapping follows later writes.
         """
         return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
 
     def reuse_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
-        """Use the string objects of these shares for equal items of the stored ones, to avoid duplicate strings in
-        memory.
+        """Replace stored items by equal string objects of the given shares, to avoid duplicate strings in memory.
+
+        Args:
+            shares: Items by job and worker.
         """
         for job, by_worker in shares.items():
             kept = self._shares.get(job, {})
@@ -172,7 +186,7 @@ class Ledger:
                     kept[worker] = _StoredShare.from_set(known.version, known.chunked.with_shared_strings(items))
 
     def find_stored_workers(self) -> set[str]:
-        """Return all workers with stored keys."""
+        """Return the IDs of all workers with stored keys, including dead ones."""
         return set(self._available).union(*self._shares.values())
 
     def get_runnable_jobs(self, worker: str) -> frozenset[str]:
@@ -181,29 +195,35 @@ class Ledger:
 
     def load_runnable_jobs(self, worker: str) -> frozenset[str]:
         """Read from the store which jobs a worker can run, and remember them."""
-        names = self._available[worker] = self._deduplicate_jobs(self._store.children(keys.available_job_key(worker)))
+        names = self._available[worker] = self._intern_job_set(self._store.children(keys.available_job_key(worker)))
         return names
 
-    def _deduplicate_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
+    def _intern_job_set(self, jobs: Iterable[str]) -> frozenset[str]:
         """Return one set object for all workers that can run the same jobs, to save memory."""
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
 
     def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
-        """Store changes of shares: in one transaction if they fit, otherwise shares that shrink before shares that
-        grow.
+        """Store changes of the assignment in one transaction if they fit. Otherwise store shares that shrink before
+        shares that grow.
 
+        Args:
+            changes: The changes, relative to the stored assignment.
+            fence: Fence of the leadership.
         Raises:
-            Conflict: The fence no longer holds, or another client wrote a manifest: load again.
+            Conflict: The fence no longer holds, or another client changed the assignment: load it again.
         """
         steps = list(changes) if self._fits_in_transaction(changes) else order_changes(changes)
-        for wave in _split_waves(steps):
+        for wave in _split_repeated_shares(steps):
             for begin in range(0, len(wave), _SLICE):
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
     def delete_worker_jobs(self, worker: str, fence: Fence) -> None:
-        """Delete the available jobs of a dead worker from the store, unless it is running again.
+        """Delete from the store which jobs a dead worker could run, unless the worker is running again.
 
+        Args:
+            worker: ID of the worker.
+            fence: Fence of the leadership.
         Raises:
             Conflict: The fence no longer holds, or the worker has returned.
         """
@@ -260,8 +280,8 @@ class Ledger:
             del self._shares[job]
 
 
-def _split_waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
-    """Split changes into groups in which no share appears twice, keeping their order."""
+def _split_repeated_shares(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
+    """Split changes into groups so that no group changes a share twice, keeping their order."""
     waves: list[list[ShareChange]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in steps:

@@ -1,8 +1,8 @@
-"""The manager part of a node: follows the running nodes and the work, and stores the assignment while elected.
+"""The manager part of a node: follows the running nodes and the work pools, and stores the assignment while elected.
 
 Thread ``latchwork-manager-<node>``, one per session of the node: it stands for election as long as the session lasts.
 All writes check the leader's fence, so that a manager that was frozen cannot write after it wakes. It rebalances after
-a burst of events, and runs periodic tasks that clean and sweep.
+a burst of events, and runs periodic cleanups.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _TRIM_MOVES = 50_000
 
 
 class Debouncer:
-    """Delays an action until events pause, or until they have lasted for long. Pure; used by one thread at a time."""
+    """Decides when to act on a burst of events: when the events pause, or after a maximum delay. Pure; used by one
+    thread at a time.
+    """
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
         self.set_delays(quiet_s, longest_s)
@@ -47,17 +49,31 @@ class Debouncer:
         self._not_before = 0.0
 
     def set_delays(self, quiet_s: float, longest_s: float) -> None:
-        """Set the length of the pause and the longest delay, also for events that were recorded already."""
+        """Set the delays, which also apply to events that were recorded before.
+
+        Args:
+            quiet_s: Seconds without an event after which the action is due.
+            longest_s: Maximum seconds from the first event to the action.
+        """
         self._quiet_s = quiet_s
         self._longest_s = max(quiet_s, longest_s)
 
     def record_event(self, now: float) -> None:
-        """Record that something has happened at this time, so that the action becomes due."""
+        """Record an event, which makes the action due after the delays.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+        """
         self._first = now if self._first is None else self._first
         self._last = now
 
     def schedule_retry(self, now: float, delay_s: float) -> None:
-        """Make the action due again after a delay, even without an event, because it has failed."""
+        """Make the action due again after a delay, because it has failed.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+            delay_s: Minimum seconds until the action is due.
+        """
         self.record_event(now)
         self._not_before = now + delay_s
 
@@ -69,7 +85,7 @@ class Debouncer:
         return max(0.0, max(debouncer, self._not_before) - now)
 
     def start_action(self) -> None:
-        """Forget the recorded events, because the action that handles them starts now."""
+        """Forget the recorded events. Call it when the action starts."""
         self._first = None
         self._not_before = 0.0
 
@@ -111,7 +127,12 @@ class PeriodicTasks:
         return min((max(0.0, task.next_at - now) for task in self._active()), default=None)
 
     def run_due(self, now: float, term: Leadership) -> None:
-        """Run the tasks that are due. A failed task is logged and repeated soon."""
+        """Run the tasks that are due. A failed task is logged and retried soon.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+            term: The term of leadership in which the tasks run.
+        """
         for task in self._active():
             if task.next_at <= now:
                 task.since, task.done, task.retry_at = now, True, None
@@ -135,9 +156,8 @@ class ManagerCounters:
 
 
 class Manager:
-    """Stands for election on one session, and manages the cluster while elected.
-
-    ``close`` resigns and joins the thread.
+    """Stands for election on one session, and manages the cluster while elected. ``close`` resigns and joins the
+    thread.
     """
 
     def __init__(
@@ -179,8 +199,8 @@ class Manager:
         self._wake.set()
 
     def resign(self) -> None:
-        """Stop managing, and give up leadership in the background. Idempotent; callable from any thread except its
-        own.
+        """Stop managing, and give up leadership in the background. Idempotent; callable from any thread except the
+        manager's.
         """
         self._closing.set()
         self._wake.set()
@@ -189,7 +209,9 @@ class Manager:
         self._latch.close_in_background()
 
     def close(self) -> None:
-        """Give up leadership, and wait until that is stored. Idempotent; callable from any thread except its own."""
+        """Give up leadership, and wait until that is stored. Idempotent; callable from any thread except the
+        manager's.
+        """
         self.resign()
         self._latch.close()
 
@@ -256,7 +278,7 @@ class Manager:
                     debouncer.schedule_retry(self._clock.now(), backoff.next_s())
                 continue
             periodic_tasks.run_due(now, term)
-            if term.restarts.has_new_timeout(now):
+            if term.restarts.detect_timeout(now):
                 debouncer.record_event(now)
                 continue
             others = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
@@ -264,8 +286,10 @@ class Manager:
             self._clock.wait(self._wake, min(waits, default=None))
 
     def _rebalance_and_trim(self, term: Leadership) -> bool:
-        """Rebalance once, and return freed memory to the operating system after a large change. Return False if it must
-        be retried.
+        """Rebalance once, and return freed memory to the operating system after a large change.
+
+        Returns:
+            False if the rebalance must be retried.
         """
         moved, is_first = self._counters.moves, not term.is_loaded
         done = self._rebalance(term)
@@ -274,7 +298,11 @@ class Manager:
         return done
 
     def _rebalance(self, term: Leadership) -> bool:
-        """Rebalance once, and report the result to observers. Return False if it must be retried."""
+        """Rebalance once, and report the result to observers.
+
+        Returns:
+            False if the rebalance must be retried.
+        """
         began, written = self._clock.now(), term.written_bytes
         try:
             result = term.rebalance()
@@ -302,10 +330,13 @@ class Manager:
 
 
 def trim_memory() -> bool:
-    """Return freed memory to the operating system. Return False if the C library cannot do it. Takes some milliseconds.
+    """Return freed memory to the operating system, which takes some milliseconds.
 
     Loading or reassigning a large cluster needs much memory for a short time. The freed blocks lie between blocks in
     use, and the C library does not return them by itself.
+
+    Returns:
+        True if memory was returned; False if none was, or if the C library has no such function.
     """
     trim = _malloc_trim()
     return trim is not None and bool(trim(0))

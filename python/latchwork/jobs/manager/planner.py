@@ -56,33 +56,33 @@ Placed = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class PlacementOutcome:
-    """What one rebalance has decided about the jobs of one strategy.
+    """The result of one rebalance for the jobs of one strategy.
 
     Attributes:
         owners: Returns the worker of each item of a job; valid until the next rebalance.
         changes: Shares to write, in no particular order.
-        moved: Whether a job came or went, or an item changed its worker.
-        deferred: Number of moves that a budget postpones.
-        whole: Complete shares of the jobs that were placed for the first time, using the pools' strings.
+        moved: Whether a job was added or removed, or an item changed its worker.
+        deferred: Number of moves that a move limit postpones.
+        complete_shares: All shares of the jobs that were placed for the first time, using the pools' strings.
     """
 
     owners: Callable[[str], Mapping[str, str]]
     changes: tuple[ShareChange, ...] = ()
     moved: bool = False
     deferred: int = 0
-    whole: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    complete_shares: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 class StrategyPlanner(Protocol):
-    """Places the jobs of one strategy. Not thread-safe."""
+    """Assigns the items of the jobs of one strategy to workers. Not thread-safe."""
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
         """Assign the items of these jobs to workers, and return what has changed.
 
         Args:
             view: The cluster, with the pools of these jobs only; the shares are those after the last rebalance.
-            placed: Returns what the previous strategies have placed.
-            placed_moved: Whether that has changed since the last rebalance.
+            placed: Returns the workers that the previous strategies have chosen, by job and item.
+            placed_moved: Whether the result of ``placed`` has changed since the last rebalance.
         Raises:
             Exception: The strategy's error; this planner cannot be used anymore.
         """
@@ -90,8 +90,8 @@ class StrategyPlanner(Protocol):
 
 
 def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
-    """Create a planner of the kind that suits a strategy: one that keeps a ``Board``, one that keeps hash assignments,
-    or one that calls the strategy itself.
+    """Create the kind of planner that suits a strategy: one that keeps a ``Board``, one that keeps hash assignments, or
+    one that calls the strategy itself.
     """
     traits = get_traits(strategy)
     if traits.board is not None:
@@ -100,7 +100,7 @@ def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
 
 
 class BoardPlanner:
-    """Places the jobs of one strategy on a ``Board``, and remembers the workers and pools that the board knows."""
+    """Assigns the items of one strategy's jobs with a ``Board`` in Rust, to which it reports changes only."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
         self._board = Board(strategy)
@@ -109,19 +109,19 @@ class BoardPlanner:
         self._pools: dict[str, tuple[str, ...]] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
-        """Tell the board which workers and pools have changed, and return the items that move."""
-        touched = ShareMoves()
+        """Report changed workers and pools to the board, and return the items that move. See ``StrategyPlanner``."""
+        share_moves = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
         self._update_workers(view.workers)
-        fresh = self._update_pools(view, touched)
+        fresh = self._update_pools(view, share_moves)
         moves = self._board.place(self._max_moves)
         for job in moves.jobs:
             if job not in fresh:  # new jobs are compared as a whole, because all of their items move
                 for _, item, source, target in moves.of(job):
-                    touched.record_move(job, reuse_text(self._pools[job], item), source, target)
+                    share_moves.record_move(job, reuse_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *diff_shares(view, whole))
-        return PlacementOutcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
+        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
+        return PlacementOutcome(self._board.owners, changes, bool(gone or fresh or share_moves), moves.deferred, whole)
 
     def _update_workers(self, workers: Mapping[str, WorkerView]) -> None:
         for name in self._workers.keys() - workers.keys():
@@ -137,9 +137,14 @@ class BoardPlanner:
                 self._board.reweigh(name, worker.weight)
         self._workers = dict(workers)
 
-    def _update_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
-        """Add new and changed work pools to the board, and remove those that are gone. Return the jobs that are new to
-        it.
+    def _update_pools(self, view: ClusterView, share_moves: ShareMoves) -> set[str]:
+        """Add new and changed work pools to the board, and remove those that no longer exist.
+
+        Args:
+            view: The cluster.
+            share_moves: Collects the items that leave their workers.
+        Returns:
+            The jobs that are new to the board.
         """
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
@@ -149,14 +154,14 @@ class BoardPlanner:
             self._board.add_job(job, view.pools[job], find_stored_owners(view, job, able))
         for job, items in view.pools.items():
             if job not in fresh and items is not self._pools[job]:
-                self._update_items(job, set(self._pools[job]), set(items), touched)
+                self._update_items(job, set(self._pools[job]), set(items), share_moves)
         self._pools = dict(view.pools)
         return set(fresh)
 
-    def _update_items(self, job: str, before: set[str], after: set[str], touched: ShareMoves) -> None:
+    def _update_items(self, job: str, before: set[str], after: set[str], share_moves: ShareMoves) -> None:
         gone = before - after
         for item in gone:
-            touched.record_move(job, item, self._board.owner(job, item), None)
+            share_moves.record_move(job, item, self._board.owner(job, item), None)
         if gone:
             self._board.remove_items(job, gone)
         if after - before:
@@ -171,8 +176,10 @@ class HashingPlanner:
         self._jobs: dict[str, _HashedJob] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - hashing does not look at it
-        """Tell the hash assignments which workers and items have changed, and return the items that move."""
-        touched, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
+        """Report changed workers and items to the hash assignments, and return the items that move. See
+        ``StrategyPlanner``.
+        """
+        share_moves, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
         for job, items in view.pools.items():
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
@@ -181,10 +188,10 @@ class HashingPlanner:
                 known = _HashedJob(items, able, self._create_assignment(job, items, able))
                 whole[job] = known.shares()
             else:
-                _update_assignment(job, known, items, able, touched)
+                _update_assignment(job, known, items, able, share_moves)
             self._jobs[job] = known
-        changes = (*touched.changes(view), *diff_shares(view, whole))
-        moved = bool(touched or changes or before.keys() != self._jobs.keys())
+        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
+        moved = bool(share_moves or changes or before.keys() != self._jobs.keys())
         return PlacementOutcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
 
     def _create_assignment(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
@@ -195,7 +202,7 @@ class HashingPlanner:
 
 @dataclass(slots=True)
 class _HashedJob:
-    """One job and its assignment; the assignment is None if no worker can run the job."""
+    """One job and its hash assignment, which is None if no worker can run the job."""
 
     items: tuple[str, ...]
     able: Mapping[str, float]
@@ -210,32 +217,44 @@ class _HashedJob:
 
 
 def _update_assignment(
-    job: str, known: _HashedJob, items: tuple[str, ...], able: Mapping[str, float], touched: ShareMoves
+    job: str, hashed: _HashedJob, items: tuple[str, ...], able_workers: Mapping[str, float], share_moves: ShareMoves
 ) -> None:
-    """Add and remove workers and items of one job's hash assignment, and record the items that move. An item may move
-    several times; its first source and its last target count.
+    """Apply changed workers and items to the hash assignment of one job, and record the moves.
+
+    If an item moves several times, one move is recorded, from its first to its last worker.
+
+    Args:
+        job: ID of the job.
+        hashed: The job's assignment, which is updated.
+        items: All items of the job.
+        able_workers: Weight of each worker that can run the job.
+        share_moves: Collects the moves.
     """
-    owners, before = known.owners, known.able
+    owners, before = hashed.owners, hashed.able
     assert owners is not None
-    old, new = (set(known.items), set(items)) if items is not known.items else (set[str](), set[str]())
+    old, new = (set(hashed.items), set(items)) if items is not hashed.items else (set[str](), set[str]())
     steps = [owners.remove_items(old - new)] if old - new else []
-    steps += [owners.join(name, able[name]) for name in sorted(able.keys() - before.keys())]
+    steps += [owners.join(name, able_workers[name]) for name in sorted(able_workers.keys() - before.keys())]
     steps += [
-        owners.leave(name) for name in sorted(before.keys() - able.keys())
+        owners.leave(name) for name in sorted(before.keys() - able_workers.keys())
     ]  # after joins, because the last one cannot leave
-    steps += [owners.reweigh(name, able[name]) for name in before if able.get(name, before[name]) != before[name]]
+    steps += [
+        owners.reweigh(name, able_workers[name])
+        for name in before
+        if able_workers.get(name, before[name]) != before[name]
+    ]
     steps += [owners.add_items(new - old)] if new - old else []
     moves: dict[str, tuple[str | None, str | None]] = {}
     for item, source, target in chain.from_iterable(steps):
         moves[item] = (moves[item][0] if item in moves else source, target)
     for item, (source, target) in moves.items():
         if source != target:
-            touched.record_move(job, item, source, target)
-    known.items, known.able = items, able
+            share_moves.record_move(job, item, source, target)
+    hashed.items, hashed.able = items, able_workers
 
 
 class CustomPlanner:
-    """Calls a strategy when something that it can see has changed. Its last input is kept.
+    """Calls a strategy when any part of its input has changed.
 
     A strategy that places each job on its own, regardless of the current owners, is called for changed jobs only.
     """
@@ -247,7 +266,10 @@ class CustomPlanner:
         self._settled = False  # it had nothing to move last time
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
-        """Call the strategy, unless its input is unchanged and it had nothing to move last time."""
+        """Call the strategy and return the items that move. See ``StrategyPlanner``.
+
+        The call is skipped if the input is unchanged and the last call moved nothing.
+        """
         seen, before = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}, self._seen
         asked = [
             job
@@ -260,14 +282,14 @@ class CustomPlanner:
         plan = self._strategy.assign(problem) if asked else Plan({}, ())
         if not self._by_job:
             check_plan(problem, plan)
-        touched, fresh = ShareMoves(), seen.keys() - before.keys()
+        share_moves, fresh = ShareMoves(), seen.keys() - before.keys()
         for move in plan.moves:
             if move.job not in fresh:
-                touched.record_move(move.job, move.item, move.source, move.target)
-        whole = {job: _shares(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
-        changes = (*touched.changes(view), *diff_shares(view, whole))
+                share_moves.record_move(move.job, move.item, move.source, move.target)
+        whole = {job: _group_by_worker(view.pools[job], plan.owners[job]) for job in sorted(fresh)}
+        changes = (*share_moves.list_changes(view), *diff_shares(view, whole))
         self._seen, self._settled = seen, not plan.moves and not plan.deferred
-        moved = bool(touched) or seen.keys() != before.keys()
+        moved = bool(share_moves) or seen.keys() != before.keys()
 
         def owners(job: str) -> Mapping[str, str]:
             return plan.owners[job] if job in plan.owners else find_stored_owners(view, job, view.workers)
@@ -276,20 +298,27 @@ class CustomPlanner:
 
 
 class ShareMoves:
-    """Collects which items the stored shares lose and gain in one rebalance."""
+    """Collects which items the workers lose and gain in one rebalance."""
 
     def __init__(self) -> None:
         self._lost: dict[_Share, set[str]] = {}
         self._gained: dict[_Share, set[str]] = {}
 
     def record_move(self, job: str, item: str, source: str | None, target: str | None) -> None:
-        """Record that an item moves from one worker to another; None stands for no worker."""
+        """Record that an item moves from one worker to another.
+
+        Args:
+            job: ID of the job.
+            item: The item.
+            source: Worker that loses the item; None if it had no worker.
+            target: Worker that gets the item; None if it gets no worker.
+        """
         if source is not None:
             self._lost.setdefault((job, source), set()).add(item)
         if target is not None:
             self._gained.setdefault((job, target), set()).add(item)
 
-    def changes(self, view: ClusterView) -> Iterable[ShareChange]:
+    def list_changes(self, view: ClusterView) -> Iterable[ShareChange]:
         """Generate the changes of the stored shares that the recorded moves require."""
         for job, worker in self._lost.keys() | self._gained.keys():
             before = view.shares.get(job, {}).get(worker, ())
@@ -306,8 +335,13 @@ def _able_workers(view: ClusterView, job: str) -> _Able:
     return {name: (worker.weight, worker.labels) for name, worker in view.workers.items() if job in worker.jobs}
 
 
-def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the sorted items of each worker, reusing the given string objects to save memory."""
+def _group_by_worker(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the sorted items of each worker, reusing the given string objects to save memory.
+
+    Args:
+        items: Items of a job.
+        owners: Worker of each item; items without a worker may be absent.
+    """
     found: dict[str, list[str]] = {}
     for item in items:
         if item in owners:
@@ -316,8 +350,9 @@ def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tupl
 
 
 class Planner:
-    """Computes one rebalance after another, and remembers what it has decided. The caller writes each before the next.
-    Not thread-safe.
+    """Computes one rebalance after another from the changes since the last one. Not thread-safe.
+
+    The caller writes the result of each rebalance before the next one.
     """
 
     def __init__(self, strategies: Strategies) -> None:
@@ -331,8 +366,8 @@ class Planner:
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
-        """Compute the new assignment and the changes that lead to it, as ``rebalance.rebalance`` does, but only for
-        what has changed.
+        """Compute the new assignment and the shares to write. The result is that of ``rebalance.rebalance``, but only
+        changed jobs, workers and items are examined.
         """
         self._whole = {}
         if view.reserved:
@@ -340,8 +375,8 @@ class Planner:
             return rebalance(view, self._strategies)
         round_ = _RebalanceRound(view, self._parts, jobs_changed=self._jobs != view.pools.keys())
         for strategy, jobs in self._strategies.group_by_strategy(view.pools):
-            round_.place(strategy, jobs)
-        self._parts, self._whole, self._jobs = round_.parts, round_.whole, frozenset(view.pools)
+            round_.place_jobs(strategy, jobs)
+        self._parts, self._whole, self._jobs = round_.parts, round_.complete_shares, frozenset(view.pools)
         no_more = [(job, workers) for job, workers in view.shares.items() if job not in view.pools]
         gone = [ShareChange(worker, job, items, ()) for job, workers in no_more for worker, items in workers.items()]
         changes = sorted([*round_.changes, *gone], key=lambda change: (change.job, change.worker))
@@ -349,20 +384,21 @@ class Planner:
         return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
     def pop_complete_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return the complete shares of the jobs that the last rebalance placed for the first time, by job and worker.
-        They use the strings of the pools. The next call returns nothing.
+        """Return all shares of the jobs that the last rebalance placed for the first time, by job and worker.
+
+        They use the string objects of the pools. The next call returns nothing.
         """
         whole, self._whole = self._whole, {}
         return whole
 
 
 class _RebalanceRound:
-    """One rebalance, strategy by strategy; each sees what the previous ones have placed."""
+    """One rebalance, strategy by strategy. Each strategy sees the workers that the previous ones have chosen."""
 
     def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPlanner], *, jobs_changed: bool) -> None:
         self.parts: dict[int, StrategyPlanner] = {}
         self.changes: list[ShareChange] = []
-        self.whole: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self.complete_shares: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self.failed: dict[str, Exception] = {}
         self.deferred = 0
         self._view = view
@@ -370,8 +406,8 @@ class _RebalanceRound:
         self._moved = jobs_changed
         self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
 
-    def place(self, strategy: Strategy, jobs: Sequence[str]) -> None:
-        """Place the jobs of one strategy. If the strategy fails, the items stay where they are."""
+    def place_jobs(self, strategy: Strategy, jobs: Sequence[str]) -> None:
+        """Assign the items of one strategy's jobs to workers. If the strategy fails, the items stay where they are."""
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
             outcome = call_user(self._call_strategy, strategy, view)
@@ -379,13 +415,13 @@ class _RebalanceRound:
             self.failed.update(dict.fromkeys(jobs, error))
             outcome = PlacementOutcome(lambda job: find_stored_owners(view, job, view.workers), moved=True)
         self.changes += outcome.changes
-        self.whole.update(outcome.whole)
+        self.complete_shares.update(outcome.complete_shares)
         self.deferred += outcome.deferred
         self._moved |= outcome.moved
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
     def _call_strategy(self, strategy: Strategy, view: ClusterView) -> PlacementOutcome:
-        placed = self._placed if get_traits(strategy).looks_at_placed else dict[str, Mapping[str, str]]
+        placed = self._list_owners_so_far if get_traits(strategy).looks_at_placed else dict[str, Mapping[str, str]]
         part = self._before.get(id(strategy)) or create_strategy_planner(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
@@ -397,6 +433,6 @@ class _RebalanceRound:
         self.parts[id(strategy)] = part
         return outcome
 
-    def _placed(self) -> Placed:
+    def _list_owners_so_far(self) -> Placed:
         """Return the worker of each item that the strategies so far have placed, by job, in a new mapping."""
         return {job: owners(job) for job, owners in self._owners.items()}

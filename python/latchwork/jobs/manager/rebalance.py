@@ -53,7 +53,7 @@ class ClusterView:
 
     @property
     def absent_workers(self) -> dict[str, WorkerView]:
-        """Return the restarting workers that are not back yet, by name."""
+        """The restarting workers that have not returned yet, by name."""
         return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
 
 
@@ -87,7 +87,7 @@ class Rebalance:
 
 
 def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
-    """Compute the new assignment and the changes that lead to it.
+    """Compute the new assignment of items to workers, and the shares to write.
 
     Every item that a ready worker can run gets exactly one worker. Shares of dead workers, of jobs without a pool, and
     of items outside their pool are removed. Unchanged shares are not written.
@@ -112,10 +112,10 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
 
 
 def create_job_problem(view: ClusterView, job: str) -> JobProblem:
-    """Create the strategy's input for one job: its items, the workers that can run it, and the current owners.
+    """Create a strategy's input for one job: its items, the workers that can run it, and the current owners.
 
-    An item that is stored twice counts for a ready worker, then by name. A restarting worker and its items are included
-    as if it had never gone, so that no other items move.
+    An item with two stored owners is counted for a ready worker, or otherwise for the first one by name. A restarting
+    worker and its items are included as if it were running, so that no other items move.
     """
     workers = {**view.absent_workers, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
@@ -127,13 +127,22 @@ def create_job_problem(view: ClusterView, job: str) -> JobProblem:
 
 
 def _place_jobs(
-    view: ClusterView, strategy: Strategy, jobs: Sequence[str], placed: Mapping[str, Mapping[str, str]]
+    view: ClusterView, strategy: Strategy, jobs: Sequence[str], placed_before: Mapping[str, Mapping[str, str]]
 ) -> tuple[Plan, dict[str, dict[str, list[str]]]]:
-    """Ask a strategy to place its jobs. Return its plan, and the items of each ready worker by job.
+    """Let a strategy assign the items of its jobs to workers. Items of absent restarting workers go to other workers
+    temporarily.
 
-    Items of restarting workers that are not back yet are placed on others meanwhile.
+    Args:
+        view: The cluster.
+        strategy: The strategy.
+        jobs: IDs of its jobs.
+        placed_before: Workers that the previous strategies have chosen, by job and item.
+    Returns:
+        The strategy's plan, and the items of each ready worker by job.
+    Raises:
+        ValueError: The strategy returned an invalid plan.
     """
-    placed = dict(placed)  # the strategy may keep the mapping
+    placed = dict(placed_before)  # the strategy may keep the mapping
     problem = Problem(tuple(create_job_problem(view, job) for job in jobs), placed)
     plan = strategy.assign(problem)
     check_plan(problem, plan)
@@ -154,8 +163,13 @@ def _place_jobs(
 
 
 def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """Create the strategy's input for one job and those of its items whose workers are restarting. Ready workers run
-    these items until their own workers are back.
+    """Create a strategy's input for items whose workers are restarting. Ready workers run these items until their own
+    workers have returned.
+
+    Args:
+        view: The cluster.
+        job: ID of the job.
+        items: The items of this job that need a temporary worker.
     """
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = find_stored_owners(view, job, able)
@@ -163,20 +177,31 @@ def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]
     return JobProblem(job, tuple(items), able, previous, {name: view.workers[name].labels for name in able})
 
 
-def find_stored_owners(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
-    """Return the worker of each item according to the stored shares. Of two workers the able one counts, then the first
-    by name.
+def find_stored_owners(view: ClusterView, job: str, able_workers: Collection[str]) -> dict[str, str]:
+    """Return the worker of each item of a job according to the stored shares.
+
+    If two workers have an item, one that can run the job counts, or otherwise the first one by name.
+
+    Args:
+        view: The cluster.
+        job: ID of the job.
+        able_workers: Workers that can run the job.
     """
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
-    for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
+    for worker in sorted(shares, key=lambda name: (name not in able_workers, name), reverse=True):  # the last one wins
         found.update(dict.fromkeys(shares[worker], worker))
     return found
 
 
-def diff_shares(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
-    """Generate the changes that turn the stored shares of some jobs into the given ones, in no particular order."""
-    for job, shares in whole.items():
+def diff_shares(view: ClusterView, target: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
+    """Generate the changes that turn the stored shares of some jobs into the target shares, in no particular order.
+
+    Args:
+        view: The cluster with the stored shares.
+        target: Items by job and worker, for the jobs to compare.
+    """
+    for job, shares in target.items():
         stored = view.shares.get(job, {})
         for worker in {*stored, *shares}:
             before, after = stored.get(worker, ()), tuple(shares.get(worker, ()))
@@ -185,10 +210,10 @@ def diff_shares(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str
 
 
 def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
-    """Order the changes so that no item is ever shown with two workers: shares shrink before others grow.
+    """Order the changes so that no item is ever stored for two workers: shares shrink before others grow.
 
-    A share that does both is written twice, first without the lost items. Both halves are sorted by worker, so that
-    each worker has to follow few transactions.
+    A share that loses some items and gains others is written twice, first without the lost items. Both halves are
+    sorted by worker, so that each worker has to follow few transactions.
     """
     shrinks, grows = [], []
     for change in changes:
@@ -207,6 +232,8 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
 
 
 def count_unplaced(view: ClusterView) -> dict[str, int]:
-    """Return how many items of each job no ready worker can run, for jobs with such items, sorted by job."""
+    """Count the items that no ready worker can run. Return the number by job, for jobs with such items, sorted by
+    job.
+    """
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}

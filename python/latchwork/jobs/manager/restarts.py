@@ -1,4 +1,4 @@
-"""Nodes that are drained or restarting, as the leader sees them: which get no items, and which shares are reserved."""
+"""Drained and restarting nodes, as the leader sees them: which nodes get no items, and which shares are reserved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RestartTracker:
         store: The cluster's store.
         nodes: Mirror of the node marks.
         fence: The leader's fence, checked by every write.
-        tag: Part of the names of what is written.
+        tag: Unique part of the names of written chunks.
     """
 
     def __init__(self, store: Store, nodes: Mirror, fence: Fence, tag: str) -> None:
@@ -43,9 +43,9 @@ class RestartTracker:
         self._written: dict[str, NodeMark] = {}  # own writes that the mirror may not show yet
         self._acted: set[str] = set()
 
-    def marks(self) -> dict[str, NodeMark]:
-        """Return the current mark of each drained or restarting node. A restart whose timeout has passed no longer
-        counts.
+    def list_marks(self) -> dict[str, NodeMark]:
+        """Return the current mark of each drained or restarting node. Restarts whose timeout has passed are left
+        out.
         """
         now = self._store.clock.now()
         found = decode_marks(self._nodes.snapshot().values())
@@ -57,7 +57,12 @@ class RestartTracker:
         return {node: mark for node, mark in found.items() if not self._is_past_timeout(mark, now)}
 
     def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
-        """Return whether a ready worker may get items: not if it is drained or about to restart."""
+        """Return whether a ready node may get items. A node that is drained or about to restart may not.
+
+        Args:
+            mark: Mark of the node; None if it has none.
+            members: Records of all running nodes.
+        """
         if mark is None or mark.state != "restarting":
             return mark is None
         member = members[mark.node]
@@ -66,10 +71,13 @@ class RestartTracker:
     def reserve_shares(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
         """Store the shares of nodes whose restart was announced, before their items move.
 
+        Args:
+            ready: Nodes that may get items.
+            shares: The stored assignment.
         Raises:
             Conflict: Leadership is lost, or the mark has changed: try again.
         """
-        for node, shown in self.marks().items():
+        for node, shown in self.list_marks().items():
             if shown.state != "restarting" or self._latest_mark(shown).is_reserved:
                 continue
             entry = self._store.get(mark_key(node))  # the mirror may be outdated, and a reserved share must be kept
@@ -93,10 +101,15 @@ class RestartTracker:
             self._written[node] = done
             log.info("node %s is restarting: its %d items are reserved", node, sum(map(len, mine.values())))
 
-    def reserved_shares(
+    def list_reserved_shares(
         self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]
     ) -> dict[str, ReservedShare]:
-        """Return the stored share of each restarting node, to which its items return, by node."""
+        """Return the reserved share of each restarting node, by node. Its items return to the node.
+
+        Args:
+            marks: Result of ``list_marks``.
+            workers: Nodes that may get items now.
+        """
         found = {}
         for node, shown in marks.items():
             mark = self._latest_mark(shown)
@@ -106,9 +119,13 @@ class RestartTracker:
         return found
 
     def delete_finished_marks(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
-        """Delete the marks of restarted nodes that are ready again, and those of restarts whose timeout has passed.
+        """Delete the marks of restarted nodes that are ready again, and of restarts whose timeout has passed.
 
         It also deletes reserved shares whose mark was removed or replaced.
+
+        Args:
+            marks: Result of ``list_marks``.
+            workers: Nodes that may get items now.
         """
         entries = self._nodes.snapshot()
         found = decode_marks(entries.values())
@@ -132,14 +149,22 @@ class RestartTracker:
         same = Absent(mark_key(node)) if mark is None else At(mark)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
-    def has_new_timeout(self, now: float) -> bool:
-        """Return whether the timeout of a restart has passed since the last call. Each restart counts once."""
+    def detect_timeout(self, now: float) -> bool:
+        """Return whether the timeout of any restart has passed since the last call. Each restart counts once.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+        """
         late = {_announcement_id(mark) for mark in self._timed() if self._is_past_timeout(mark, now)} - self._acted
         self._acted |= late
         return bool(late)
 
     def due_in_s(self, now: float) -> float | None:
-        """Return the seconds until the next timeout of a restart; None if no node is restarting."""
+        """Return the seconds until the next timeout of a restart; None if no node is restarting.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+        """
         waits = [self._seen[mark.node][1] + mark.timeout_s - now for mark in self._timed()]
         return min((max(0.0, wait) for wait in waits), default=None)
 

@@ -18,14 +18,16 @@ _LONGEST_NOTE = 2_000  # characters
 
 
 class Strategies:
-    """The strategy of each job.
+    """Maps each job to its strategy.
 
     A strategy is given by name or as an object. A mapping gives one per job ID, with ``*`` for all other jobs.
     """
 
     def __init__(self, option: StrategyOption | Mapping[str, StrategyOption] = "balanced") -> None:
-        """Resolve the names.
+        """Create the strategies that are given by name.
 
+        Args:
+            option: One strategy for all jobs, or a mapping from job ID.
         Raises:
             ValueError: A name is unknown, or an object is not a strategy.
         """
@@ -37,13 +39,16 @@ class Strategies:
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
     def describe(self) -> dict[str, str]:
-        """Return a one-word description of the strategy by job ID, or ``*``. Budgets are left out."""
+        """Return a one-word description of each strategy by job ID, with ``*`` for all other jobs. Move limits are left
+        out.
+        """
         return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
 
     def group_by_strategy(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
-        """Group the jobs by strategy: each group is one problem.
+        """Group jobs by their strategy, which places all of its jobs together.
 
-        Jobs are sorted, groups are ordered by their first job.
+        Returns:
+            Each strategy with its jobs. Jobs are sorted, and groups are ordered by their first job.
         """
         grouped: dict[int, tuple[Strategy, list[str]]] = {}
         for job in sorted(jobs):
@@ -66,9 +71,10 @@ class ManagerOptions(ManagerRows[NoReturn]):
 
 
 def encode_strategies(descriptions: Mapping[str, str]) -> dict[str, object]:
-    """Return the strategies as stored in ``versions/assignment``.
+    """Return the fields that name the strategies in ``versions/assignment``. They are empty if they would be too long.
 
-    Empty if they are long, because each change writes them.
+    Args:
+        descriptions: Result of ``Strategies.describe``.
     """
     return (
         {"strategies": dict(descriptions)}
@@ -78,7 +84,7 @@ def encode_strategies(descriptions: Mapping[str, str]) -> dict[str, object]:
 
 
 class StoredStrategies(Struct, frozen=True):
-    """The part of the assignment's guard that names the strategies, by job."""
+    """The part of the record ``versions/assignment`` that names the strategies, by job."""
 
     strategies: dict[str, str] = {}
 
@@ -87,7 +93,7 @@ _NOTE: Decoder[StoredStrategies] = Decoder(StoredStrategies, "a note on strategi
 
 
 def decode_strategies(guard: Entry | None) -> dict[str, str]:
-    """Return the strategies that the guard names, by job; empty if it names none."""
+    """Return the strategies that the record ``versions/assignment`` names, by job; empty if it names none."""
     found = None if guard is None else _NOTE.find(guard.value)
     return {} if found is None else found.strategies
 

@@ -2,7 +2,7 @@
 
 Keys:   requests/<id>                              JSON; a request for a manual run
         manual/<id>/items[/<chunk>]                for a request for all items: the items at its time; see chunked_set
-        manual/<id>/progress/<job>/<record>[/items]  which items have started and ended, as for a fire time; see cron_progress
+        manual/<id>/progress/<job>/<record>[/items] items that have started and ended; see cron_progress
         manual/<id>/ended/<uuid>                   JSON; the result of one run
 
 Only the ``trim`` functions and ``read_audit`` do I/O.
