@@ -506,7 +506,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
         term = Leadership(
             memory,
-            membership.registration().member,
+            membership.get_registration().member,
             membership._manager._latch.fence,
             alive=alive,
             pools=PoolCache(memory, pools),

@@ -45,7 +45,7 @@ def test_a_node_that_registers_anew_does_not_take_a_newer_pool_back(store, clust
     caplog.set_level(logging.INFO)
     lost = second._membership.session
     expire(lost)
-    eventually(lambda: second._membership.session is not lost and second._membership.registration() is not None, 15)
+    eventually(lambda: second._membership.session is not lost and second._membership.get_registration() is not None, 15)
     assert "another node has stored a newer one" in caplog.text
     eventually(lambda: second._membership._pools._good["report"].items == ("a", "b"))
     assert store.get(keys.work_pool_key("report")).version == version

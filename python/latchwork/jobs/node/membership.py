@@ -50,25 +50,30 @@ _REGISTRATION_GRACE_S = 2.0
 _GRACE_S = 1.0
 
 
-def remove_cluster_state(store: Store, node_id: str, alive: Future[list[Entry]], unchanged: Check) -> bool:
-    """Remove the remaining keys if no other node stays. Return False, without removing anything, if one does.
+def remove_cluster_state(
+    store: Store, node_id: str, running_nodes: Future[list[Entry]], no_change_check: Check
+) -> bool:
+    """Remove the cluster's remaining keys if no other node stays.
 
     Args:
         store: The cluster's store.
         node_id: ID of this node, which has left and no longer manages.
-        alive: The running nodes, listed since this one is leaving.
-        unchanged: The check that no other node has joined or left since this one is leaving.
+        running_nodes: The running nodes, listed after this node began to leave.
+        no_change_check: Check that no other node has joined or left since this node began to leave.
+    Returns:
+        True if the keys were removed; False if another node stays or joins, the time ran out, or the store is
+            unreachable.
     """
-    until = store.clock.now() + _CLEANUP_TIMEOUT_S
+    deadline_s = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
-        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive.result()]
+        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in running_nodes.result()]
         if any(member.worker != node_id and member.state != "leaving" for member in members):
             return False
-        if not _remove_in_batches(store, [unchanged], until):
+        if not _remove_in_batches(store, [no_change_check], deadline_s):
             log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
-        store.commit([unchanged], [Delete(key) for key in guards])
+        store.commit([no_change_check], [Delete(key) for key in guards])
     except Conflict as error:
         log.info("node %s stops removing keys because another node has joined or left: %s", node_id, error)
         return False
@@ -79,22 +84,30 @@ def remove_cluster_state(store: Store, node_id: str, alive: Future[list[Entry]],
     return True
 
 
-def _remove_in_batches(store: Store, checks: list[Check], until: float) -> bool:
-    """Remove shares, pools and free locks in batches. Return False if the time runs out."""
+def _remove_in_batches(store: Store, checks: list[Check], deadline_s: float) -> bool:
+    """Remove the stored shares, work pools and free locks in batches.
+
+    Args:
+        store: The cluster's store.
+        checks: Checks for each transaction.
+        deadline_s: Time by the store's clock at which to stop.
+    Returns:
+        False if the deadline has passed.
+    """
     left = _list_removable_keys(store)
     while some := list(islice(left, _BATCH)):
-        if store.clock.now() >= until:
+        if store.clock.now() >= deadline_s:
             return False
         commit_all(store, checks, [Delete(key) for key in some])
     for job in store.children(keys.LOCKS):
-        if store.clock.now() >= until:
+        if store.clock.now() >= deadline_s:
             return False
         forget_free_locks(store, below=job)
     return True
 
 
 def _list_removable_keys(store: Store) -> Iterator[str]:
-    """Generate all keys of shares and pools, manifests before their chunks.
+    """Generate the keys of all shares and work pools, each manifest before its chunks.
 
     No listing is larger than one worker or one pool.
     """
@@ -105,7 +118,10 @@ def _list_removable_keys(store: Store) -> Iterator[str]:
 
 
 class NodeMembership:
-    """Owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads."""
+    """Keeps a node registered in its cluster, and lets it stand for election.
+
+    It is owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads.
+    """
 
     def __init__(
         self,
@@ -135,11 +151,11 @@ class NodeMembership:
         self._manager: Manager | None = None
         self._wake = Signal()
         self._closing = Signal()
-        self._pools = PoolReader(options.node_id, jobs, settings, store, self.registration, observers=observers)
+        self._pools = PoolReader(options.node_id, jobs, settings, store, self.get_registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
-        """Read the pools, join, register, and stand for election. Nothing is left behind after a failure.
+        """Read the work pools, register the node, and stand for election. Nothing is left behind after a failure.
 
         Raises:
             WorkPoolFailed, InvalidJob: A work pool cannot be read.
@@ -152,7 +168,7 @@ class NodeMembership:
         self._pools.start()
         self._thread.start()
 
-    def registration(self) -> Registration | None:
+    def get_registration(self) -> Registration | None:
         """Return the registration if it is complete and its session is active; otherwise None."""
         with self._mutex:
             session, registration = self._session, self._registration
@@ -172,28 +188,29 @@ class NodeMembership:
             return self._session
 
     def get_newest_session(self) -> Session | None:
-        """Return the session of a registration in progress, or else the current one."""
+        """Return the session of a registration in progress, or otherwise the current session."""
         with self._mutex:
             return self._joining or self._session
 
     @property
     def is_alive(self) -> bool:
-        """True while its threads are running."""
+        """True while the threads of the membership are running."""
         return self._thread.is_alive() and self._pools.is_alive
 
     def abort(self) -> None:
-        """Stop waiting for another node with this ID. ``close`` follows."""
+        """Stop waiting for another node with this ID to end. Call ``close`` afterwards."""
         self._closing.set()
         self._wake.set()
         self._pools.abort()
 
-    def close(self, last: Collection[Op] = (), *, no_runs_left: bool = True) -> None:
+    def close(self, final_writes: Collection[Op] = (), *, no_runs_left: bool = True) -> None:
         """Give up leadership, remove this node from the cluster, and end its session. Idempotent; callable from any
-        thread except its own.
+        thread except the membership's own.
 
         Args:
-            last: A few other writes, for the transaction with which this node leaves.
-            no_runs_left: No run of this node is active. Then, if no other node stays, the cluster's keys are removed.
+            final_writes: A few other writes, for the transaction with which this node leaves.
+            no_runs_left: Whether all runs of this node have ended. Then the cluster's keys are removed if no other node
+                stays.
         """
         self.abort()
         if self._thread.ident is not None:
@@ -214,14 +231,16 @@ class NodeMembership:
             return
         left = None
         if registration is not None and session.state in {"active", "suspect"}:
-            left = self._leave(registration, last)
+            left = self._leave(registration, final_writes)
         if manager is not None:
             manager.close()
         session.close()
         if left is not None and no_runs_left:
             remove_cluster_state(self._store, self._options.node_id, *left)
 
-    def _leave(self, registration: Registration, last: Collection[Op]) -> tuple[Future[list[Entry]], Check] | None:
+    def _leave(
+        self, registration: Registration, final_writes: Collection[Op]
+    ) -> tuple[Future[list[Entry]], Check] | None:
         """Store that this node leaves, and begin to list the running nodes.
 
         Returns:
@@ -229,7 +248,7 @@ class NodeMembership:
             unregister.
         """
         try:
-            unchanged = registration.leave(last)
+            unchanged = registration.leave(final_writes)
             return self._store.start_call("list", keys.ALIVE), unchanged
         except LatchworkError as error:
             log.info("node %s could not unregister; the end of its session does it: %s", self._options.node_id, error)
@@ -243,7 +262,7 @@ class NodeMembership:
             manager.request_check()
 
     def _register(self) -> None:
-        """Register on a new session, step by step, unless the node is closed between two steps.
+        """Register on a new session, unless the node is being closed.
 
         Raises:
             Closed: The node is closing; nothing is left behind.
@@ -300,7 +319,7 @@ class NodeMembership:
         backoff = Backoff(0.2, 5.0)
         while not self._closing.is_set():
             self._wake.clear()
-            if self.registration() is not None:
+            if self.get_registration() is not None:
                 backoff.reset()
                 self._clock.wait(self._wake)
                 continue
@@ -308,7 +327,11 @@ class NodeMembership:
                 self._clock.wait(self._closing, backoff.next_s())
 
     def _rejoin(self) -> bool:
-        """Register again on a new session. Return False to retry later."""
+        """Register again on a new session.
+
+        Returns:
+            False if that failed and must be retried later.
+        """
         with self._mutex:
             manager, self._manager = self._manager, None
         if manager is not None:

@@ -124,7 +124,7 @@ class JobManager:
 
     @property
     def state(self) -> NodeState:
-        """``new``, ``starting``, ``started``, ``closing`` or ``closed``."""
+        """The state: ``new``, ``starting``, ``started``, ``closing`` or ``closed``."""
         return self._state
 
     @property
@@ -147,9 +147,8 @@ class JobManager:
         return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
 
     def health(self) -> Health:
-        """Return whether this node works, for health probes.
-
-        Does no I/O, so it also answers while the store is down.
+        """Return whether this node works, for health probes. Does no I/O, so it also answers while the store is
+        unreachable.
         """
         worker, membership = self._worker, self._membership
         session = membership.session if membership is not None else None
@@ -158,7 +157,7 @@ class JobManager:
         stuck = worker.find_stuck_jobs()
         checks = {
             f"the session is {session.state}": session.state in {"active", "suspect"},
-            "the node is not registered": membership.registration() is not None,
+            "the node is not registered": membership.get_registration() is not None,
             "a thread of the node has died": worker.is_alive and membership.is_alive,
             f"runs do not stop: {', '.join(stuck)}": not stuck,
         }
@@ -179,15 +178,15 @@ class JobManager:
         return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:
-        """Join the cluster and start to work. Returns when this node is registered.
+        """Join the cluster and start to work. Return when this node is registered.
 
         Raises:
-            NodeIdInUse: Another running node has this ID. It was waited for as long as its session or
-                this one can last, plus 1 s.
+            NodeIdInUse: Another running node has this ID. This node has waited for it as long as either session can
+                last, plus 1 s.
             WorkPoolFailed, InvalidJob: A work pool cannot be read; the stored pool is kept.
             SessionLost: The registration ended before it was complete, for example because the process was suspended.
             InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: The store cannot be opened or used.
-            Closed: It was started before; create another one.
+            Closed: The node was started before; create another one.
         """
         with self._mutex:
             if self._state != "new":
@@ -218,9 +217,9 @@ class JobManager:
     def run_forever(self) -> None:
         """Start if necessary, work until SIGTERM, SIGINT or ``close``, then close.
 
-        The first signal closes the node, or ends a start in progress cleanly. The second signal stops waiting for runs.
-        The third has the effect that it had before the call. In a thread other than the main thread only ``close`` ends
-        it.
+        The first signal closes the node, or ends a start in progress cleanly. After the second signal, ``close`` no
+        longer waits for runs. A third signal has the effect that it had before this call. In a thread other than the
+        main thread, signals are not handled.
         """
         with on_end_signals(self._end, partial(self.close, 0.0)):
             try:
@@ -240,11 +239,9 @@ class JobManager:
             self._membership.abort()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the runs gracefully, release the locks, and leave the cluster; the last node removes its keys.
+        """Stop the runs gracefully, release the locks, and leave the cluster. The last node removes the cluster's keys.
 
-        Idempotent; callable from any thread.
-
-        A second call with a shorter timeout shortens the first one.
+        Idempotent; callable from any thread. A second call with a shorter timeout shortens the first one.
 
         Args:
             timeout_s: Seconds to wait for runs that do not stop; their locks then expire by themselves. None uses
@@ -314,7 +311,7 @@ class JobManager:
             self._store.clock,
             ReporterSetup(
                 self._store,
-                self._membership.registration,
+                self._membership.get_registration,
                 worker.collect_outcomes,
                 worker.add_earlier_outcomes,
                 lambda: self._settings.node.outcome_period_s,
@@ -324,7 +321,7 @@ class JobManager:
         worker.start()
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
-        """Return the options for managing the cluster that apply now; settings may change them."""
+        """Return the current options for managing the cluster, which settings may change."""
         now = get_option_values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 
@@ -359,7 +356,14 @@ class JobManager:
 
 
 def find_unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the jobs that require labels that are missing, each with those labels."""
+    """Find the jobs that a node cannot run because it lacks required labels.
+
+    Args:
+        jobs: Jobs of the node, by ID.
+        labels: Labels of the node.
+    Returns:
+        The missing labels and their values, by job ID.
+    """
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
         for job_id, job in jobs.items()

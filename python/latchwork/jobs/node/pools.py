@@ -34,7 +34,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A pool as its job returned it.
+    """The items of a work pool as its job returned them.
 
     Attributes:
         items: All items.
@@ -48,7 +48,7 @@ class _Reading:
 
 
 class PoolReader:
-    """Computes the work pools of one node's jobs again and again, and stores them. ``close`` joins the thread unless
+    """Reads the work pools of a node's jobs periodically, and stores changed ones. ``close`` joins the thread unless
     user code hangs.
     """
 
@@ -80,10 +80,10 @@ class PoolReader:
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 
     def read_all(self) -> None:
-        """Call the pool functions of all jobs, in this thread.
+        """Call the work pool functions of all jobs, in the calling thread.
 
         Raises:
-            WorkPoolFailed, InvalidJob: The first pool that cannot be read.
+            WorkPoolFailed, InvalidJob: A pool cannot be read; the remaining ones are not tried.
             Unavailable: The store did not answer.
         """
         for job_id, job in self._jobs.items():
@@ -93,23 +93,22 @@ class PoolReader:
             with self._mutex:
                 self._good[job_id] = reading
 
-    def store_last_read_pools(self, registration: Registration, between: Callable[[], None]) -> None:
-        """Store the work pools as they were last read, for a new registration of this node. Then read all of them again
-        at once.
+    def store_last_read_pools(self, registration: Registration, check_open: Callable[[], None]) -> None:
+        """Store the work pools as they were last read, for a new registration of this node.
 
-        A pool that another node has stored since then is kept.
+        A pool that another node has stored since then is kept, and this node reads its own again at once.
 
         Args:
-            registration: The current registration.
-            between: Called before each pool; may raise to stop.
+            registration: The new registration.
+            check_open: Called before each pool; raises an exception if the node is closing.
         Raises:
             LatchworkError: A pool could not be stored.
         """
         with self._mutex:
             readings = dict(self._good)
         for job_id, reading in readings.items():
-            between()
-            before = self._write(registration, job_id, reading)
+            check_open()
+            before = self._store_reading(registration, job_id, reading)
             if before in {reading.items, ()}:
                 continue
             if registration.has_peers():
@@ -120,26 +119,26 @@ class PoolReader:
 
     @property
     def is_alive(self) -> bool:
-        """True while its thread is running, or none is needed."""
+        """True while the thread is running, or if there are no jobs."""
         return not self._jobs or self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread that reads each pool after its check period, or when its job says that it has changed."""
+        """Start the thread that reads each work pool after its check period, or when its job reports a change."""
         self._read_at = dict.fromkeys(self._jobs, self._clock.now())
         if self._jobs:
             self._thread.start()
 
     def request_check(self) -> None:
-        """Make the thread compute again when pools are due, because check periods may have changed. Never blocks."""
+        """Make the thread check again when pools are due, because check periods may have changed. Never blocks."""
         self._wake.set()
 
     def abort(self) -> None:
-        """Stop reading pools, once the current one is read."""
+        """Stop reading work pools after the current one."""
         self._closing.set()
         self._wake.set()
 
     def close(self) -> None:
-        """Stop the thread. If a pool function hangs, its thread is left behind."""
+        """Stop the thread. If a work pool function hangs, its thread is left behind."""
         self.abort()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -157,7 +156,9 @@ class PoolReader:
     def _run(self) -> None:
         while not self._closing.is_set():
             self._wake.clear()
-            job_id, next_at = min(((job_id, self._next_at(job_id)) for job_id in self._jobs), key=lambda pair: pair[1])
+            job_id, next_at = min(
+                ((job_id, self._compute_next_read_at(job_id)) for job_id in self._jobs), key=lambda pair: pair[1]
+            )
             left_s = next_at - self._clock.now()
             if left_s > 0:
                 if not self._closing.is_set():  # checked after the clear, so that no later event is missed
@@ -175,8 +176,8 @@ class PoolReader:
             if not done:
                 self._retry_at[job_id] = self._clock.now() + _RETRY_S
 
-    def _next_at(self, job_id: str) -> float:
-        """Return the time at which a pool is read next; infinity for never."""
+    def _compute_next_read_at(self, job_id: str) -> float:
+        """Return the time at which a work pool is read next, by the monotonic clock; infinity for never."""
         with self._mutex:
             if job_id in self._asked:
                 return -math.inf
@@ -197,10 +198,14 @@ class PoolReader:
             self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
     def _update_pool(self, job: Job) -> bool:
-        """Read one pool, and store it if it has changed. Return False if the store must be tried again."""
+        """Read one work pool, and store it if it has changed.
+
+        Returns:
+            False if the store could not be used and must be tried again.
+        """
         try:
             reading = self._read(job, stale_ok=True)
-            if self._is_unchanged(job.id, reading):
+            if self._is_stored(job.id, reading):
                 return True
         except (WorkPoolFailed, InvalidJob) as error:
             log.error("%s; the last valid items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
@@ -216,7 +221,7 @@ class PoolReader:
         if registration is None:
             return False
         try:
-            stored = self._write(registration, job.id, reading)
+            stored = self._store_reading(registration, job.id, reading)
         except LatchworkError as error:
             log.warning("work pool of job %s could not be stored, retrying: %s", job.id, error)
             return False
@@ -229,8 +234,8 @@ class PoolReader:
             log.info("work pool of job %s changed: %s", job.id, _difference(stored, reading.items))
         return True
 
-    def _is_unchanged(self, job_id: str, reading: _Reading) -> bool:
-        """Return whether these items are what this node stored, and no other node has stored another pool since."""
+    def _is_stored(self, job_id: str, reading: _Reading) -> bool:
+        """Return whether this node has stored these items, and no other node has stored a pool since."""
         with self._mutex:
             known = self._good.get(job_id)
         return (
@@ -240,9 +245,11 @@ class PoolReader:
             and read_pool_version(self._store, job_id, stale_ok=True) == known.seen
         )
 
-    def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
-        """Store these items as a job's pool, unless newer ones were stored. Return the replaced items, or these items
-        if they were not stored.
+    def _store_reading(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
+        """Store the items that a job's work pool returned, unless another node has stored newer ones.
+
+        Returns:
+            The items that were replaced. If nothing was stored, the items of this reading.
         """
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:

@@ -28,7 +28,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class WrittenPool:
-    """A work pool before and after a write. Without ``is_ours``, another node wrote in between and its pool is kept."""
+    """The result of a write of a work pool. Without ``is_ours``, another node wrote in between and its pool is kept."""
 
     before: tuple[str, ...]
     version: Hashable
@@ -36,15 +36,19 @@ class WrittenPool:
 
 
 def read_pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
-    """Return the version of a job's stored work pool; None if there is none. Call it before the pool is read or
-    computed.
+    """Read the version of a job's stored work pool; None if there is none. Call it before the job's pool function.
+
+    Args:
+        store: The cluster's store.
+        job: ID of the job.
+        stale_ok: Allow a read that may be outdated but costs less.
     """
     manifest = store.get(keys.work_pool_key(job), stale_ok=stale_ok)
     return None if manifest is None else manifest.version
 
 
 class Registration:
-    """One incarnation of a node on one session. Used by one thread at a time."""
+    """One registration of a node on one session. Used by one thread at a time."""
 
     def __init__(self, store: Store, session: Session, member: Member, jobs: Collection[str] = ()) -> None:
         self._store = store
@@ -56,13 +60,17 @@ class Registration:
 
     @property
     def fences(self) -> list[Check]:
-        """The checks for all writes of this incarnation. Available after ``join``."""
+        """The checks for all writes of this registration. Available after ``join``."""
         assert self._alive is not None, "join first"
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> Member | None:
-        """Try to create the key that shows that this node is running. Return None on success, or the node that already
-        uses the ID.
+        """Try to create the key that shows that this node is running.
+
+        Returns:
+            None on success; otherwise the record of the node that already uses the ID.
+        Raises:
+            Conflict, OutcomeUnknown: The key was created and deleted again and again.
         """
         me = self.member.worker
         key = keys.alive_key(me)
@@ -86,10 +94,13 @@ class Registration:
         raise AssertionError
 
     def join(self, grace_s: float, closing: Signal) -> None:
-        """Create the key that shows that this node is running. Wait while another node with this ID ends.
+        """Create the key that shows that this node is running. If another node has the same ID, wait until it ends.
 
-        The wait takes at most as long as its session or this one can last, whichever is longer, plus the grace period.
+        The wait lasts at most as long as its session or this one can last, whichever is longer, plus the grace period.
 
+        Args:
+            grace_s: Grace period in seconds.
+            closing: Signal that is set when this node is closing.
         Raises:
             NodeIdInUse: The other node is still running; the message has its host and process ID.
             Closed: This node is closing.
@@ -138,15 +149,15 @@ class Registration:
         ops += [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs if job not in stored]
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
-    def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
-        """Store the items of a job's work pool, unless another node stored a pool since version ``seen``.
+    def write_pool(self, job: str, items: tuple[str, ...], seen_version: Hashable) -> WrittenPool:
+        """Store the items of a job's work pool, unless another node has stored a pool since the seen version.
 
-        An unchanged pool is not written. A missing one always is.
+        An unchanged pool is not written, but a missing one always is.
 
         Args:
             job: ID of the job.
             items: All items: sorted, unique.
-            seen: Version of the stored pool before these items were read.
+            seen_version: Version of the stored pool before these items were read.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = store_set(
@@ -156,7 +167,7 @@ class Registration:
             checks=self.fences,
             new_name=self.names,
             ops_if_created=[guard],
-            may_replace=lambda found: found.manifest is None or found.manifest.version == seen,
+            may_replace=lambda found: found.manifest is None or found.manifest.version == seen_version,
         )
         assert stored.manifest is not None
         return WrittenPool(before, stored.manifest.version, stored.chunked.items == items)
@@ -179,25 +190,29 @@ class Registration:
         self.member = ready
 
     def build_session_op(self, key: str, value: bytes | None) -> Op:
-        """Return a write for a transaction that sets a key until this session ends; for None, one that deletes it."""
+        """Build a write that sets a key until this session ends.
+
+        Args:
+            key: The key.
+            value: Its value; None deletes the key instead.
+        """
         return Delete(key) if value is None else Put(key, value, session=self._session)
 
     def write(self, ops: list[Op]) -> None:
-        """Commit these writes in one transaction, provided that this node is still registered by this object.
+        """Commit these writes in one transaction, provided that this registration is still valid.
 
         Raises:
-            Conflict: Another registration has taken over.
+            Conflict: Another registration of the node has taken over.
             LatchworkError: The store could not be used.
         """
         self._store.commit(self.fences, ops)
 
-    def leave(self, last: Collection[Op] = ()) -> Check:
-        """Store that the node is leaving, and delete the list of jobs that it can run.
-
-        The ``alive`` key is deleted with the session.
+    def leave(self, final_writes: Collection[Op] = ()) -> Check:
+        """Store that the node is leaving, and delete the list of jobs that it can run. Its ``alive`` key is deleted
+        with the session.
 
         Args:
-            last: A few other writes for the same transaction.
+            final_writes: A few other writes for the same transaction.
         Returns:
             A check that no other node has joined or left since.
         """
@@ -206,7 +221,7 @@ class Registration:
         ops: list[Op] = [
             Put(keys.alive_key(me), self.member.to_bytes(), session=self._session),
             Put(keys.GUARD_WORKER, b"{}"),
-            *last,
+            *final_writes,
         ]
         ops += [Delete(keys.available_job_key(me, job)) for job in self._jobs]
         self._alive, guard, *_ = self._store.commit(self.fences, ops[:MAX_OPS]).entries

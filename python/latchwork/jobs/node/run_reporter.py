@@ -1,4 +1,4 @@
-"""Stores which runs of this node are active and have lasted ``MIN_RUN_S``, and the results of its runs."""
+"""Stores the active runs of a node that have lasted at least ``MIN_RUN_S``, and how its runs have ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLOSE_S = 15.0
 
 
 class OutcomeSchedule:
-    """Decides when the results of runs are written next: once per period, and soon after a job begins to fail or
+    """Decides when the outcomes of runs are written next: once per period, and soon after a job begins to fail or
     recovers.
     """
 
@@ -46,12 +46,22 @@ class OutcomeSchedule:
         self._in_check: frozenset[Hashable] = frozenset()
         self._transitions: dict[Hashable, float] = {}  # transitions since the last check, with their times
 
-    def record_transition(self, what: Hashable, now: float) -> None:
-        """Record that something changed about a job, so that the results are written soon."""
-        self._transitions.setdefault(what, now)
+    def record_transition(self, transition: Hashable, now: float) -> None:
+        """Record that a job has begun to fail or has recovered, so that the outcomes are written soon.
+
+        Args:
+            transition: A value that identifies the job and the kind of change.
+            now: Current time by the monotonic clock, in seconds.
+        """
+        self._transitions.setdefault(transition, now)
 
     def due_in_s(self, now: float, period_s: float) -> float | None:
-        """Return the seconds until the next write, 0 or less if it is due; None if results are not written."""
+        """Return the seconds until the next write, 0 or less if it is due. Return None if outcomes are not written.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+            period_s: Seconds between two writes; 0 disables them.
+        """
         if period_s <= 0:
             return None
         if self._since is None:
@@ -61,11 +71,15 @@ class OutcomeSchedule:
         return min([at, *asked]) - now
 
     def begin_write(self) -> None:
-        """Note that the results are read now: later changes belong to the next write."""
+        """Record that the outcomes are read now, so that later transitions need another write."""
         self._in_check = frozenset(self._transitions)
 
     def finish_write(self, now: float) -> None:
-        """Note that the results which were read have been written."""
+        """Record that the outcomes which were read last have been written.
+
+        Args:
+            now: Current time by the monotonic clock, in seconds.
+        """
         self._since, self._was_checked = now, True
         self._checked_at.update(dict.fromkeys(self._in_check, now))
         self._transitions = {what: at for what, at in self._transitions.items() if what not in self._in_check}
@@ -91,8 +105,8 @@ class ReporterSetup:
 
 
 class RunReporter(Observer):
-    """Stores the active runs of a node and the results of its runs, from ``start`` to ``close``. It observes the
-    runs.
+    """Stores the active runs of a node and how its runs have ended, from ``start`` to ``close``. It is an observer of
+    the runs.
     """
 
     def __init__(self, node_id: str) -> None:
@@ -110,7 +124,7 @@ class RunReporter(Observer):
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReporterSetup) -> None:
-        """Start the thread that writes them."""
+        """Start the thread that writes the active runs and the outcomes."""
         self._setup = setup
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
@@ -118,26 +132,31 @@ class RunReporter(Observer):
         self._thread.start()
 
     def close(self) -> Sequence[Op]:
-        """Stop, and return the writes of the last results, for the transaction with which the node leaves.
+        """Stop the thread, and return the writes that store the last outcomes. The node commits them when it leaves.
 
-        The key of the active runs is deleted with the session. Results are not written if the stored ones, to which
-        they are added, could not be read.
+        The key of the active runs is deleted with the session. If the stored outcomes could not be read, nothing is
+        returned, because new outcomes must be added to them.
         """
         self._closing.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
         setup = self._setup
-        return [] if setup is None or self._written is None else self._outcome_ops(setup)
+        return [] if setup is None or self._written is None else self._build_outcome_writes(setup)
 
-    def on_transition(self, job: str, turn: str) -> None:
-        """Record that a job began to fail, recovered, or ran for the first time. Never blocks."""
+    def on_transition(self, job: str, transition: str) -> None:
+        """Record that a job began to fail, recovered, or ran for the first time. Never blocks.
+
+        Args:
+            job: ID of the job.
+            transition: ``failing``, ``recovered`` or ``started``.
+        """
         with self._mutex:
-            self._pace.record_transition((job, turn), time.monotonic())
+            self._pace.record_transition((job, transition), time.monotonic())
         self._wake.set()
 
     def on_settings_changed(self) -> None:
-        """Record that the period may have changed. Never blocks."""
+        """Wake the thread, because the period of writes may have changed. Never blocks."""
         self._wake.set()
 
     @contextmanager
@@ -158,7 +177,7 @@ class RunReporter(Observer):
 
     def _loop(self, clock: Clock, setup: ReporterSetup) -> None:
         with suppress(LatchworkError):  # read again before the first write
-            self._restore(setup)
+            self._restore_outcomes(setup)
         while not self._closing.is_set():
             self._wake.clear()
             with self._mutex:
@@ -171,8 +190,13 @@ class RunReporter(Observer):
             clock.wait(self._closing, MIN_INTERVAL_S if wrote else MIN_RUN_S)
 
     def _write(self, setup: ReporterSetup, *, outcomes: bool) -> bool:
-        """Write the active runs and, if due, the results, as far as they have changed. Return True if a write was
-        tried.
+        """Write the active runs and, if due, the outcomes, if they have changed.
+
+        Args:
+            setup: The functions and objects of the node.
+            outcomes: Whether the outcomes are due.
+        Returns:
+            True if a write was tried.
         """
         registration = setup.registration()
         if registration is None:
@@ -184,8 +208,8 @@ class RunReporter(Observer):
             if outcomes:
                 with self._mutex:
                     self._pace.begin_write()
-                self._restore(setup)
-                results = self._outcome_ops(setup)
+                self._restore_outcomes(setup)
+                results = self._build_outcome_writes(setup)
             if ops or results:
                 registration.write([*ops, *results])
         except LatchworkError as error:
@@ -207,15 +231,17 @@ class RunReporter(Observer):
         value = encode_active_runs(lasting.values()) if lasting else None
         return [registration.build_session_op(keys.active_runs_key(self._node_id), value)]
 
-    def _restore(self, setup: ReporterSetup) -> None:
-        """Read what this node had stored about its runs before it was restarted, once."""
+    def _restore_outcomes(self, setup: ReporterSetup) -> None:
+        """Read the outcomes that this node had stored before it was restarted. This is done only once."""
         if self._written is None and setup.outcome_period_s() > 0:
             entry = setup.store.get(keys.outcomes_key(self._node_id))
             setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
 
-    def _outcome_ops(self, setup: ReporterSetup) -> list[Put]:
-        """Return the write of the results; none if they are already stored or are not to be."""
+    def _build_outcome_writes(self, setup: ReporterSetup) -> list[Put]:
+        """Return the write that stores the outcomes. Return no write if they are already stored, or are not to be
+        stored.
+        """
         value = encode_outcomes(setup.outcomes())
         is_same = value == self._written or (not self._written and value == encode_outcomes([]))
         return [] if is_same or setup.outcome_period_s() <= 0 else [Put(keys.outcomes_key(self._node_id), value)]
