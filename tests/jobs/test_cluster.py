@@ -90,7 +90,9 @@ def test_runs_are_told_to_stop_when_half_the_grace_after_a_session_is_over_and_n
         renewer._lease._counted = SYSTEM_CLOCK.now() - node._membership.session.ttl_s - ended_s_ago
         renewer._lease._waiting.clear()
     node._worker._guard.check()
-    assert [run.stopping for run in node._worker._runs()] == [are_stopped] * len(node._worker._runs())
+    assert [run.stopping for run in node._worker._list_live_runs()] == [are_stopped] * len(
+        node._worker._list_live_runs()
+    )
 
 
 def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_first(store, cluster, eventually):
@@ -382,10 +384,10 @@ def test_an_item_that_stays_keeps_its_due_time_when_the_share_changes(memory, cl
         work_pool=lambda: list(items), schedule=FixedDelay(3600.0), initial_delay_s=None, threads=Threads.whole()
     )
     node = cluster.node(memory, "n1", job)
-    before = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a",)])
+    before = eventually(lambda: [run for run in node._worker._list_live_runs() if run.items == ("a",)])
     items.append("b")
     job.refresh_pool()
-    after = eventually(lambda: [run for run in node._worker._runs() if run.items == ("a", "b")])
+    after = eventually(lambda: [run for run in node._worker._list_live_runs() if run.items == ("a", "b")])
     assert after[0]._due.at == before[0]._due.at
 
 

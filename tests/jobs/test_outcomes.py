@@ -51,48 +51,48 @@ def went(*ends):
 
 def test_an_item_that_always_fails_is_seen_among_many_that_do_not():
     outcomes = went(*(ended("bad" if n % 2 else f"i{n}", error="E" if n % 2 else None, at_s=n) for n in range(1, 101)))
-    found = outcomes.outcome()
+    found = outcomes.get_outcome()
     assert (found.consecutive_failures, found.failing_items) == (50, 1)
     assert (found.last_error.item, found.last_error.consecutive_failures) == ("bad", 50)
     assert found.last_success_s == 100.0
 
 
 def test_failures_in_a_row_end_with_a_run_of_the_item_that_ends_well():
-    found = went(ended("a", error="E"), ended("a", error="E"), ended("a", "b")).outcome()
+    found = went(ended("a", error="E"), ended("a", error="E"), ended("a", "b")).get_outcome()
     assert (found.consecutive_failures, found.failing_items, found.failing) == (0, 0, ())
     assert found.last_error.text == "E"
 
 
 def test_a_share_that_is_cut_otherwise_goes_on_counting():
-    found = went(ended("a", "b", error="E"), ended("a", error="E"), ended("a", "b", "c", error="E")).outcome()
+    found = went(ended("a", "b", error="E"), ended("a", error="E"), ended("a", "b", "c", error="E")).get_outcome()
     assert (found.consecutive_failures, found.failing_items, found.last_error.items) == (3, 3, 3)
 
 
 def test_a_run_that_was_stopped_to_stop_says_nothing_of_the_job():
     found = went(
         ended("a", error="E"), ended("a", error="stopping", was_stopped=True), ended("a", was_stopped=True)
-    ).outcome()
+    ).get_outcome()
     assert (found.consecutive_failures, found.last_error.text, found.last_success_s) == (1, "E", None)
 
 
 def test_an_item_that_went_elsewhere_is_not_failing_here():
     outcomes = went(ended("a", error="E"), ended("b", error="E"))
-    outcomes.forget_other_items(frozenset("b"))
-    assert outcomes.outcome().failing_items == 1
-    outcomes.forget_other_items(frozenset())
-    assert outcomes.outcome().consecutive_failures == 0
+    outcomes.forget_moved_items(frozenset("b"))
+    assert outcomes.get_outcome().failing_items == 1
+    outcomes.forget_moved_items(frozenset())
+    assert outcomes.get_outcome().consecutive_failures == 0
 
 
 def test_what_was_written_before_a_restart_goes_on():
-    before = went(ended("a", error="E", at_s=5.0), ended("a", error="E", at_s=7.0)).outcome()
+    before = went(ended("a", error="E", at_s=5.0), ended("a", error="E", at_s=7.0)).get_outcome()
     outcomes = OutcomeTracker("report", "n1")
-    outcomes.restore(before)
-    assert (outcomes.outcome().last_error.at_s, outcomes.outcome().consecutive_failures) == (7.0, 0), (
+    outcomes.add_earlier_outcome(before)
+    assert (outcomes.get_outcome().last_error.at_s, outcomes.get_outcome().consecutive_failures) == (7.0, 0), (
         "nothing failed since"
     )
     outcomes.record_start(8.0)
     outcomes.record_end(ended("a", error="E"))
-    assert outcomes.outcome().consecutive_failures == 3
+    assert outcomes.get_outcome().consecutive_failures == 3
 
 
 def test_who_listens_hears_of_turns_only():

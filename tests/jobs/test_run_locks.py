@@ -116,14 +116,14 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
     scheduler, work = LockScheduler(), LockCalls(locks, "j", (), items)
-    assert scheduler.acquire([work], lambda _: False)
+    assert scheduler.make_calls([work], lambda _: False)
     assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + LOCK_BATCH, True)
-    assert scheduler.acquire([work], lambda _: True)
+    assert scheduler.make_calls([work], lambda _: True)
     assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + len(items), False)
     back = LockCalls(locks, "j", items, ())
-    assert not scheduler.acquire([back], lambda _: False)
+    assert not scheduler.make_calls([back], lambda _: False)
     assert (len(locks.held()["j"]), back.remaining_calls) == (1 + LOCK_BATCH + 10, 2)
-    scheduler.acquire([back], lambda _: True)
+    scheduler.make_calls([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
 
 
@@ -135,18 +135,18 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
         return {job: len(items) // LOCK_BATCH for job, items in locks.held().items()}
 
     for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
-        scheduler.acquire(works, lambda _: False)  # every second call is for the job with the least left
+        scheduler.make_calls(works, lambda _: False)  # every second call is for the job with the least left
         assert held() == expected
-    scheduler.acquire(works, lambda _: True)
+    scheduler.make_calls(works, lambda _: True)
     assert held() == dict.fromkeys("abc", 4)
 
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     works = [LockCalls(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
     scheduler = LockScheduler()
-    scheduler.acquire(works, lambda _: False)
+    scheduler.make_calls(works, lambda _: False)
     works.append(LockCalls(locks, "z", (), ["new"]))
-    scheduler.acquire(works, lambda _: False)
+    scheduler.make_calls(works, lambda _: False)
     assert list(locks.held()) == ["a", "z"]
 
 

@@ -56,7 +56,9 @@ def test_a_run_that_returns_a_coroutine_has_failed(start, eventually):
         """Nobody awaits it."""
 
     run = start(lambda context: never())
-    stats = eventually(lambda: (run._setup.outcomes.stats(0, 0).failures and run._setup.outcomes.stats(0, 0)) or None)
+    stats = eventually(
+        lambda: (run._setup.outcomes.get_stats(0, 0).failures and run._setup.outcomes.get_stats(0, 0)) or None
+    )
     assert "run returned a coroutine, which is never run" in stats.last_error
 
 

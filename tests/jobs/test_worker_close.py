@@ -102,7 +102,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
 
     def run(context):
         worker = cluster.nodes[0]._worker
-        found["inside"] = any(run.is_current_thread for run in worker._runs())
+        found["inside"] = any(run.is_current_thread for run in worker._list_live_runs())
         before = time.monotonic()
         found["stuck"] = JobWorker.close(worker, 5.0)
         found["took_s"] = time.monotonic() - before
@@ -110,7 +110,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
         closed.set()
 
     node = cluster.node(store, "n1", per_item(run, ["a"]))
-    assert not any(run.is_current_thread for run in node._worker._runs())
+    assert not any(run.is_current_thread for run in node._worker._list_live_runs())
     assert closed.wait(10)
     assert found["inside"]
     assert found["told"]

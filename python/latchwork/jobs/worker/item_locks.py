@@ -3,7 +3,7 @@
 Keys:   locks/<job>/<item>, owners/<uuid>; see the leased locks
 
 No job waits until another has all of its locks. Each call handles some hundred locks. Between two calls the caller may
-end the round and check everything again.
+stop and check everything again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCK_BATCH = 450
 
 
 class RunLocks:
-    """The locks that a run was started with, and no later ones. Thread-safe.
+    """The locks that one run was started with. Thread-safe.
 
     A lock that was lost and acquired again is a different lock: in between another node may have worked on the item, so
     the run no longer gets a fence. The locks of a live run are never released; they end only with their owner.
@@ -39,7 +39,7 @@ class RunLocks:
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
     def get_item_locks(self, items: Iterable[str]) -> dict[str, HeldItem]:
-        """Return the fencing token and the owner of each item's lock."""
+        """Return the fencing token and the owner of the lock of each of these items."""
         return {item: HeldItem(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
@@ -47,16 +47,18 @@ class RunLocks:
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
     def time_to_stop_s(self, margin_s: float) -> float:
-        """Return the seconds until the run must be asked to stop, so that it has ``margin_s`` before its locks expire.
-        0 or less means now.
+        """Return the seconds until the run must be asked to stop, 0 or less if it must stop now.
+
+        Args:
+            margin_s: Seconds that the run needs to stop before its locks expire.
         """
         return min((owner.work_remaining_s(margin_s) for owner in self._owners), default=0.0)
 
     def fence(self, item: str) -> Fence:
-        """Return the fence that proves that the item is still held as it was when the run started.
+        """Return the fence that proves that an item has been locked without interruption since the run started.
 
         Raises:
-            LockLost: The lock was lost since, even if it is held again.
+            LockLost: The lock was lost since then, even if it is held again.
         """
         hold = self._holds.get(item)
         if hold is None or not hold.is_held:
@@ -66,16 +68,16 @@ class RunLocks:
 
 
 class ItemLocks:
-    """The locks of one node.
+    """Acquires, awaits and releases the locks of one node's work items.
 
     Thread-safe, except that ``set_wanted_items``, ``try_acquire``, ``release`` and ``close`` need one caller at a time.
 
     Args:
         store: The cluster's store.
-        node_id: Name of the holder that others see.
+        node_id: ID of the node, which other nodes see as the holder.
         ttl_s: Seconds that locks outlive the last renewal.
-        wake: Called when something may have become possible or necessary. It must not block.
-        session: Returns the node's session, whose end other nodes treat as our death; None if there is none.
+        wake: Called when locks were lost, may have become free, or were released by force. It must not block.
+        session: Returns the node's session, or None. When the session ends, other nodes treat this node as dead.
     """
 
     def __init__(
@@ -113,8 +115,8 @@ class ItemLocks:
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
-        """Return the locks that this node surely holds, by job and item, without those that an operator has
-        released.
+        """Return the locks that this node certainly holds, by job and item. Locks that an operator has released are
+        left out.
         """
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
@@ -123,13 +125,19 @@ class ItemLocks:
                 found.setdefault(job, {})[item] = lock
         return found
 
-    def release_forced_locks(self, job: str, busy: Collection[str]) -> None:
+    def release_forced_locks(self, job: str, busy_items: Collection[str]) -> None:
         """Release the locks of a job that an operator has released by force.
 
-        Locks of busy items are kept until their runs have ended.
+        Args:
+            job: ID of the job.
+            busy_items: Items of live runs, whose locks are kept until the runs have ended.
         """
         for (freed_job, item), token in self._force_released.items():
-            lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
+            lock = (
+                self._keeper.held().get(keys.lock_name(job, item))
+                if freed_job == job and item not in busy_items
+                else None
+            )
             if lock is not None and lock.fence.token <= token:
                 self.release(job, [item])
 
@@ -138,14 +146,17 @@ class ItemLocks:
         return self._keeper.remaining_s()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Set how soon an unreachable store must be noticed, which makes renewals more frequent; None renews as the TTL
-        requires.
+        """Renew the locks as often as if they had this TTL, to notice sooner that the store is unreachable. Their TTL
+        stays.
+
+        Args:
+            seconds: The TTL to assume; None renews as often as the locks' own TTL requires.
         """
         self._keeper.renew_within(seconds)
 
     def set_wanted_items(self, job: str, items: Collection[str]) -> list[str]:
-        """Set which items of a job need a lock that this node does not hold. Waits for all other items are cancelled.
-        No I/O.
+        """Set which items of a job need a lock that this node does not hold. Waits for other items are cancelled. No
+        I/O.
 
         Returns:
             The sorted items whose locks to try now: those that are not awaited yet, and those that have become free.
@@ -163,13 +174,15 @@ class ItemLocks:
         return [item for _, item in ask]
 
     def try_acquire(self, job: str, items: Collection[str]) -> bool:
-        """Acquire the free locks of these items, and wait for the others in the background. Best called with a
-        ``LOCK_BATCH`` at a time.
+        """Acquire the free locks of these items, and wait for the others in the background.
 
+        Args:
+            job: ID of the job.
+            items: Items to lock, preferably at most ``LOCK_BATCH``.
         Returns:
-            True if at least one was acquired.
+            True if at least one lock was acquired.
         Raises:
-            LatchworkError: The server could not be used. These items are not awaited; ``set_wanted_items`` returns them
+            LatchworkError: The server could not be used. No lock is awaited; ``set_wanted_items`` returns these items
                 again.
         """
         names = {keys.lock_name(job, item): item for item in items}
@@ -183,7 +196,7 @@ class ItemLocks:
         return bool(taken)
 
     def release(self, job: str, items: Collection[str]) -> None:
-        """Release the locks of these items at once. A lock that has expired meanwhile is not an error."""
+        """Release the locks of these items at once. Locks that have expired meanwhile are ignored."""
         names = [keys.lock_name(job, item) for item in items]
         try:
             self._keeper.release(names)
@@ -193,11 +206,19 @@ class ItemLocks:
             self._pairs.pop(name, None)
 
     def sweep(self) -> tuple[int, int]:
-        """Remove the locks of dead owners. Best called by one node from time to time."""
+        """Remove the locks of dead owners. Best called by one node from time to time.
+
+        Returns:
+            The numbers of removed owners and locks.
+        """
         return self._keeper.sweep()
 
     def close(self, *, release: bool) -> None:
-        """Close all locks. With ``release`` other nodes can have them at once, otherwise when they have expired."""
+        """Close all locks.
+
+        Args:
+            release: Release the locks so that other nodes can acquire them at once. Otherwise they expire.
+        """
         with self._mutex:
             self._closing = True
         if self._audit is not None:
@@ -231,14 +252,15 @@ class ItemLocks:
 
 
 class LockCalls:
-    """The calls that release and acquire the locks of one job, in batches. Waits for its other items are cancelled at
-    once.
+    """The calls that release and acquire the locks of one job, in batches.
+
+    Construction cancels waits for other items of the job.
 
     Args:
         locks: Locks of the node.
         job: ID of the job.
         release: Items to release first, because others may wait for them.
-        acquire: All items whose locks are missing; already awaited ones are not tried again.
+        acquire: All items whose locks are missing. Awaited ones are not tried again.
     """
 
     def __init__(self, locks: ItemLocks, job: str, release: Collection[str], acquire: Collection[str]) -> None:
@@ -254,12 +276,14 @@ class LockCalls:
 
     @property
     def remaining_calls(self) -> int:
-        """Number of calls that have not been made yet."""
+        """The number of calls that have not been made yet."""
         return len(self._release) + len(self._ask)
 
     def make_call(self) -> bool:
-        """Release or acquire the next batch of locks. Return True if locks were acquired.
+        """Release or acquire the next batch of locks.
 
+        Returns:
+            True if locks were acquired.
         Raises:
             LatchworkError: The server could not be used.
         """
@@ -280,20 +304,22 @@ class LockScheduler:
         self._last = ""
         self._round = False
 
-    def acquire(self, works: Iterable[LockCalls], go_on: Callable[[LockCalls], bool]) -> bool:
-        """Make calls until none is left or ``go_on`` returns False. The next round continues with the following job.
+    def make_calls(self, calls_by_job: Iterable[LockCalls], may_continue: Callable[[LockCalls], bool]) -> bool:
+        """Release and acquire locks until no calls are left or ``may_continue`` returns False. The next time, the
+        following job comes first.
 
         Args:
-            works: Calls of each job.
-            go_on: Called after each call; at least one call is made.
+            calls_by_job: The calls of each job.
+            may_continue: Called after each call with the calls of its job. At least one call is made.
         Returns:
             True if locks were acquired.
         Raises:
-            LatchworkError: The server could not be used; the rest is left, and the next job comes first.
+            LatchworkError: The server could not be used. The next time, the following job comes first.
         """
         queue = deque(
             sorted(
-                (work for work in works if work.remaining_calls), key=lambda work: (work.job <= self._last, work.job)
+                (work for work in calls_by_job if work.remaining_calls),
+                key=lambda work: (work.job <= self._last, work.job),
             )
         )
         taken = False
@@ -302,7 +328,7 @@ class LockScheduler:
             taken |= work.make_call()
             if work.remaining_calls:
                 queue.append(work)
-            if not go_on(work):
+            if not may_continue(work):
                 break
         return taken
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class ManualRun:
-    """A run that a request still needs, for the items of a live run. Used by the run's thread only."""
+    """A requested run that has not been done yet, for the items of a live run. Used by the run's thread only."""
 
     request: RunRequest
     items: tuple[str, ...]
@@ -41,18 +41,18 @@ class ManualRun:
     progress: CronProgress
 
     def record_start(self) -> None:
-        """Store that the run starts. It may start only afterwards.
+        """Store that the manual run starts. Call it before the run starts.
 
         Raises:
-            LatchworkError: It is not stored, or not known to be: the run must not start.
+            LatchworkError: The write may have failed: the run must not start.
         """
         self._write({item: self.fired[item].after_start(self.request.at_s) for item in self.items})
 
     def record_end(self) -> None:
-        """Store that the run has ended.
+        """Store that the manual run has ended.
 
         Raises:
-            LatchworkError: It is not stored: the next holder of the locks runs the items again.
+            LatchworkError: The write may have failed. The next holder of the locks may run the items again.
         """
         self._write({item: self.fired[item].after_end() for item in self.items})
 
@@ -62,7 +62,7 @@ class ManualRun:
 
 
 class ManualRuns:
-    """The requests for manual runs that a node has learned of. Thread-safe."""
+    """Follows the requests for manual runs on one node. Thread-safe."""
 
     def __init__(self, store: Store, node_id: str) -> None:
         self._store = store
@@ -73,17 +73,21 @@ class ManualRuns:
         self._items: dict[str, frozenset[str] | None] = {}
         self._mirror: Mirror | None = None
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Start to watch the stored requests. ``wake`` is called when they change, and must not block."""
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Start to watch the stored requests.
+
+        Args:
+            on_change: Called when the requests have changed. It must not block.
+        """
         self._mirror = mirror = self._store.mirror(REQUESTS, wait=False)
-        mirror.on_change(lambda _batch: self._note(mirror, wake))
+        mirror.on_change(lambda _batch: self._update_requests(mirror, on_change))
 
     def close(self) -> None:
         """Stop watching the requests. Idempotent."""
         if self._mirror is not None:
             self._mirror.close()
 
-    def _note(self, mirror: Mirror, wake: Callable[[], None]) -> None:
+    def _update_requests(self, mirror: Mirror, on_change: Callable[[], None]) -> None:
         read = (decode_request(entry.key, entry.value) for entry in mirror.snapshot().values())
         found = {each.id: each for each in read if each is not None}
         now = self._store.clock.now()
@@ -92,10 +96,10 @@ class ManualRuns:
             self._requests = {name: (each, seen[name][1] if name in seen else now) for name, each in found.items()}
             self._progress = {name: each for name, each in self._progress.items() if name in found}
             self._items = {name: each for name, each in self._items.items() if name in found}
-        wake()
+        on_change()
 
     def find_requests(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
-        """Return the unexpired requests for any of these items, oldest first. No I/O.
+        """Return the unexpired requests for any of these items of a job, oldest first. No I/O.
 
         A request expires by the clock of this node, from the time at which the node first saw it.
         """
@@ -107,14 +111,17 @@ class ManualRuns:
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
-    def prepare_run(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
-        """Return the run that a request still needs for the items with these locks; None if they have all run.
+    def prepare_run(self, request: RunRequest, locks: Mapping[str, HeldItem]) -> ManualRun | None:
+        """Return the manual run that a request still needs on this node; None if no item is left to run.
 
+        Args:
+            request: The request.
+            locks: Locks of the items that the node may run.
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
         meant = self._get_requested_items(request)
-        wanted = {item: hold for item, hold in holds.items() if meant is None or item in meant}
+        wanted = {item: hold for item, hold in locks.items() if meant is None or item in meant}
         if not wanted:
             return None
         with self._mutex:
@@ -126,7 +133,7 @@ class ManualRuns:
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
     def _get_requested_items(self, request: RunRequest) -> frozenset[str] | None:
-        """Return the items that a request is for, None for all. They are read from the store once."""
+        """Return the items that a request is for; None for all. They are read from the store only once."""
         with self._mutex:
             if request.id in self._items:
                 return self._items[request.id]
@@ -136,7 +143,13 @@ class ManualRuns:
         return found
 
     def store_result(self, run: ManualRun, owner_id: str, error: str | None) -> None:
-        """Store the result of a run for the client that waits for it."""
+        """Store the result of a manual run for the client that waits for it.
+
+        Args:
+            run: The run.
+            owner_id: Owner of the run's locks.
+            error: Error that the run raised; None if it succeeded.
+        """
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
@@ -163,8 +176,8 @@ class PendingManualRuns:
         self._items = tuple(sorted(holds))
         self._settled: set[str] = set()
 
-    def next_run(self) -> ManualRun | None:
-        """Return the run for the oldest request that still needs one, or None. Only a new request causes I/O.
+    def find_next_run(self) -> ManualRun | None:
+        """Return the manual run for the oldest request that still needs one, or None. Only a new request causes I/O.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
@@ -178,9 +191,13 @@ class PendingManualRuns:
         return None
 
     def record_end(self, run: ManualRun, error: str | None) -> None:
-        """Store the result of a run, and then that it has ended.
+        """Store the result of a manual run, and then that the run has ended.
 
         The result comes first, because a waiting client reads it when all runs have ended.
+
+        Args:
+            run: The run.
+            error: Error that the run raised; None if it succeeded.
         """
         self._manual.store_result(run, self._holds[run.items[0]].owner_id, error)
         try:

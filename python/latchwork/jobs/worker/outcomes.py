@@ -1,4 +1,4 @@
-"""Statistics of one job's runs on this node. No I/O."""
+"""Statistics of the runs of one job on this node. No I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ class OutcomeTracker:
         self._runs = self._failures = self._active = 0
 
     def record_start(self, at_s: float) -> None:
-        """Count a run that starts at this time, in seconds since the epoch."""
+        """Count a run that starts.
+
+        Args:
+            at_s: Start in seconds since the epoch.
+        """
         with self._mutex:
             first = self._runs == 0
             self._runs += 1
@@ -66,7 +70,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "started")
 
     def record_end(self, ended: EndedRun) -> None:
-        """Count the end of a run, and remember its error if it failed."""
+        """Count a run that has ended, and remember its error if it failed."""
         with self._mutex:
             self._active -= 1
             self._failures += ended.error is not None
@@ -78,8 +82,8 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "failing" if is_failing else "recovered")
 
     def _record_result(self, ended: EndedRun) -> None:
-        over = [self._failing.pop(item).consecutive_failures for item in _common_items(ended.items, self._failing)]
-        before = [self._before.pop(item) for item in _common_items(ended.items, self._before)]
+        over = [self._failing.pop(item).consecutive_failures for item in _find_common_items(ended.items, self._failing)]
+        before = [self._before.pop(item) for item in _find_common_items(ended.items, self._before)]
         if ended.error is None:
             self._now = replace(self._now, last_success_s=ended.at_s)
             return
@@ -90,8 +94,12 @@ class OutcomeTracker:
         self._failing[item] = found
         self._now = replace(self._now, last_error=found)
 
-    def forget_other_items(self, share: Collection[str]) -> None:
-        """Forget the failures of items that are not in this node's share anymore."""
+    def forget_moved_items(self, share: Collection[str]) -> None:
+        """Forget the failures of items that this node no longer runs.
+
+        Args:
+            share: Items that this node should run.
+        """
         with self._mutex:
             gone = [item for item in self._failing if item not in share]
             for item in gone:
@@ -100,17 +108,17 @@ class OutcomeTracker:
         if turned:
             self._on_turn(self._now.job, "recovered")
 
-    def restore(self, before: JobOutcome) -> None:
+    def add_earlier_outcome(self, earlier: JobOutcome) -> None:
         """Add what this node had stored about the job's runs before it was restarted."""
         with self._mutex:
             now = self._now
             self._now = replace(
                 now,
-                last_start_s=now.last_start_s or before.last_start_s,
-                last_success_s=now.last_success_s or before.last_success_s,
-                last_error=now.last_error or before.last_error,
+                last_start_s=now.last_start_s or earlier.last_start_s,
+                last_success_s=now.last_success_s or earlier.last_success_s,
+                last_error=now.last_error or earlier.last_error,
             )
-            for error in before.failing:
+            for error in earlier.failing:
                 known = self._failing.get(error.item)
                 if known is not None:
                     self._failing[error.item] = replace(
@@ -119,8 +127,12 @@ class OutcomeTracker:
                 elif now.last_success_s is None:
                     self._before[error.item] = error.consecutive_failures
 
-    def outcome(self, next_start_s: float | None = None) -> JobOutcome:
-        """Return the results of the job's runs so far, for storing."""
+    def get_outcome(self, next_start_s: float | None = None) -> JobOutcome:
+        """Return how the job's runs have ended so far, in the form that is stored.
+
+        Args:
+            next_start_s: Next start in seconds since the epoch; None if unknown.
+        """
         with self._mutex:
             now, failing = self._now, list(self._failing.values())
         worst = nsmallest(
@@ -134,9 +146,15 @@ class OutcomeTracker:
             next_start_s=next_start_s,
         )
 
-    def stats(self, items: int, threads: int, next_start_s: float | None = None) -> JobStats:
-        """Return statistics of the job's runs so far."""
-        now = self.outcome(next_start_s)
+    def get_stats(self, items: int, threads: int, next_start_s: float | None = None) -> JobStats:
+        """Return statistics of the job's runs so far.
+
+        Args:
+            items: Number of items in the current runs.
+            threads: Number of threads that run or wait for their time.
+            next_start_s: Next start in seconds since the epoch; None if unknown.
+        """
+        now = self.get_outcome(next_start_s)
         with self._mutex:
             return JobStats(
                 self._runs,
@@ -154,16 +172,16 @@ class OutcomeTracker:
             )
 
 
-def _common_items(items: Collection[str], known: Collection[str]) -> list[str]:
-    """Return the items that are in both collections, without building a set of both."""
-    if len(items) <= len(known):
-        return [item for item in items if item in known]
+def _find_common_items(items: Collection[str], other: Collection[str]) -> list[str]:
+    """Return the items that are in both collections, without building a set of the larger one."""
+    if len(items) <= len(other):
+        return [item for item in items if item in other]
     among = frozenset(items)
-    return [item for item in known if item in among]
+    return [item for item in other if item in among]
 
 
 def summarize_error(error: BaseException) -> str:
-    """Format an error in one line: its type and message, limited in length."""
+    """Format an error as one line with its type and message, at most 500 characters long."""
     about = " ".join(message(error).split())
     text = f"{type(error).__name__}: {about}" if about else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored

@@ -66,14 +66,14 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Actions:
-    """The steps for one job, in this order: stop, release, acquire, start.
+class RunActions:
+    """The steps to take for the runs and locks of one job, in this order: stop, release, acquire, start.
 
     Attributes:
         stop: Numbers of runs to stop.
         release: Sorted items whose locks to release.
         acquire: Sorted items whose locks to acquire, none in a live run; items that are not free are awaited.
-        start: Shares of the runs to start: disjoint, not empty, with their locks held.
+        start: Items of the runs to start: disjoint, not empty, with their locks held.
     """
 
     stop: tuple[int, ...] = ()
@@ -84,10 +84,10 @@ class Actions:
 
 def reconcile(
     desired: Collection[str], held: Collection[str], running: Iterable[RunState], threads: Threads
-) -> Actions:
-    """Return which runs of one job on this node to stop and start, and which locks to release and acquire.
+) -> RunActions:
+    """Return which runs of one job to stop and start on this node, and which locks to release and acquire.
 
-    Repeated as runs end and locks arrive, it ends with exactly the desired items running.
+    The caller repeats this as runs end and locks are acquired, until exactly the desired items run.
 
     Args:
         desired: Items that this node should run; empty when it is closing.
@@ -104,7 +104,7 @@ def reconcile(
     fresh = [part for items, part in targets.items() if items not in kept and not items & busy]
     if threads.limit:
         fresh = fresh[: max(0, threads.limit - len(live))]
-    return Actions(
+    return RunActions(
         stop=stop,
         release=tuple(sorted(locked - wanted - busy)),
         acquire=tuple(sorted(wanted - locked - busy)),  # a stale run must not find its item locked again
@@ -126,8 +126,8 @@ class RunSetup:
         on_end: Called in the run's thread when it has ended. It must not block.
         clock: Clock for waits.
         wall_s: Returns seconds since the epoch.
-        time_to_stop_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire; 0 or
-            less means now.
+        time_to_stop_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire;
+            0 or less means now.
         fire_times: Creates the fire times of a share for cron schedules; None does not store them.
         manual_runs: Creates the pending manual runs of a share; None if there are none.
         observers: Observers of the runs.
@@ -150,7 +150,7 @@ class RunSetup:
 
 
 class JobRun:
-    """A thread that runs a share again and again on schedule until it is asked to stop. Thread-safe.
+    """A thread that runs a share of a job repeatedly on schedule until it is asked to stop. Thread-safe.
 
     Attributes:
         number: Unique number on this node.
@@ -187,7 +187,7 @@ class JobRun:
         return self._setup.job.id
 
     def start(self) -> None:
-        """Start the thread that calls the job again and again on its schedule.
+        """Start the thread that calls the job on its schedule.
 
         Raises:
             RuntimeError: No thread could be started. The run has ended, and its items stay due.
@@ -200,7 +200,7 @@ class JobRun:
             raise
 
     def stop(self) -> None:
-        """Ask the run to stop, and call its stop listeners in a separate thread. Returns at once. Idempotent.
+        """Ask the run to stop, and call its stop listeners in a separate thread. Return at once. Idempotent.
 
         If no thread can be started for the listeners, the next call tries again.
         """
@@ -222,12 +222,12 @@ class JobRun:
 
     @property
     def ahead_s(self) -> float:
-        """Seconds by which its cron progress lies in the future; 0 if it does not."""
+        """The seconds by which the cron progress of its items lies in the future; 0 if it does not."""
         return 0.0 if self._fire_times is None else self._fire_times.ahead_s
 
     @property
-    def view(self) -> RunState:
-        """The run as ``reconcile`` sees it."""
+    def state(self) -> RunState:
+        """The state of the run, from which ``reconcile`` decides."""
         return RunState(self.number, self._members, self._stop.is_set())
 
     @property
@@ -237,23 +237,23 @@ class JobRun:
 
     @property
     def has_pending_listeners(self) -> bool:
-        """True if its stop listeners could not be called yet: call ``stop`` again."""
+        """True if no thread could be started for the stop listeners. Then call ``stop`` again."""
         return self._unnotified is not None
 
     def time_to_stop_s(self) -> float:
-        """Return the seconds until the run must be asked to stop, so that it ends before its locks expire. 0 or less
-        means now.
+        """Return the seconds until the run must be asked to stop to end before its locks expire. 0 or less means
+        now.
         """
         return self._setup.time_to_stop_s()
 
     @property
     def has_threads(self) -> bool:
-        """True while one of its threads is running, including stop listeners that outlive the run."""
+        """True while one of the run's threads is alive, including a thread of stop listeners that outlives the run."""
         return any(thread is not None and thread.is_alive() for thread in (self._thread, self._notifier))
 
     @property
     def is_current_thread(self) -> bool:
-        """True if called from the run itself or from one of its stop listeners."""
+        """True if the caller is the run itself or one of its stop listeners."""
         return threading.current_thread() in {self._thread, self._notifier} or self._setup.loop.is_inside(self)
 
     @property
@@ -263,12 +263,14 @@ class JobRun:
 
     @property
     def stopping_for_s(self) -> float:
-        """Seconds since the run was asked to stop; 0 if it was not."""
+        """The seconds since the run was asked to stop; 0 if it was not."""
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
     def join(self, timeout_s: float) -> None:
-        """Wait until its threads have ended, but not longer than this. Called from one of them, it does not wait for
-        that one.
+        """Wait until the run's threads have ended. If called from one of these threads, do not wait for that thread.
+
+        Args:
+            timeout_s: Maximum seconds to wait.
         """
         until = self._setup.clock.now() + timeout_s
         for thread in (self._thread, self._notifier):
@@ -299,22 +301,26 @@ class JobRun:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._recheck.clear()  # cleared before the options are read, so that no change is missed
-            if self._manual_runs is not None and self._manual_step(self._manual_runs):
+            if self._manual_runs is not None and self._try_manual_run(self._manual_runs):
                 continue
             options = self._setup.options()
             if self._fire_times is not None and isinstance(options.schedule, Cron):
-                self._cron_step(self._fire_times, options.schedule, options)
+                self._run_if_fire_time(self._fire_times, options.schedule, options)
             else:
-                self._timed_step(options)
+                self._run_if_due(options)
         if self._fire_times is not None:
             self._fire_times.undo_start()
         self.resume_due = self._due
 
-    def _manual_step(self, manual_runs: PendingManualRuns) -> bool:
-        """Do the next requested manual run. Return False if none is pending, or if it cannot run now."""
+    def _try_manual_run(self, manual_runs: PendingManualRuns) -> bool:
+        """Do the next requested manual run.
+
+        Returns:
+            False if no manual run is pending, or if it cannot run now.
+        """
         self._retry_manual_s = math.inf
         try:
-            run = manual_runs.next_run()
+            run = manual_runs.find_next_run()
             if run is None:
                 return False
             if self._setup.may_run():
@@ -327,12 +333,12 @@ class JobRun:
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
             return True
         log.info("job %s: manual run of %d items, requested by %s", self.job_id, len(run.items), run.request.by)
-        ended = self._run_once(self._setup.new_context(run.items), 0.0)
+        ended = self._call_job(self._setup.new_context(run.items), 0.0)
         if ended is not None and not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
             manual_runs.record_end(run, ended.error)
         return True
 
-    def _timed_step(self, options: JobOptions) -> None:
+    def _run_if_due(self, options: JobOptions) -> None:
         """Call the job if it is due; otherwise wait for a while."""
         self._due = self._due.with_schedule(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
@@ -341,14 +347,14 @@ class JobRun:
         elif not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
         else:
-            self._run_once(self._setup.new_context(self.items), -left)
+            self._call_job(self._setup.new_context(self.items), -left)
             if not self._stop.is_set():  # otherwise it was interrupted, and is due at once
                 self._due = self._due.after(self._now(), random.random())
 
-    def _cron_step(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
+    def _run_if_fire_time(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
         """Call the job if its next fire time has come; otherwise wait for a while.
 
-        A fire time is stored before the run starts, and when it has ended.
+        A fire time is stored before the run starts, and again when the run has ended.
         """
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
@@ -370,7 +376,7 @@ class JobRun:
         while not self._setup.may_run():  # the write was slow, or the process was frozen during it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
-        if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
+        if self._call_job(self._setup.new_context(step.items, step.at), -left) is not None:
             times.confirm_start()
             if not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
                 times.record_end(step)
@@ -382,8 +388,13 @@ class JobRun:
         if not self._stop.is_set():  # checked after the clear, so that no later event is missed
             self._setup.clock.wait(self._recheck, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
-    def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
-        """Call the job once and return how it ended; None if the run was asked to stop before."""
+    def _call_job(self, context: JobContext, lag_s: float) -> EndedRun | None:
+        """Call the job once and return how it ended. Return None if the run was asked to stop before.
+
+        Args:
+            context: Argument for the job.
+            lag_s: Seconds between the due time and now.
+        """
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
@@ -420,15 +431,18 @@ class JobRun:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
 
 
-def compute_stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
-    """Return the remaining lock time at which runs are asked to stop.
+def compute_stop_margin_s(lock_ttl_s: float, disconnect_grace_s: float | None) -> float:
+    """Return the remaining lock time, in seconds, at which runs are asked to stop.
 
     Args:
         lock_ttl_s: Seconds that locks last after the last confirmed renewal.
-        grace_s: Seconds that runs continue after that; None as long as the locks allow, which is the maximum.
+        disconnect_grace_s: Seconds that runs may continue after the last confirmed renewal; None for as long as the
+            locks allow.
     """
     least_s = lock_ttl_s * STOP_MARGIN
-    return least_s if grace_s is None else max(least_s, lock_ttl_s - max(MIN_GRACE_S, grace_s))
+    if disconnect_grace_s is None:
+        return least_s
+    return max(least_s, lock_ttl_s - max(MIN_GRACE_S, disconnect_grace_s))
 
 
 class RunWatchdog:
@@ -462,7 +476,7 @@ class RunWatchdog:
         self._wake.set()
 
     def finish(self) -> None:
-        """End the thread as soon as every run has ended or was asked to stop. No more runs are added."""
+        """End the thread as soon as every run has ended or was asked to stop. Call it when no more runs are added."""
         self._finishing.set()
         self._wake.set()
 
@@ -480,7 +494,7 @@ class RunWatchdog:
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Ask the runs to stop that would outlive their locks.
+        """Ask those runs to stop that would otherwise outlive their locks.
 
         Returns:
             The seconds until the next check; None without runs.

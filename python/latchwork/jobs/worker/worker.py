@@ -1,8 +1,8 @@
 """Runs this node's share of the jobs: starts, stops, locks and unlocks what ``reconcile`` decides.
 
 It has two threads. ``latchwork-worker-<node>`` checks the state after every change and uses the store.
-``latchwork-watchdog-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other thread
-hangs in a call.
+``latchwork-watchdog-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other
+thread hangs in a call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTransition, OutcomeTracker
 from latchwork.jobs.worker.runs import (
     SCHEDULE_PAUSE_S,
-    Actions,
+    RunActions,
     JobRun,
     RunSetup,
     RunWatchdog,
@@ -80,7 +80,12 @@ class LocalJob:
         self._paused_until = -math.inf
 
     def apply_options(self, options: JobOptions, *, enabled: bool) -> None:
-        """Use these options from now on. Live runs compute their next start again."""
+        """Use these options from now on. If they have changed, live runs compute their next start again.
+
+        Args:
+            options: Effective options of the job.
+            enabled: Whether the job may run.
+        """
         self.enabled = enabled
         if options != self.options:
             log.info("job %s: options changed to %s", self.job.id, options)
@@ -99,7 +104,11 @@ class LocalJob:
         return min(dues, key=lambda due: due.at + due.jitter_fraction * options.jitter_s)
 
     def remove_ended_runs(self, now: Instant) -> list[JobRun]:
-        """Remove the runs that have ended, remember when their items are due next, and return these runs."""
+        """Remove the runs that have ended, and remember when their items are due next.
+
+        Returns:
+            The removed runs.
+        """
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
             del self.runs[run.number]
@@ -107,22 +116,29 @@ class LocalJob:
             self._remember(run, now)
         return ended
 
-    def forget_other_due_times(self, wanted: frozenset[str]) -> None:
-        """Forget when items are due that are not among the wanted ones."""
-        for item in [item for item in self._dues if item not in wanted]:
+    def forget_other_due_times(self, kept_items: frozenset[str]) -> None:
+        """Forget the due times of all items except these."""
+        for item in [item for item in self._dues if item not in kept_items]:
             del self._dues[item]
 
     def pause(self, now: Instant, seconds: float) -> None:
-        """Start no runs of this job for so many seconds."""
+        """Start no runs of this job for some time.
+
+        Args:
+            now: Current time.
+            seconds: Length of the pause.
+        """
         self._paused_until = now.mono_s + seconds
 
     def remaining_pause_s(self, now: Instant) -> float:
-        """Return the seconds until runs may start again; 0 if they may."""
+        """Return the seconds until runs may start again; 0 if they may start now."""
         return max(0.0, self._paused_until - now.mono_s)
 
     def may_start(self, now: Instant) -> bool:
-        """Return whether runs may start now: not during a pause, nor while more locks arrive and the number of runs is
-        limited.
+        """Return whether runs may start now.
+
+        They may not during a pause. If the number of threads is limited, they also wait until all locks have been
+        tried.
         """
         return self.remaining_pause_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
@@ -181,17 +197,19 @@ class JobWorker:
         self._close_by = math.inf
         self._closer: JobRun | None = None
         self._has_locks_left = False
-        self._guard = RunWatchdog(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
+        self._guard = RunWatchdog(node_id, self._list_live_runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def watch(self) -> None:
-        """Start to watch all that the runs depend on, without waiting. Best called early, before ``start``."""
+        """Start to watch the keys that the runs depend on, without waiting. Call it before ``start``, best some time
+        before.
+        """
         self.locks.start()
         self._shares = ShareCache(self._store, self._node_id, self._wake.set)
         self._manual_runs.start(self._requests_changed)
 
     def start(self) -> None:
-        """Wait until it is known which items this node shall run, and start the threads that run them."""
+        """Wait until the items of this node are known, and start the threads that run them."""
         assert self._shares is not None, "watch first"
         self._shares.wait_ready()
         self._settings.on_change(self._on_settings_changed)
@@ -203,38 +221,38 @@ class JobWorker:
         """Return the statistics of each job on this node, by job ID."""
         runs = self._runs_by_job()
         return {
-            job_id: state.outcomes.stats(
+            job_id: state.outcomes.get_stats(
                 sum(len(run.items) for run in runs[job_id]), len(runs[job_id]), _next_start_s(runs[job_id])
             )
             for job_id, state in self._states.items()
         }
 
     def collect_outcomes(self) -> list[JobOutcome]:
-        """Return the outcomes of each job on this node."""
+        """Return how the runs of each job on this node have ended, in the form that is stored."""
         runs = self._runs_by_job()
-        return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
+        return [state.outcomes.get_outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
-    def add_earlier_outcomes(self, before: Iterable[JobOutcome]) -> None:
+    def add_earlier_outcomes(self, earlier: Iterable[JobOutcome]) -> None:
         """Add what this node had stored about its runs before it was restarted."""
-        for each in before:
+        for each in earlier:
             if each.job in self._states:
-                self._states[each.job].outcomes.restore(each)
+                self._states[each.job].outcomes.add_earlier_outcome(each)
 
     def _runs_by_job(self) -> dict[str, list[JobRun]]:
         runs: dict[str, list[JobRun]] = {job_id: [] for job_id in self._states}
-        for run in self._runs():
+        for run in self._list_live_runs():
             runs[run.job_id].append(run)
         return runs
 
     @property
     def is_alive(self) -> bool:
-        """True while both of its threads are running."""
+        """True while both threads of the worker are running."""
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
     def find_stuck_jobs(self) -> list[str]:
-        """Return the IDs of jobs with runs that have not stopped within the timeout after they were asked to."""
+        """Return the IDs of jobs with runs that have not stopped within ``stop_timeout_s`` after they were asked to."""
         late_s = self._settings.node.stop_timeout_s
-        return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
+        return sorted({run.job_id for run in self._list_live_runs() if run.stopping and run.stopping_for_s >= late_s})
 
     def find_future_progress(self) -> dict[str, float]:
         """Return the jobs whose stored cron progress lies in the future, and by how many seconds."""
@@ -243,8 +261,8 @@ class JobWorker:
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
     def remaining_lock_time_s(self) -> float | None:
-        """Return the seconds until the first of this node's locks may expire if no renewal succeeds; None if it holds
-        no locks.
+        """Return the seconds until the first of this node's locks may expire if no renewal succeeds. Return None
+        without locks.
         """
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
@@ -255,16 +273,17 @@ class JobWorker:
         self._wake.set()
 
     def _requests_changed(self) -> None:
-        for run in self._runs():
+        for run in self._list_live_runs():
             run.reschedule()
 
     def _apply_settings_to_runs(self) -> None:
-        """Stop the runs of disabled jobs, and let the others compute their next start again if their options have
-        changed.
+        """Stop the runs of disabled jobs. If the options of another job have changed, its runs compute their next start
+        again.
 
-        It runs in the thread that reports the change, because the worker's own thread may be waiting for the store.
+        This is done in the thread that reports the change, because the worker's own thread may be waiting for the
+        store.
         """
-        for run in self._runs():
+        for run in self._list_live_runs():
             if not self._settings.is_enabled(run.job_id):
                 run.stop()
             elif self._settings.options(run.job_id) != self._states[run.job_id].options:
@@ -276,15 +295,16 @@ class JobWorker:
     def close(self, timeout_s: float) -> list[str]:
         """Ask all runs to stop, wait for them, and release their locks. Idempotent; callable from any thread.
 
-        Called from a run, it does not wait for that run, whose locks then expire by themselves. ``shorten_close`` shortens the
-        wait.
+        If called from a run, it does not wait for that run, whose locks then expire by themselves.
 
+        Args:
+            timeout_s: Seconds to wait, which ``shorten_close`` can shorten.
         Returns:
             The jobs with runs that did not stop; their locks expire by themselves.
         """
         self.shorten_close(timeout_s)
         self._closing.set()
-        runs = self._runs()  # complete, because none is added while closing
+        runs = self._list_live_runs()  # complete, because none is added while closing
         self._closer = next((run for run in runs if run.is_current_thread), self._closer)
         for run in runs:
             run.stop()
@@ -304,7 +324,11 @@ class JobWorker:
         return stuck_jobs
 
     def shorten_close(self, timeout_s: float) -> None:
-        """Let a close in progress wait at most this long from now."""
+        """Shorten the wait of a close in progress.
+
+        Args:
+            timeout_s: Maximum seconds to wait from now.
+        """
         self._close_by = min(self._close_by, self._clock.now() + timeout_s)
         self._wake.set()
 
@@ -335,7 +359,7 @@ class JobWorker:
     def _is_finished(self) -> bool:
         if self._clock.now() >= self._close_by:
             return True
-        return not self._has_locks_left and all(run is self._closer for run in self._runs())
+        return not self._has_locks_left and all(run is self._closer for run in self._list_live_runs())
 
     def _try_reconcile(self, closing: bool) -> tuple[float | None, bool]:
         try:
@@ -350,8 +374,10 @@ class JobWorker:
         """Start and stop runs, and acquire and release locks, so that this node comes closer to running exactly its
         share.
 
+        Args:
+            closing: Whether the node is closing, so that it should run nothing.
         Returns:
-            The seconds until the next check without an event; None waits for an event.
+            The seconds until the next check if no event comes first; None to wait for an event.
         """
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.read_shares(self._states)
@@ -376,16 +402,24 @@ class JobWorker:
             for state in self._states.values()
             if (remaining_pause_s := state.remaining_pause_s(now)) > 0
         ]
-        if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._runs()):
+        if self._is_lock_at_risk() or any(run.has_pending_listeners for run in self._list_live_runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
-    def _update_runs(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
-        """Stop and start runs of one job as necessary. Return all steps, because the caller handles the locks."""
+    def _update_runs(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> RunActions:
+        """Stop and start the runs of one job as ``reconcile`` decides.
+
+        Args:
+            state: The job.
+            share: Items of the job that this node should run.
+            held: Locks of the job that this node holds, by item.
+        Returns:
+            All steps, because the caller releases and acquires the locks.
+        """
         self._remove_ended(state)
         wanted = share if state.enabled else frozenset[str]()
-        actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
+        actions = reconcile(wanted, held, [run.state for run in state.runs.values()], state.options.threads)
         for number in actions.stop:
             state.runs[number].stop()
         for run in state.runs.values():
@@ -393,10 +427,10 @@ class JobWorker:
                 run.stop()
         state.forget_other_due_times(share)  # kept for a disabled job, which continues where it was
         if not self._closing.is_set():
-            state.outcomes.forget_other_items(share)
+            state.outcomes.forget_moved_items(share)
         if state.may_start(self._now()) and not self._is_lock_at_risk():
             for items in actions.start:
-                if not self._start(state, items, held):
+                if not self._start_run(state, items, held):
                     break
         return actions
 
@@ -407,41 +441,57 @@ class JobWorker:
                 self._live.pop(run.number, None)
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
-    def _update_locks(self, planned: list[tuple[LocalJob, Actions]], check_s: float, *, closing: bool) -> bool:
-        """Release and acquire locks of all jobs for about a second. Return True if everything should be checked again
-        at once.
+    def _update_locks(self, planned: list[tuple[LocalJob, RunActions]], last_check_s: float, *, closing: bool) -> bool:
+        """Release and acquire locks of all jobs for about a second.
+
+        Args:
+            planned: The steps for each job.
+            last_check_s: Seconds that the last check took.
+            closing: Whether the node is closing.
+        Returns:
+            True if everything should be checked again at once.
         """
         works = []
         for state, actions in planned:
             state.is_acquiring = False
             self.locks.release_forced_locks(
-                state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values()))
+                state.job.id, frozenset[str]().union(*(run.state.items for run in state.runs.values()))
             )
             works.append(LockCalls(self.locks, state.job.id, actions.release, actions.acquire))
         began = self._clock.now()
 
-        def go_on(done: LockCalls) -> bool:
+        def may_continue(done: LockCalls) -> bool:
             if not done.remaining_calls:
                 self._wake.set()  # it may start
-            return self._should_continue(began, check_s, closing=closing)
+            return self._should_continue(began, last_check_s, closing=closing)
 
-        taken = self._lock_scheduler.acquire(works, go_on)
+        taken = self._lock_scheduler.make_calls(works, may_continue)
         for (state, _), work in zip(planned, works, strict=True):
             state.is_acquiring = work.has_acquisitions
         return taken or any(work.remaining_calls for work in works)
 
-    def _should_continue(self, began: float, check_s: float, *, closing: bool) -> bool:
-        """Return whether to handle more locks before everything is checked again."""
+    def _should_continue(self, began: float, last_check_s: float, *, closing: bool) -> bool:
+        """Return whether to handle more locks before everything is checked again.
+
+        Args:
+            began: Time at which the worker began to handle locks.
+            last_check_s: Seconds that the last check took.
+            closing: Whether the node is closing.
+        """
         now = self._clock.now()
         if closing:
             return now < self._close_by and now - began < _FILL_S
         if self._closing.is_set():
             return False
-        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_CHECK * check_s))
+        busy_s = min(_FILL_S, max(_FILL_BUSY_S, _FILL_PER_CHECK * last_check_s))
         return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
-    def _start(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
-        """Start a run with these items. Return False if it, and the other runs of this job, must be tried later."""
+    def _start_run(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
+        """Start a run with these items of a job, whose locks are held.
+
+        Returns:
+            False if runs of this job must be started later.
+        """
         locks = RunLocks(state.job.id, {item: held[item] for item in items})
         try:
             due = state.find_first_due(items, self._now())
@@ -468,7 +518,7 @@ class JobWorker:
         log.debug("job %s: run %d starts with %d items on node %s", run.job_id, run.number, len(items), self._node_id)
         return True
 
-    def _runs(self) -> list[JobRun]:
+    def _list_live_runs(self) -> list[JobRun]:
         """Return the live runs, including stopping ones."""
         with self._mutex:
             return list(self._live.values())
@@ -477,7 +527,7 @@ class JobWorker:
         return Instant(self._clock.now(), self._wall.now())
 
     def _is_lock_at_risk(self) -> bool:
-        """Return True while locks are held that may expire before a run could stop."""
+        """Return whether locks are held that may expire before a run could stop."""
         return 0 < self.locks.remaining_s() <= self._margin_s()
 
     def _warn_of_stuck(self) -> float | None:

@@ -145,7 +145,7 @@ class BenchWorkers:
         locks.start()
         wanted = self._shares[worker].items_by_job()
         works = [LockCalls(locks, job, (), items) for job, items in wanted.items()]
-        LockScheduler().acquire(works, lambda _: True)
+        LockScheduler().make_calls(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
