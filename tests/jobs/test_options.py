@@ -20,9 +20,9 @@ from latchwork.jobs.options import (
     Unset,
     combine_options,
     create_default_options,
+    create_number_kind,
     document_options,
     get_option_rows,
-    number_kind,
     option_field,
     seconds_field,
 )
@@ -55,7 +55,7 @@ def test_only_a_row_without_a_default_may_be_none():
 
 
 def test_values_are_kept_as_what_they_mean():
-    assert type(number_kind(0.0).check("x", 3)) is float
+    assert type(create_number_kind(0.0).check("x", 3)) is float
     given = {"gpu": "yes"}
     kept = LABELS.check("labels", given)
     given["gpu"] = "no"

@@ -90,12 +90,12 @@ class JobContext:
 
     @property
     def node_id(self) -> str:
-        """The ID of the node that runs it."""
+        """The ID of the node on which this run is executed."""
         return self._node_id
 
     @property
     def fire_time_s(self) -> float | None:
-        """The fire time of this run in seconds since the epoch; None unless the job is on a cron schedule."""
+        """The fire time of this run in seconds since the epoch; None if the job has no cron schedule."""
         return self._fire_time_s
 
     @property
@@ -115,7 +115,7 @@ class JobContext:
 
     @property
     def should_stop(self) -> bool:
-        """True once this run was asked to stop; then finish the current step and return."""
+        """True once this run was asked to stop. Then finish the current step and return."""
         return self.stop_signal.should_stop
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
@@ -129,23 +129,27 @@ class JobContext:
         return self.stop_signal.wait_stop(timeout_s)
 
     def on_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` once when this run is asked to stop, or at once if it was already.
+        """Register a listener that is called once when this run is asked to stop, or at once if it was already.
 
         Listeners are called in the order of registration, on one thread. An exception is logged and does not stop the
         others.
 
+        Args:
+            listener: The function to call.
         Returns:
             A function that removes the listener; idempotent.
         """
         return self.stop_signal.on_stop(listener)
 
     def remaining_s(self) -> float:
-        """Return the seconds for which this run surely holds its locks by the local clock; 0 if they are lost."""
+        """Return the seconds for which this run certainly holds its locks by the local clock; 0 if they are lost."""
         return max(0.0, self._remaining_s())
 
     def fence(self, item: str) -> Fence:
-        """Return a fence that proves that this node holds the item. Include it in every write that matters.
+        """Return a fence that proves that this node holds the lock of an item. Include it in every write that matters.
 
+        Args:
+            item: An item of this run.
         Raises:
             KeyError: The item is not in this run's share.
             LockLost: The lock has expired or was released; stop the work.
@@ -156,7 +160,7 @@ class JobContext:
         return self._fence(item)
 
     def stop(self) -> None:
-        """Ask the run to stop and call the listeners in this thread. For tests; idempotent."""
+        """Ask the run to stop, and call the listeners in this thread. For tests; idempotent."""
         self.stop_signal.stop()
 
 
@@ -240,7 +244,7 @@ class Job:
         """Return all items of this job, the same on every node. Called in a separate thread in every check period.
 
         Raises:
-            NotImplementedError: Neither given to the constructor nor overridden.
+            NotImplementedError: No work pool was given to the constructor, and this method is not overridden.
         """
         if self._work_pool is None:
             raise NotImplementedError
@@ -251,8 +255,10 @@ class Job:
 
         A subclass may use an ``async def``.
 
+        Args:
+            context: The ``JobContext`` of this run.
         Raises:
-            NotImplementedError: Neither given to the constructor nor overridden.
+            NotImplementedError: No function was given to the constructor, and this method is not overridden.
         """
         if self._run is None:
             raise NotImplementedError
@@ -268,17 +274,18 @@ class Job:
         return self._run if type(self).run is Job.run else self.run
 
     def refresh_pool(self) -> None:
-        """Make the nodes of this process call the work pool function again at once.
+        """Make the nodes of this process call the job's work pool function again at once.
 
-        Callable from any thread, also before they start.
+        Callable from any thread, also before the nodes start.
         """
         self._tell("pool")
 
     def change(self, **options: Any) -> None:
-        """Change options in this process while the job runs. A current wait is shortened if necessary.
+        """Change options of this job in this process while the job runs. A current wait is shortened if necessary.
 
         Args:
-            options: Options that settings may change too, as in the constructor. The cluster's settings override them.
+            options: New values by option name, for options that settings may change too. The cluster's settings
+                override them.
         Raises:
             InvalidJob: An option is unknown or invalid; nothing is changed.
         """
@@ -293,9 +300,10 @@ class Job:
         self._tell("options")
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Register a listener that is called with ``pool`` or ``options`` when that has changed; it must not block. For
-        the job manager.
+        """Register a listener for changes of this job. For the job manager.
 
+        Args:
+            listener: Called with ``pool`` or ``options`` when that has changed. It must not block.
         Returns:
             A function that removes the listener; idempotent.
         """
@@ -313,7 +321,7 @@ class Job:
             listener(what)
 
     def validate(self) -> None:
-        """Check every option, including class attributes. The manager calls this for each job.
+        """Check every option, including class attributes. The job manager calls this for each job.
 
         Raises:
             InvalidJob: An option is invalid; the message says which and why.
@@ -368,10 +376,15 @@ for _option in get_option_rows(JobOptions):  # the defaults of the class attribu
 
 
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:
-    """Return the items that a work pool function has returned, sorted and unique.
+    """Check the items that a work pool function has returned.
 
+    Args:
+        job_id: ID of the job, for error messages.
+        items: The returned value.
+    Returns:
+        The items: sorted, unique.
     Raises:
-        InvalidJob: They are not a collection, or an item is not a text, is too long, or occurs twice.
+        InvalidJob: The value is not a collection, or an item is not a text, is too long, or occurs twice.
     """
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         msg = f"work pool of job {job_id} returned {items!r:.80}; return a list of texts"
@@ -392,10 +405,12 @@ def check_pool(job_id: str, items: object) -> tuple[str, ...]:
 
 
 def read_pool(job: Job) -> tuple[str, ...]:
-    """Call the job's work pool, and return its items, sorted and unique.
+    """Call the job's work pool function.
 
+    Returns:
+        The items: sorted, unique.
     Raises:
-        WorkPoolFailed: It raised an exception, which is the cause.
+        WorkPoolFailed: The function raised an exception, which is the cause.
         InvalidJob: Its result is invalid.
     """
     try:
@@ -410,10 +425,14 @@ def read_pool(job: Job) -> tuple[str, ...]:
 
 
 def check_jobs(jobs: object) -> dict[str, Job]:
-    """Return the jobs of a node by ID, in the given order.
+    """Check the jobs that were given to a node.
 
+    Args:
+        jobs: One job or a collection of jobs.
+    Returns:
+        The jobs by ID, in the given order.
     Raises:
-        InvalidJob: They are not a collection of jobs, or two jobs have the same ID.
+        InvalidJob: The value is not a collection of jobs, or two jobs have the same ID.
     """
     listed = [jobs] if isinstance(jobs, Job) else list(jobs) if isinstance(jobs, Iterable) else [jobs]
     by_id: dict[str, Job] = {}

@@ -31,7 +31,7 @@ _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class _MetricSet:
-    """The metrics of one registry, created once."""
+    """The metrics of one Prometheus registry, created once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, what: str, *labels: str) -> Counter:
@@ -56,8 +56,12 @@ class _MetricSet:
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
-        """Create every metric of a node with the value 0, so that the rate of an event that never happened is 0, not
-        missing.
+        """Create every metric of a node with the value 0. Without this, the rate of an event that never happened would
+        be missing.
+
+        Args:
+            node: ID of the node.
+            jobs: IDs of its jobs.
         """
         own = (self.init, self.close, self.rebalances, self.rebalance_failures, self.rebalance_seconds, self.moves)
         for each in own:
@@ -69,7 +73,7 @@ class _MetricSet:
 
 
 class _NodeGauges(GaugeCollector):
-    """The gauges of all nodes, which are read from the nodes at each scrape."""
+    """Reads the gauges of all nodes from the nodes at each scrape."""
 
     def __init__(self) -> None:
         self._lock = mutex()
@@ -91,7 +95,7 @@ class _NodeGauges(GaugeCollector):
             self._pools[node, job] = items
 
     def collect(self) -> Iterator[Metric]:
-        """Return the current gauges."""
+        """Return the current gauges of all nodes."""
         with self._lock:
             nodes, pools = dict(self._nodes), dict(self._pools)
         by_job: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
@@ -147,7 +151,7 @@ class PrometheusMetrics(Observer):
         self._families = metrics_of(_MetricSet, registry)
 
     def attached(self, node: ObservedNode) -> None:
-        """Create all metrics of the node and include its gauges in future scrapes."""
+        """Create all metrics of the node, and include its gauges in future scrapes."""
         self._families.prepare(node.node_id, node.stats().jobs)
         self._families.now.add(node)
 
@@ -156,11 +160,11 @@ class PrometheusMetrics(Observer):
         self._families.now.remove(node)
 
     def started(self, node_id: str, seconds: float) -> None:
-        """Record how long the node took to join."""
+        """Record how many seconds the node took to join the cluster."""
         self._families.init.labels(node_id).observe(seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """Record how long the node took to leave."""
+        """Record how many seconds the node took to leave the cluster."""
         self._families.close.labels(node_id).observe(seconds)
 
     @contextmanager
@@ -186,7 +190,7 @@ class PrometheusMetrics(Observer):
         families.moves.labels(info.node).inc(info.moves)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Record the size of a work pool, or a failed read."""
+        """Record the duration and size of a read work pool, or a failed read."""
         self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
         if info.items is None:
             self._families.pool_failures.labels(info.node, info.job).inc()

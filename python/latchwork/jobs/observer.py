@@ -55,7 +55,7 @@ class JobStats:
 
     @property
     def is_failing_everywhere(self) -> bool:
-        """Whether the last run of each item failed."""
+        """Whether the last run of every item failed."""
         return 0 < self.items <= self.failing_items
 
 
@@ -166,7 +166,7 @@ class ObservedNode(Protocol):
         ...
 
     def stats(self) -> NodeStats:
-        """Return statistics since the start."""
+        """Return statistics of the node since its start."""
         ...
 
     def health(self) -> Health:

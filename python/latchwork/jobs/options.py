@@ -54,24 +54,34 @@ class Threads:
 
     @classmethod
     def whole(cls) -> Threads:
-        """Run the node's whole share in one thread."""
+        """Return the choice to run all items of the node's share in one thread."""
         return cls(1)
 
     @classmethod
     def per_item(cls) -> Threads:
-        """Run each item in its own thread."""
+        """Return the choice to run each item in its own thread."""
         return cls(0)
 
     @classmethod
     def at_most(cls, limit: int) -> Threads:
-        """Split the share into parts of almost equal size, at most so many, and run each in its own thread."""
+        """Return the choice to split the node's share into parts of almost equal size, each in its own thread.
+
+        Args:
+            limit: Maximum number of parts, at least 1.
+        Raises:
+            InvalidJob: The limit is invalid.
+        """
         if type(limit) is not int or limit < 1:
             msg = f"Threads.at_most({limit!r}) cannot be used; give a whole number of at least 1"
             raise InvalidJob(msg)
         return cls(limit)
 
     def split_items(self, items: Iterable[str]) -> list[tuple[str, ...]]:
-        """Split these items into the groups that run together: each sorted, disjoint, none empty."""
+        """Split items into the groups that run together, each in its own thread.
+
+        Returns:
+            The groups: each sorted, disjoint, none empty.
+        """
         ordered = sorted(items)
         if self.limit == 0:
             return [(item,) for item in ordered]
@@ -82,7 +92,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """The values that an option accepts.
+    """A kind of option: which values it accepts, and how they are stored.
 
     Attributes:
         check: Checks a value from code, given the option's name, and returns the value to keep. Raises ValueError with
@@ -90,7 +100,7 @@ class OptionKind:
         read: The same for a setting, whose value comes from code or from the store; by default ``check``.
         encode: Converts a setting's value for JSON.
         effective: Converts a setting's value to the option's value.
-        least: Least number.
+        least: Minimum number.
         flag: Type of its command-line flag; None for no flag.
     """
 
@@ -102,9 +112,11 @@ class OptionKind:
     flag: type | None = None
 
 
-def number_kind(least: float) -> OptionKind:
-    """Create the kind of option that takes finite numbers of at least ``least``. They are seconds if the option's name
-    ends in ``_s``.
+def create_number_kind(least: float) -> OptionKind:
+    """Create a kind of option whose values are finite numbers. They are seconds if the option's name ends in ``_s``.
+
+    Args:
+        least: Minimum value.
     """
 
     def check(name: str, value: Any) -> float:
@@ -141,7 +153,14 @@ def _read_limit(name: str, value: Any) -> int:
 
 
 def _convert_schedule(name: str, value: Any) -> Any:
-    """Convert cron text, or a number of seconds between two starts, to a schedule; return anything else unchanged."""
+    """Convert cron text, or a ``timedelta`` between two starts, to a schedule. Return any other value unchanged.
+
+    Args:
+        name: Name of the option, for the error message.
+        value: Value of the option.
+    Raises:
+        ValueError: The value is not a valid schedule.
+    """
     if not isinstance(value, (str, timedelta)):
         return value
     try:
@@ -202,7 +221,7 @@ SCHEDULE = OptionKind(_check_schedule, _read_schedule, _encode_schedule)
 
 @dataclass(frozen=True, slots=True)
 class OptionRow:
-    """An option.
+    """The description of an option.
 
     Attributes:
         kind: Kind of its values.
@@ -222,36 +241,50 @@ class OptionRow:
 
     @property
     def unit(self) -> str:
-        """The unit of its values."""
+        """The unit of the option's values."""
         return "seconds" if self.name.endswith("_s") else ""
 
     @property
     def description(self) -> str:
-        """The description of the option and its least value, without the unit."""
+        """The description of the option with its minimum value, without the unit, in Markdown."""
         return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
 
     @property
     def sentence(self) -> str:
-        """The description of the option and its unit, as plain text."""
+        """The description of the option with its unit and minimum value, as plain text."""
         return f"{self.unit} {self.description}".strip().replace("`", "")
 
     def check(self, value: Any) -> Any:
-        """Check a value for this option and return it in its internal form.
+        """Check a value for this option, and return it in its internal form.
 
         Raises:
-            ValueError: It is invalid; the message begins with the name.
+            ValueError: The value is invalid; the message begins with the option's name.
         """
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
-def option_field(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
-    """Create a dataclass field that describes an option. Its own default is None: not set."""
-    return field(default=None, metadata={"row": OptionRow(kind, default, text, **more)})
+def option_field(kind: OptionKind, default: Any, text: str, **attributes: Any) -> Any:
+    """Create a dataclass field that describes an option. The default of the field is None, which means not set.
+
+    Args:
+        kind: Kind of the option's values.
+        default: Default value of the option.
+        text: Description of the option.
+        attributes: More attributes of ``OptionRow``.
+    """
+    return field(default=None, metadata={"row": OptionRow(kind, default, text, **attributes)})
 
 
-def seconds_field(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
-    """Create a dataclass field that describes an option whose value is a time in seconds."""
-    return option_field(number_kind(least), default, text, **more)
+def seconds_field(default: float | None, text: str, *, least: float = 0.0, **attributes: Any) -> Any:
+    """Create a dataclass field that describes an option whose value is a time in seconds.
+
+    Args:
+        default: Default value of the option.
+        text: Description of the option.
+        least: Minimum value.
+        attributes: More attributes of ``OptionRow``.
+    """
+    return option_field(create_number_kind(least), default, text, **attributes)
 
 
 @dataclass(frozen=True)
@@ -350,7 +383,7 @@ class NodeOnly:
         10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", least=0.3
     )
     weight: float = option_field(
-        number_kind(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
+        create_number_kind(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
     )
     labels: Mapping[str, str] = option_field(
         LABELS, MappingProxyType({}), "labels for `inspect` and custom strategies; jobs may require some"
@@ -379,33 +412,46 @@ def _rows(table: Any) -> tuple[OptionRow, ...]:
 
 
 def get_option_rows(table: Any) -> tuple[OptionRow, ...]:
-    """Return the options among the fields of a dataclass, in their order."""
+    """Return the descriptions of the options among the fields of a dataclass, in their order."""
     return _rows(table)
 
 
-def create_default_options(options: type[T]) -> T:
-    """Create the options of this class with all defaults."""
-    return options(**{each.name: each.default for each in get_option_rows(options)})
+def create_default_options(options_class: type[T]) -> T:
+    """Create an object of this class in which every option has its default value."""
+    return options_class(**{each.name: each.default for each in get_option_rows(options_class)})
 
 
-def get_option_values(table: Any, options: object) -> dict[str, Any]:
-    """Return the values that these options have for the fields of a table, by name."""
-    return {each.name: getattr(options, each.name) for each in get_option_rows(table)}
+def get_option_values(table: Any, source: object) -> dict[str, Any]:
+    """Return the values that an object has for the options of a table, by name.
+
+    Args:
+        table: Dataclass that describes the options.
+        source: Object with an attribute for each option.
+    """
+    return {each.name: getattr(source, each.name) for each in get_option_rows(table)}
 
 
-def combine_options(options: type[T], settings: object, code: object) -> T:
-    """Combine options: the values of the settings where they are set, otherwise the values from code."""
-    found = get_option_values(options, code)
-    for each in get_option_rows(options):
+def combine_options(options_class: type[T], settings: object, code_options: object) -> T:
+    """Combine settings and options from code: use a setting if it is set, otherwise the option from code.
+
+    Args:
+        options_class: Class of the result.
+        settings: Object with the settings as attributes; None means not set.
+        code_options: Object with all options as attributes.
+    """
+    found = get_option_values(options_class, code_options)
+    for each in get_option_rows(options_class):
         value = getattr(settings, each.name, None)
         if value is not None:
             found[each.name] = each.kind.effective(value)
-    return options(**found)
+    return options_class(**found)
 
 
 def document_options(*tables: Any) -> Callable[[type[T]], type[T]]:
-    """Create a class decorator that adds a description of these options to the class's docstring, among its arguments
-    or attributes.
+    """Create a class decorator that adds the descriptions of options to the docstring of a class.
+
+    Args:
+        tables: Dataclasses that describe the options.
     """
 
     def add(cls: type[T]) -> type[T]:

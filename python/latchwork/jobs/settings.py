@@ -67,7 +67,7 @@ class JobSettings(JobRows[None, int | None], JobSwitches):
     """Settings of one job; None leaves the option from code. ``threads`` is a number, 0 for one per item."""
 
     def applied_to(self, job: object) -> JobOptions:
-        """Return the job's options with these settings in place of the job's own values."""
+        """Return the effective options of a job: these settings where they are set, otherwise the job's own values."""
         return combine_options(JobOptions, self, job)
 
 
@@ -83,7 +83,9 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
 
     @property
     def longest_grace_s(self) -> float:
-        """The longest time for which runs can continue without the store, as far as the locks and the session allow."""
+        """The maximum seconds for which runs may continue without the store, as far as the locks and the session
+        allow.
+        """
         return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_s)
 
     @property
@@ -92,20 +94,24 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
         return self.session_ttl_s or SESSION_TTL_S
 
     def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
-        """Return these options with the cluster's settings in place of the node's own values."""
+        """Return the effective options of a node: the cluster's settings where they are set, otherwise these
+        options.
+        """
         return combine_options(NodeOptions, settings, self)
 
 
 NODE_DEFAULTS = create_default_options(NodeOptions)
 
 
-def check_node_options(given: Mapping[str, Any]) -> NodeOptions:
-    """Create the options of a node from arguments, and check them. Other names are ignored.
+def create_node_options(arguments: Mapping[str, Any]) -> NodeOptions:
+    """Create the options of a node from arguments, and check them.
 
+    Args:
+        arguments: Arguments by name; those that are no options are ignored.
     Raises:
         ValueError: An option is invalid; the message names it.
     """
-    options = NodeOptions(**{each.name: each.check(given[each.name]) for each in get_option_rows(NodeOptions)})
+    options = NodeOptions(**{each.name: each.check(arguments[each.name]) for each in get_option_rows(NodeOptions)})
     grace_s, longest_s = options.disconnect_grace_s, options.lock_ttl_s * (1 - STOP_MARGIN)
     if grace_s is None:
         return options
@@ -131,11 +137,13 @@ class Settings:
     jobs: Mapping[str, JobSettings] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobSettings:
-        """Return the settings of a job."""
+        """Return the settings of one job, which are empty if it has none."""
         return self.jobs.get(job_id, JobSettings())
 
     def is_enabled(self, job_id: str) -> bool:
-        """Return whether a job may run: "all disabled" overrides its switch, and its switch overrides the default."""
+        """Return whether a job may run. "All disabled" overrides the job's switch, and the switch overrides the
+        default.
+        """
         if self.cluster.all_disabled:
             return False
         switch = self.job(job_id).enabled
@@ -157,8 +165,13 @@ def encode_settings(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
 
 
 def decode_settings(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, list[str]]:
-    """Return settings with the fields of a JSON document, and the problems of the fields that were left out because
-    they are invalid.
+    """Decode settings from a JSON document, and leave out invalid ones.
+
+    Args:
+        empty: Settings without values.
+        document: The document: values by name.
+    Returns:
+        The settings, and a message for each setting that was left out.
     """
     known = {each.name for each in get_option_rows(type(empty))}
     good: dict[str, Any] = {}
@@ -177,10 +190,10 @@ def decode_settings(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Set
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """Check the value of one setting and return it in its internal form.
+    """Check the value of one setting, and return it in its internal form.
 
     Raises:
-        InvalidSetting: It is invalid; the message names the setting.
+        InvalidSetting: The value is invalid; the message names the setting.
     """
     kind = _ROWS[name].kind
     try:
@@ -190,10 +203,10 @@ def check_setting(name: str, value: Any) -> Any:
 
 
 def encode_setting(name: str, value: Any) -> Any:
-    """Check the value of one setting and return it in a form for JSON.
+    """Check the value of one setting, and return it in a form for JSON.
 
     Raises:
-        InvalidSetting: It is invalid; the message names the setting.
+        InvalidSetting: The value is invalid; the message names the setting.
     """
     return _ROWS[name].kind.encode(check_setting(name, value))
 
@@ -206,7 +219,7 @@ def parse_document(value: bytes) -> dict[str, Any]:
     """Parse a stored document of settings.
 
     Raises:
-        InvalidSetting: It is not a JSON object.
+        InvalidSetting: The value is not a JSON object.
     """
     try:
         return _DOCUMENT.decode(value)
@@ -215,7 +228,7 @@ def parse_document(value: bytes) -> dict[str, Any]:
 
 
 def read_settings(store: Store) -> Settings:
-    """Read a cluster's settings. Invalid settings are logged and count as not set."""
+    """Read a cluster's settings from its store. Invalid settings are logged and count as not set."""
     return SettingsReader().read(cluster_store(store).list(SETTINGS, recursive=True))
 
 
@@ -226,7 +239,7 @@ class SettingsReader:
         self._reported: dict[str, object] = {}
 
     def read(self, entries: Iterable[Entry]) -> Settings:
-        """Return the settings that these entries contain."""
+        """Decode the settings that these entries contain. Invalid settings are logged and count as not set."""
         cluster = ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
@@ -251,16 +264,17 @@ class SettingsReader:
 
 
 class ConfigurableJob(Protocol):
-    """The part of a job that settings need: its options as attributes, and listeners that get ``options`` after a
-    change.
+    """The part of a job that settings need: its options as attributes, and listeners that are called with ``options``
+    after a change.
     """
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]: ...  # noqa: D102
 
 
 class LiveSettings:
-    """The current settings of a cluster, and the options of jobs that follow from them. ``start`` reads and watches
-    them, ``close`` stops that.
+    """The current settings of a cluster, and the effective options of a node's jobs.
+
+    ``start`` reads the settings and watches them for changes, ``close`` stops that.
 
     Args:
         jobs: Jobs of this node; a change of their options counts as a change of the settings.
@@ -290,8 +304,9 @@ class LiveSettings:
         self._unsubscribe = [job.subscribe(self._on_job_change) for job in jobs.values()]
 
     def options(self, job_id: str) -> JobOptions:
-        """Return the effective options of a job. The time of a change of its schedule is recorded by the first call
-        after it.
+        """Return the effective options of a job.
+
+        The first call after a change of its schedule records the time of the change.
         """
         with self._mutex:
             found = self.now.job(job_id).applied_to(self._jobs[job_id])
@@ -306,7 +321,7 @@ class LiveSettings:
         return self.now.is_enabled(job_id)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Register a function that is called after each change; it must not block."""
+        """Register a listener that is called after each change of the settings. It must not block."""
         self._listeners.append(listener)
 
     def start(self, store: Store) -> None:
@@ -321,7 +336,7 @@ class LiveSettings:
         self._mirror.on_change(lambda _batch: self._reread())
 
     def close(self) -> None:
-        """Stop watching the settings; the last ones stay in effect. Idempotent."""
+        """Stop watching the settings. The last ones stay in effect. Idempotent."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         if self._mirror is not None:
@@ -340,15 +355,15 @@ class LiveSettings:
         self._tell()
 
     def _adopt(self, entries: Iterable[Entry]) -> None:
-        self.now = self._usable(self._reader.read(entries))
+        self.now = self._limit_grace_period(self._reader.read(entries))
         self.node = self._code.overridden_by(self.now.cluster)
 
-    def _usable(self, found: Settings) -> Settings:
-        """Return the settings, with a shorter grace period if theirs is too long for this node."""
-        grace_s, longest_s = found.cluster.disconnect_grace_s, self._code.longest_grace_s
+    def _limit_grace_period(self, stored: Settings) -> Settings:
+        """Return the stored settings. If their grace period is too long for this node, it is shortened."""
+        grace_s, longest_s = stored.cluster.disconnect_grace_s, self._code.longest_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None
-            return found
+            return stored
         if grace_s != self._too_long_s:
             self._too_long_s = grace_s
             log.warning(
@@ -357,7 +372,7 @@ class LiveSettings:
                 grace_s,
                 longest_s,
             )
-        return replace(found, cluster=replace(found.cluster, disconnect_grace_s=longest_s))
+        return replace(stored, cluster=replace(stored.cluster, disconnect_grace_s=longest_s))
 
     def _on_job_change(self, what: str) -> None:
         if what == "options":

@@ -29,7 +29,12 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
     """
     with open_store(url) as store:
         found = explain(
-            state_of(store), Control(store).settings(), job, item, read_item_progress(store, job, item), now_s=time.time()
+            state_of(store),
+            Control(store).settings(),
+            job,
+            item,
+            read_item_progress(store, job, item),
+            now_s=time.time(),
         )
     if as_json:
         say_json(found.to_json())

@@ -61,7 +61,9 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         job: ID of the job.
         items: Items to run, at most 100; None for all that exist now.
         by: Person who makes the request.
-        within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
+        within_s: Seconds within which runs may start on each node, counted from when the node first sees the request.
+    Returns:
+        The stored request.
     Raises:
         ValueError: The ID or an item is invalid, or there are more than 100 items.
     """
@@ -86,14 +88,14 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
 
 
 def wait_for_runs(
-    store: Store, request: RunRequest, wanted: Callable[[], frozenset[str]], timeout_s: float
+    store: Store, request: RunRequest, list_existing_items: Callable[[], frozenset[str]], timeout_s: float
 ) -> list[RunResult]:
-    """Wait until each item has had its run, and delete the request.
+    """Wait until each requested item has run, and delete the request.
 
     Args:
         store: The cluster's store.
         request: The request.
-        wanted: Returns those of its items that still exist.
+        list_existing_items: Returns the requested items that still exist.
         timeout_s: Seconds to wait.
     Returns:
         The results of the runs, sorted by node and items.
@@ -106,13 +108,13 @@ def wait_for_runs(
 
     def all_ended(state: Mapping[str, Entry]) -> bool:
         nonlocal done
-        done = _ended_items(request, state)
+        done = _find_ended_items(request, state)
         return left <= done
 
     try:
         with store.mirror(f"{MANUAL}/{request.id}") as mirror:
             while True:
-                left = wanted()
+                left = list_existing_items()
                 try:
                     mirror.wait_until(all_ended, max(0.0, min(_REQUEST_POLL_S, until - clock.now())))
                 except WaitTimeout:
@@ -130,8 +132,9 @@ def wait_for_runs(
 
 
 def delete_request(store: Store, request: RunRequest) -> None:
-    """Delete a request for a manual run, which cancels runs that have not started. If the store is unreachable, the
-    request expires.
+    """Delete a request for a manual run. Runs that have not started are cancelled.
+
+    If the store is unreachable, nothing is deleted, and the request expires later by itself.
     """
     try:
         store.delete(request.key)
@@ -142,7 +145,7 @@ def delete_request(store: Store, request: RunRequest) -> None:
         return  # it expires by itself
 
 
-def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
+def _find_ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
     below = f"{request.progress_prefix}/{request.job}/"
     records = decode_progress_records(
         (entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress_prefix
@@ -161,8 +164,8 @@ class LockNotHeld(LatchworkError, LookupError):
     """No node holds the lock."""
 
 
-def current_user() -> str:
-    """Return the user and host of this process, which are stored with each change."""
+def get_current_user() -> str:
+    """Return the user and host of this process, as ``user@host``."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -171,7 +174,7 @@ def current_user() -> str:
 
 
 class Control:
-    """Controls one cluster. Construction does no I/O. Thread-safe.
+    """Changes the settings and nodes of one cluster, and requests manual runs. Construction does no I/O. Thread-safe.
 
     Args:
         store: The store, opened with the cluster's root.
@@ -185,33 +188,36 @@ class Control:
         self._by = by
 
     def settings(self) -> Settings:
-        """Read all settings. Invalid settings are logged and count as not set."""
+        """Read all settings of the cluster. Invalid settings are logged and count as not set."""
         return read_settings(self._store)
 
     def disable_all(self) -> None:
-        """Stop all jobs on all nodes, whatever their switches say.
-
-        Live runs are asked to stop within about a second.
+        """Disable all jobs on all nodes, whatever their own switches are. Live runs are asked to stop within about a
+        second.
         """
         self.change_cluster(all_disabled=True)
 
     def enable_all(self) -> None:
-        """End ``disable_all``: jobs run again according to their switches and the default."""
+        """Undo ``disable_all``: jobs run again according to their own switches and the default."""
         self.change_cluster(all_disabled=None)
 
     def set_default_enabled(self, enabled: bool | None) -> None:
-        """Set whether jobs without a switch of their own run; None restores the default, which is that they run."""
+        """Set whether jobs without a switch of their own run.
+
+        Args:
+            enabled: The default; None restores the initial one, which is that they run.
+        """
         self.change_cluster(default_enabled=enabled)
 
     def disable(self, job: str) -> None:
-        """Switch one job off; it need not exist yet.
+        """Disable one job on all nodes. The job need not exist yet.
 
         Its live runs are asked to stop, and its items keep their nodes.
         """
         self.change_job(job, enabled=False)
 
     def enable(self, job: str) -> None:
-        """Switch one job on, also if the default is off. ``disable_all`` still overrides it."""
+        """Enable one job, also if jobs are disabled by default. ``disable_all`` still overrides this."""
         self.change_job(job, enabled=True)
 
     def reset(self, job: str) -> None:
@@ -240,9 +246,10 @@ class Control:
         self._change_settings(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
 
     def drain(self, node: str) -> None:
-        """Move a node's items away and give it no others until ``undrain``. The node stays drained over restarts.
+        """Move a node's items to other nodes, and give it no items until ``undrain``. The node stays drained over
+        restarts.
 
-        An announced restart of the node is cancelled: its share is given to the others permanently.
+        An announced restart of the node is cancelled: its items are given to the other nodes permanently.
         """
         self._store_mark(NodeMark(check_id("node", node), "drained"))
         entry = self._store.get(mark_key(node))
@@ -251,14 +258,16 @@ class Control:
             self._delete_reserved_share(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
-        """Move a node's items away and reserve its share: once back, it gets exactly those items, and no others move.
+        """Move a node's items to other nodes until it has restarted. Then it gets exactly those items back, and no
+        others move.
 
         The node is back when it has started again, not when it registers again after a lost session. A second
         announcement restarts the timeout. A drained node stays drained, and nothing is changed.
 
         Args:
             node: A running node.
-            timeout_s: Seconds for which its share is reserved. Afterwards it is distributed permanently.
+            timeout_s: Seconds for which its items are reserved. Afterwards they are given to the other nodes
+                permanently.
         Raises:
             UnknownNode: No such node is running; the message lists the running ones.
             InvalidSetting: ``timeout_s`` is invalid.
@@ -275,8 +284,10 @@ class Control:
         )
 
     def undrain(self, node: str) -> bool:
-        """Let a drained node get items again, or cancel an announced restart. Return False if the node was neither
-        drained nor restarting.
+        """Let a drained node get items again, or cancel an announced restart.
+
+        Returns:
+            False if the node was neither drained nor restarting.
         """
         found = self._store.delete(mark_key(check_id("node", node)))
         self._delete_reserved_share(node, Absent(mark_key(node)))
@@ -285,8 +296,11 @@ class Control:
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
         """Wait until a node has no items and holds no locks, so that it can be stopped without a gap.
 
+        Args:
+            node: ID of the node.
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
-            WaitTimeout: It still has some; the message says which.
+            WaitTimeout: The node still has items or holds locks; the message says which.
         """
         clock = self._store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
@@ -312,9 +326,15 @@ class Control:
         A running node that holds it stops its run, and every fenced write of that run is refused from now on. Not
         promised: the run may not have stopped before the item starts elsewhere. Make sure that this does no harm.
 
+        Args:
+            job: ID of the job.
+            item: The work item.
+            reason: Reason for the audit log.
+        Returns:
+            The record in the audit log.
         Raises:
-            LockNotHeld: No node holds it.
-            Conflict: Its holder has just changed; try again.
+            LockNotHeld: No node holds the lock.
+            Conflict: The holder has just changed; try again.
         """
         name = keys.lock_name(check_id("job", job), keys.check_item(item))
         at = datetime.now(UTC)
@@ -322,7 +342,7 @@ class Control:
 
         def written_down(before: LockState) -> list[Op]:
             when = utc_text(at.timestamp())
-            by = self._by or current_user()
+            by = self._by or get_current_user()
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
             return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].to_bytes())]
 
@@ -340,41 +360,51 @@ class Control:
         Args:
             job: ID of the job.
             items: Items to run, at most 100; None for all that the job has now, or gets first if no node has the job.
-            within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
+            within_s: Seconds within which runs may start on each node, counted from when the node first sees the
+                request.
+        Returns:
+            The request, for ``wait_for_runs``.
         Raises:
             ValueError: The ID or an item is invalid, or there are too many items.
         """
-        return request_run(self._store, job, items, by=self._by or current_user(), within_s=within_s)
+        return request_run(self._store, job, items, by=self._by or get_current_user(), within_s=within_s)
 
     def reset_progress(self, job: str) -> dict[str, float]:
         """Set cron progress of a job that lies more than a minute in the future back to now.
 
-        It comes from a node whose clock was ahead: no item would start before the clock is there again. The nodes of
+        Such progress comes from a node whose clock was ahead: its items would not start before that time. The nodes of
         the job notice within 10 s. Not promised: a fire time that was started early, by the wrong clock, starts again.
 
+        Args:
+            job: ID of the job.
         Returns:
-            The items whose progress was set back, with the time that it had, in seconds since the epoch.
+            For each item that was reset, the time that its progress had, in seconds since the epoch.
         """
         return reset_future_progress(self._store, check_id("job", job), time.time())
 
     def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
         """Wait until each item of a request has run, return the results, and delete the request.
 
+        Args:
+            request: Result of ``run_now``.
+            timeout_s: Seconds to wait.
+        Returns:
+            The results of the runs, sorted by node and items.
         Raises:
             WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
         """
 
-        def wanted() -> frozenset[str]:
+        def list_existing_items() -> frozenset[str]:
             pool = frozenset(read_set(self._store, keys.work_pool_key(request.job)).chunked.items)
             return pool if meant is None else pool & meant
 
         meant = read_requested_items(self._store, request)
-        return wait_for_runs(self._store, request, wanted, timeout_s)
+        return wait_for_runs(self._store, request, list_existing_items, timeout_s)
 
     def _store_mark(self, mark: NodeMark) -> None:
         key = mark_key(mark.node)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        signed = replace(mark, by=self._by or current_user(), at=at)
+        signed = replace(mark, by=self._by or get_current_user(), at=at)
 
         def write(tx: Tx) -> None:
             found = tx.get(key)
@@ -385,13 +415,16 @@ class Control:
 
         self._store.transact(write)
 
-    def _delete_reserved_share(self, node: str, unchanged: Check) -> None:
-        """Delete the share that is reserved for a node, unless what is set for the node has changed meanwhile; then the
-        manager deletes it.
+    def _delete_reserved_share(self, node: str, unchanged_mark: Check) -> None:
+        """Delete the items that are reserved for a node. If its mark has changed meanwhile, leave that to the manager.
+
+        Args:
+            node: ID of the node.
+            unchanged_mark: Check that the node's mark is unchanged.
         """
         below = self._store.list(reserved_share_key(node), recursive=True)
         with contextlib.suppress(Conflict):
-            commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
+            commit_all(self._store, [unchanged_mark], [Delete(each.key) for each in below])
 
     def _change_settings(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():
@@ -407,7 +440,7 @@ class Control:
             document = {name: value for name, value in document.items() if value is not None and name != "changed"}
             if document:
                 at = utc_text(datetime.now(UTC).timestamp())
-                document["changed"] = {"by": self._by or current_user(), "at": at}
+                document["changed"] = {"by": self._by or get_current_user(), "at": at}
                 tx.put(key, encode(document))
             elif before is not None:
                 tx.delete(key)

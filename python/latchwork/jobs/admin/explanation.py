@@ -1,4 +1,4 @@
-"""Explains, from what is stored, why an item is where it is or does not run. Pure."""
+"""Explains, from the stored state, why an item is on its node or does not run. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ItemExplanation:
-    """Everything that is known about an item.
+    """The explanation of where an item is and whether it runs.
 
     Attributes:
         job: ID of its job.
@@ -59,7 +59,7 @@ def explain_item(
     *,
     now_s: float | None = None,
 ) -> ItemExplanation:
-    """Explain where an item is.
+    """Explain where an item is, and whether and why it runs or does not.
 
     Args:
         state: Result of ``inspect``.
@@ -67,8 +67,8 @@ def explain_item(
         job: ID of the job.
         item: The work item; it need not exist.
         fired: Its progress on the job's cron schedule, if known.
-        now_s: Current time in seconds since the epoch, to tell whether that progress lies in the future; None leaves
-            that out.
+        now_s: Current time in seconds since the epoch, to check whether the cron progress lies in the future; None
+            skips this check.
     Raises:
         UnknownJob: The cluster does not know the job; the message lists the known ones.
     """
@@ -90,7 +90,7 @@ def explain_item(
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
     sentences += _place(state, job, able, assigned) if item in pool or assigned else []
     strategy = state.strategies.get(job, state.strategies.get("*"))
-    choice = _strategy_reason(state, strategy, job, item) if strategy and assigned in able and item in pool else None
+    choice = _explain_placement(state, strategy, job, item) if strategy and assigned in able and item in pool else None
     if choice is not None:
         sentences.append(_strategy_sentence(choice, assigned))
     sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
@@ -150,11 +150,18 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
     ]
 
 
-def _strategy_reason(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
-    """Return why the strategy places an item on its worker; None while nodes are restarting, and for a custom
-    strategy.
+def _explain_placement(state: ClusterState, strategy_word: str, job: str, item: str) -> Explanation | None:
+    """Explain why a strategy places an item on its worker.
+
+    Args:
+        state: State of the cluster.
+        strategy_word: Stored description of the strategy.
+        job: ID of the job.
+        item: The item.
+    Returns:
+        The explanation; None while nodes are restarting, and for a custom strategy.
     """
-    strategy = parse_strategy(word)
+    strategy = parse_strategy(strategy_word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
         return None
     shares: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -165,7 +172,9 @@ def _strategy_reason(state: ClusterState, word: str, job: str, item: str) -> Exp
         for of_job, items in node.assigned.items():
             shares.setdefault(of_job, {})[name] = items
     view = ClusterView(workers, state.pools, shares)
-    alike = [each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == word]
+    alike = [
+        each for each in sorted(state.pools) if state.strategies.get(each, state.strategies.get("*")) == strategy_word
+    ]
     return explain(strategy, Problem(tuple(create_job_problem(view, each) for each in alike)), job, item)
 
 
@@ -212,7 +221,7 @@ def _doing(state: ClusterState, lock: LockView) -> str:
 
 
 def _describe_run_history(view: JobState, item: str) -> list[str]:
-    """Return sentences about how the runs of an item have ended."""
+    """Return sentences about how the runs of an item and its job have ended, and when the next one is due."""
     sentences = []
     error = next((each for each in view.failing if each.item == item), None) or view.last_error
     if error is not None and error in view.failing:

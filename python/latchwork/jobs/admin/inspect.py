@@ -94,58 +94,62 @@ class JobState:
 
     @property
     def is_running(self) -> bool:
-        """True if a run is active that has lasted at least a second."""
+        """True if a run of the job is active that has lasted at least a second."""
         return bool(self.active)
 
     @property
     def active_items(self) -> int:
-        """Number of items in active runs that have lasted at least a second."""
+        """The number of items in active runs that have lasted at least a second."""
         return sum(each.items for each in self.active)
 
     @property
     def active_since_s(self) -> float | None:
-        """Start of the oldest active run in seconds since the epoch; None if there is none."""
+        """The start of the oldest active run in seconds since the epoch; None if there is none."""
         return min((each.since_s for each in self.active), default=None)
 
     @property
     def last_start_s(self) -> float | None:
-        """Last start of a run on any node in seconds since the epoch; None if unknown."""
+        """The last start of a run on any node in seconds since the epoch; None if unknown."""
         return max((each.last_start_s for each in self.outcomes if each.last_start_s is not None), default=None)
 
     @property
     def last_success_s(self) -> float | None:
-        """Last success of a run on any node; None if unknown."""
+        """The end of the last successful run on any node in seconds since the epoch; None if unknown."""
         return max((each.last_success_s for each in self.outcomes if each.last_success_s is not None), default=None)
 
     @property
     def last_error(self) -> RunError | None:
-        """Last failure of a run on any node; None if none is known."""
+        """The last failure of a run on any node; None if none is known."""
         errors = [each.last_error for each in self.outcomes if each.last_error is not None]
         return max(errors, key=lambda error: error.at_s, default=None)
 
     @property
     def consecutive_failures(self) -> int:
-        """Largest number of consecutive failed runs of one item; 0 if none is failing."""
-        return max((each.consecutive_failures for each in self._current()), default=0)
+        """The largest number of consecutive failed runs of one item; 0 if none is failing."""
+        return max((each.consecutive_failures for each in self._list_current_outcomes()), default=0)
 
     @property
     def failing_items(self) -> int:
-        """Number of items whose last run failed."""
-        return sum(each.failing_items for each in self._current())
+        """The number of items whose last run failed."""
+        return sum(each.failing_items for each in self._list_current_outcomes())
 
     @property
     def failing(self) -> tuple[RunError, ...]:
-        """Last failures of such items, up to 10 per node, those with most consecutive failures first."""
-        found = [error for each in self._current() for error in each.failing]
+        """The last failures of failing items, up to 10 per node, those with most consecutive failures first."""
+        found = [error for each in self._list_current_outcomes() for error in each.failing]
         return tuple(sorted(found, key=lambda error: (-error.consecutive_failures, -error.at_s, error.item)))
 
     @property
     def next_start_s(self) -> float | None:
-        """Next start of a run as last reported by the nodes; may be in the past."""
-        return min((each.next_start_s for each in self._current() if each.next_start_s is not None), default=None)
+        """The next start of a run in seconds since the epoch, as last reported by the nodes; may be in the past."""
+        return min(
+            (each.next_start_s for each in self._list_current_outcomes() if each.next_start_s is not None), default=None
+        )
 
-    def _current(self) -> list[JobOutcome]:
-        """Return the run results of running nodes, or those of all nodes if no running node has the job."""
+    def _list_current_outcomes(self) -> list[JobOutcome]:
+        """Return how the runs on running nodes have ended. If no running node has the job, return those of all
+        nodes.
+        """
         return [each for each in self.outcomes if each.node in self.nodes or not self.nodes]
 
 
@@ -185,7 +189,7 @@ class ClusterState:
         return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
 
     def job(self, job_id: str) -> JobState:
-        """Return one job: where its items are, which nodes hold their locks, and which runs are active.
+        """Return the state of one job: which nodes have its items, which hold their locks, and which runs are active.
 
         Raises:
             UnknownJob: The cluster does not know the job; the message lists the known ones.
@@ -215,18 +219,18 @@ class ClusterState:
         )
 
     def jobs(self) -> list[JobState]:
-        """Return every job that has a work pool, sorted by ID."""
+        """Return the state of every job that has a work pool, sorted by ID."""
         return [self.job(job_id) for job_id in self.pools]
 
 
 def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | None:
-    """Read the state of a cluster. Safe at any time; takes one listing per part.
+    """Read the state of a cluster. Safe at any time; each part is read with one listing.
 
     Args:
         store: The store, opened with the cluster's root.
         namespace: Namespace of the cluster, as given to its job managers.
     Returns:
-        The state; None if there is no trace of a cluster.
+        The state; None if the store contains no cluster.
     """
     check_store(store, "inspect")
     store = cluster_store(store, namespace)
@@ -279,7 +283,15 @@ def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tu
 
 
 def _read_items_by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
-    """Decode the chunked sets whose manifests are directly below a prefix. Return the sorted items by job."""
+    """Decode the sets of items whose keys are directly below a prefix.
+
+    Args:
+        store: The cluster's store, to read sets that have changed meanwhile.
+        prefix: Prefix of the keys, which end in the job IDs.
+        entries: Entries below the prefix.
+    Returns:
+        The sorted items of each job.
+    """
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
     return {name: decode_or_read_set(store, f"{prefix}/{name}", by_key).chunked.items for name in names}

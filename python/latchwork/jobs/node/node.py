@@ -21,7 +21,7 @@ from latchwork.jobs.node.membership import NodeMembership
 from latchwork.jobs.node.run_reporter import ReporterSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
 from latchwork.jobs.options import InvalidSetting, ManagerRows, document_options, get_option_values
-from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, check_node_options
+from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, create_node_options
 from latchwork.jobs.stored.keys import check_id, cluster_store
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
@@ -90,7 +90,7 @@ class JobManager:
         self._jobs = check_jobs(jobs)
         self._store_or_url = store
         self._namespace = namespace
-        self._options = check_node_options(given)
+        self._options = create_node_options(given)
         self._lacks = find_unmet_labels(self._jobs, self._options.labels)
         for job_id, missing in self._lacks.items():
             log.info("node %s gets no items of job %s because of missing labels: %s", node_id, job_id, missing)

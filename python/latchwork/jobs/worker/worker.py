@@ -28,8 +28,8 @@ from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTransition, OutcomeTracker
 from latchwork.jobs.worker.runs import (
     SCHEDULE_PAUSE_S,
-    RunActions,
     JobRun,
+    RunActions,
     RunSetup,
     RunWatchdog,
     compute_stop_margin_s,
