@@ -1,4 +1,4 @@
-"""Packed sets on real stores."""
+"""Chunked sets on real stores."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_a_listener_is_called_once_however_many_tell_the_run_to_stop(cluster, me
     eventually(cluster.log.owners)
     Control(memory).disable("report")
     eventually(lambda: told)
-    callers = [threading.Thread(target=node._worker._settings_changed) for _ in range(8)]
+    callers = [threading.Thread(target=node._worker._on_settings_changed) for _ in range(8)]
     for caller in callers:
         caller.start()
     for caller in callers:

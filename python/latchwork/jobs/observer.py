@@ -192,7 +192,9 @@ class Observer:
     def run(self, info: RunInfo) -> AbstractContextManager[Any] | None:  # noqa: ARG002 - for those who override it
         """Called before a run.
 
-        The returned context manager is entered before it, and exited with its exception, if any.
+        Returns:
+            A context manager that is entered before the run, and exited after it with the run's exception, if any. None
+                for no context manager.
         """
         return None
 

@@ -54,20 +54,20 @@ class Threads:
 
     @classmethod
     def whole(cls) -> Threads:
-        """Return the choice to run all items of the node's share in one thread."""
+        """Return the setting for one thread, which runs all items of the node's share."""
         return cls(1)
 
     @classmethod
     def per_item(cls) -> Threads:
-        """Return the choice to run each item in its own thread."""
+        """Return the setting for one thread per item."""
         return cls(0)
 
     @classmethod
     def at_most(cls, limit: int) -> Threads:
-        """Return the choice to split the node's share into parts of almost equal size, each in its own thread.
+        """Return the setting for a limited number of threads, which run parts of the node's share of almost equal size.
 
         Args:
-            limit: Maximum number of parts, at least 1.
+            limit: Maximum number of threads, at least 1.
         Raises:
             InvalidJob: The limit is invalid.
         """

@@ -44,8 +44,8 @@ _LOADING = 16
 
 @dataclass(frozen=True, slots=True)
 class _StoredShare:
-    """The stored items of one worker and job, with the version of their manifest. To save memory, only the items of a
-    small set are kept.
+    """The stored items of one worker and job, with the version of their manifest. Of a small set only the items are
+    kept, to save memory.
     """
 
     version: Hashable | None = None
