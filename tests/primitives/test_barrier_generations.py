@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import Expected, barrier_state, prepare_arrivals
+from latchwork.primitives.barrier import Expected, barrier_state, member, prepare_arrivals
 from latchwork.primitives.barrier.phases import BarrierRecord
 from latchwork.store.steps import run
 from latchwork.types import At, Put
@@ -37,6 +37,42 @@ def test_the_first_to_arrive_says_for_all_who_has_to_come(barrier, in_thread, ev
     eventually(lambda: c.arrived() == ["a", "b"])
     assert c.wait(30.0) == 0
     assert [each.outcome() for each in waiting] == [0, 0]
+
+
+def test_of_those_who_see_that_all_have_come_the_last_one_ends_the_generation(
+    barrier, in_thread, eventually, monkeypatch
+):
+    monkeypatch.setattr(member, "_BACKUP_PAUSE_S", (60.0, 60.0))  # for an end that never comes
+    a, b = barrier("a"), barrier("b")
+    ended, list_now = [], a._list_arrivals
+
+    async def list_when_both_have_come():
+        while len(found := await list_now()) < 2:
+            pass
+        return found
+
+    monkeypatch.setattr(a, "_list_arrivals", list_when_both_have_come)
+    for each in (a, b):
+        end = each._end_if_complete
+        monkeypatch.setattr(
+            each, "_end_if_complete", lambda *given, who=each.member_id, end=end: ended.append(who) or end(*given)
+        )
+    waiting = in_thread(lambda: a.wait(30.0))
+    eventually(lambda: barrier("c").arrived() == ["a"])
+    assert b.wait(30.0) == waiting.outcome() == 0
+    assert ended == ["b"]
+
+
+def test_an_arrival_that_is_kept_counts_for_its_own_generation_only(barrier, in_thread, store):
+    a, b = (barrier(name, keeps_arrival=True) for name in "ab")
+    for number in range(3):
+        waiting = in_thread(lambda: a.wait(30.0))
+        assert b.wait(30.0) == waiting.outcome() == number
+    assert store.children("phase/arrived") == ["a", "b"]
+    with pytest.raises(BarrierBroken) as broken:
+        a.wait(0.0)
+    assert broken.value.arrived == ("a",)
+    assert a.arrived() == []
 
 
 def test_the_next_generation_has_a_number_of_its_own(barrier, in_thread, eventually):

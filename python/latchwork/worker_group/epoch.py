@@ -59,6 +59,8 @@ class WorkerEpoch:
         self._lock = mutex()
         self._barriers: dict[str, Barrier] = {}
         self._used: list[Barrier] = []
+        self._record: Entry | None = None  # as it was read last
+        self._guess: Entry | None = None  # the same, until a transaction has relied on it
         self._is_over = False
 
     def end(self) -> None:
@@ -87,6 +89,7 @@ class WorkerEpoch:
                     member_id=rank_segment(self._membership.info.rank),
                     session=self._membership.session,
                     per_generation=True,
+                    keeps_arrival=True,  # a worker that returns after a barrier has passed begins another epoch
                 )
             return self._barriers[name]
 
@@ -98,6 +101,7 @@ class WorkerEpoch:
             Closed: The epoch has ended.
         """
         barrier = self.barrier(name)
+        self._guess = self._record
         self._used.append(barrier)
         try:
             yield barrier
@@ -129,8 +133,13 @@ class WorkerEpoch:
 
     @driven
     async def _expected(self) -> Expected:
-        """Return how many workers must arrive at a barrier: all except completed ones."""
-        entry = await ask(self._store.get, self._keys.record)
+        """Return how many workers must arrive at a barrier: all except completed ones.
+
+        The first attempt relies on the record that was read last. It is checked, and read again for the next attempt.
+        """
+        entry, self._guess = self._guess, None
+        if entry is None:
+            entry = self._record = await ask(self._store.get, self._keys.record)
         record = decode_record_or_none(entry, self._keys.run)
         if entry is None or record is None:
             raise Closed(f"group {self._keys.group.group!r} no longer exists; stop the work")

@@ -43,6 +43,9 @@ class Barrier(BarrierMember, Closable):
         session: The session whose end ends our waits; the caller closes it. None uses the store's primary session.
         per_generation: Whether the first arrival at each generation decides its parties and timeout. All members must
             agree on this.
+        keeps_arrival: Whether our arrival stays when its generation has ended. ``wait`` then returns one request
+            earlier. Only for an ID that no restarted process uses at this barrier: it would believe that it was not
+            notified.
     """
 
     @driven

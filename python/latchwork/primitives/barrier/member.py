@@ -45,7 +45,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_library
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
-from latchwork.types import Absent, At, Check, Entry, Op, Put
+from latchwork.types import Absent, At, Change, Check, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ AGAIN_S = (2.0, 5.0)
 Choice = Callable[[BarrierRecord, int], int | None]
 #: Seconds after which another member ends the phase, too, because the last one to arrive may have died.
 _BACKUP_PAUSE_S = (0.2, 0.6)
+#: On slow links it comes later by so many times the time of a look: the last one looks before it ends the phase.
+_BACKUP_LOOKS = 4.0
 #: Maximum random wait before a member opens a phase: of many members, one write is enough.
 _SPREAD_S = 0.03
 #: Returns the members without which the phase is broken, given the basis of the open phase.
@@ -84,6 +86,7 @@ class ArrivalWatcher:
     """Collects the arrivals at a phase from a watch, until the phase has ended or all have arrived. Single-threaded.
 
     Attributes:
+        phase: The phase.
         board: The state of the barrier, once the phase has ended.
     """
 
@@ -92,7 +95,7 @@ class ArrivalWatcher:
         self._board_key = board_key
         self._arrivals = arrivals
         self._parties = parties
-        self._phase = phase
+        self.phase = phase
         self._arrived_at: dict[str, int] = {}
         self._followers: dict[str, int] = {}
 
@@ -104,8 +107,8 @@ class ArrivalWatcher:
                 continue
             if change.key == self._board_key:
                 board = BarrierRecord.from_entry(entry)
-                self.board = board if board.phase > self._phase else None
-            elif change.key.rpartition("/")[0] == self._arrivals and parse_arrival(entry)[1] == self._phase:
+                self.board = board if board.phase > self.phase else None
+            elif change.key.rpartition("/")[0] == self._arrivals and parse_arrival(entry)[1] == self.phase:
                 self._arrived_at[change.key] = entry.token
                 if is_many(self._parties) and watches_arrivals(entry):
                     self._followers[change.key] = entry.token
@@ -161,6 +164,7 @@ class BarrierMember:
         member_id: str,
         session: Session | None = None,
         per_generation: bool = False,
+        keeps_arrival: bool = False,
     ) -> None:
         check_store(store, f"a {self._kind}")
         if callable(parties) and not per_generation:
@@ -180,7 +184,8 @@ class BarrierMember:
         self._arrivals = f"{name}/arrived"
         self._mine = f"{self._arrivals}/{member_id}"
         self._last_ended = -1
-        self._has_left = False
+        self._keeps_arrival = keeps_arrival
+        self._is_absent = False  # we have not arrived at the open phase
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
@@ -198,7 +203,11 @@ class BarrierMember:
     async def _arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
         phase = (await self._read_board()).phase
-        return sorted(find_arrived(await ask(self._store.list, self._arrivals), phase))
+        return sorted(find_arrived(await self._list_arrivals(), phase))
+
+    async def _list_arrivals(self) -> list[Entry]:
+        found: list[Entry] = await ask(self._store.list, self._arrivals)
+        return found
 
     async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
@@ -273,7 +282,7 @@ class BarrierMember:
         """
         has_paused = False
         while True:
-            names = [self._board_key] if self._has_left else [self._board_key, self._mine]
+            names = [self._board_key] if self._is_absent else [self._board_key, self._mine]
             entry, mine, *_ = *await local.members.get_many(names), None
             if entry is None and not self._initial.is_per_phase:
                 entry, _ = await self._get_or_create_board()
@@ -296,14 +305,14 @@ class BarrierMember:
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
                     continue  # of many that arrive at once, one has opened it by now
             try:
-                arrival = await self._write_arrival(entry, board, expected, checks, timeout_s, local=local)
+                arrival = await self._encode_arrival(entry, board, expected, checks, timeout_s, local=local)
             finally:
                 local.finish_opening()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
-    async def _write_arrival(
+    async def _encode_arrival(
         self,
         entry: Entry | None,
         board: BarrierRecord,
@@ -339,7 +348,7 @@ class BarrierMember:
         if is_follower and is_many(board.parties):
             about["follows"] = True
         ops.append(Put(self._mine, encode_arrival(board.phase, about)))
-        self._has_left = False
+        self._is_absent = False
         try:
             written = await local.members.commit([*ours, *checks], ops)
         except Conflict as error:
@@ -373,11 +382,6 @@ class BarrierMember:
         board = arrival.board if arrival.board.phase != phase else None
         if board is None:
             deadline = Deadline(self._store.clock, deadline.left_s(arrival.deadline_s))
-            if arrival.entry is not None and not is_many(arrival.board.parties):
-                # The board at our arrival: if it has changed, the commit is refused. The last to arrive need not watch.
-                known = [(arrival.entry, arrival.board)]
-                board = await waiter.keep_trying(lambda: self._end_if_complete(phase, None, known), deadline)
-        if board is None:
             board = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
         return await self._finish(phase, board, arrival.mine, local)
 
@@ -395,23 +399,50 @@ class BarrierMember:
         Returns:
             The state of the barrier after the phase.
         """
-        board = None
+        board, parties, look_s = None, arrival.board.parties, 0.0
+        seen = ArrivalWatcher(self._board_key, self._arrivals, parties, phase)
         if not arrival.follows:
-            board = await self._watch_board(phase, arrival.board.parties, waiter, deadline, local)
+            board = await self._watch_board(phase, parties, waiter, deadline, local)
+        elif not is_many(parties):  # the last to arrive need not watch
+            began = self._store.clock.now()
+            found = await waiter.keep_trying(self._list_arrivals, deadline)
+            look_s = self._store.clock.now() - began
+            if seen(tuple(Change(entry.key, entry) for entry in found)):
+                board = await self._end_in_turn(seen, arrival, waiter, deadline, look_s)
         while board is None and await waiter.watch_until(
-            self.name, seen := ArrivalWatcher(self._board_key, self._arrivals, arrival.board.parties, phase), deadline
+            self.name, seen := ArrivalWatcher(self._board_key, self._arrivals, parties, phase), deadline
         ):
-            if seen.board is not None:
-                return seen.board
-            if not seen.should_end_phase(self._mine):
-                pause = Deadline(self._store.clock, deadline.left_s(random.uniform(*_BACKUP_PAUSE_S)))
-                await waiter.watch_until(self._board_key, PhaseEndWatcher(phase), pause, leaf=True)
-            board = await waiter.keep_trying(partial(self._end_if_complete, phase, seen.arrived), deadline)
+            board = await self._end_in_turn(seen, arrival, waiter, deadline, look_s)
         if board is not None:
             return board
         self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
         return await waiter.keep_trying(lambda: self._end_as_broken(phase, late), deadline)
+
+    async def _end_in_turn(
+        self, seen: ArrivalWatcher, arrival: _Arrival, waiter: Waiter, deadline: Deadline, look_s: float
+    ) -> BarrierRecord | None:
+        """End a phase at which all have arrived. First leave that to the one member whose turn it is, for a moment.
+
+        Args:
+            seen: The arrivals that were seen.
+            arrival: Our arrival. The board is probably unchanged since then; otherwise the commit is refused.
+            waiter: Waits for the other member.
+            deadline: End of all waits.
+            look_s: Seconds that a look at the arrivals has taken.
+        Returns:
+            The state of the barrier if the phase has ended.
+        """
+        if seen.board is not None:
+            return seen.board
+        if not seen.should_end_phase(self._mine):
+            pause_s = random.uniform(*_BACKUP_PAUSE_S) + _BACKUP_LOOKS * look_s
+            end = PhaseEndWatcher(seen.phase)
+            pause = Deadline(self._store.clock, deadline.left_s(pause_s))
+            if await waiter.watch_until(self._board_key, end, pause, leaf=True):
+                return end.board
+        known = [(arrival.entry, arrival.board)] if arrival.entry is not None else []
+        return await waiter.keep_trying(partial(self._end_if_complete, seen.phase, seen.arrived, known), deadline)
 
     async def _watch_board(
         self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
@@ -487,7 +518,7 @@ class BarrierMember:
             entry, board = next(boards, None) or await self._get_or_create_board()
             if board.phase != phase:
                 return board
-            after = decide(board, arrived or find_arrived(await ask(self._store.list, self._arrivals), phase))
+            after = decide(board, arrived or find_arrived(await self._list_arrivals(), phase))
             if after is None:
                 return None
             with contextlib.suppress(Conflict):
@@ -499,7 +530,10 @@ class BarrierMember:
     async def _finish(self, phase: int, board: BarrierRecord, mine: Entry | None, local: LocalMember) -> int:
         end = board.find_end(phase)
         self._last_ended = max(self._last_ended, phase)
-        await self._delete_arrival(mine, local)
+        if self._keeps_arrival:
+            self._is_absent = True
+        else:
+            await self._delete_arrival(mine, local)
         if end is None:
             raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -527,7 +561,7 @@ class BarrierMember:
         try:
             with contextlib.suppress(Conflict):  # we have arrived again, in another thread
                 await local.members.delete(mine)
-                self._has_left = True  # the next arrival need not read the key
+                self._is_absent = True  # the next arrival need not read the key
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
 
