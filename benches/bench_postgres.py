@@ -52,7 +52,7 @@ class RawCalls:
         backend = store._core.backend
         self.cursor = connection.cursor(binary=True)
         self.root = backend._link.root
-        self.reads = backend._reading._get.sql.decode()
+        self.reads = backend._read_statements._get.sql.decode()
         self.writes = backend._writes._write.sql.decode()
         for at in range(14, 0, -1):
             self.writes = self.writes.replace(f"${at}", "%s")

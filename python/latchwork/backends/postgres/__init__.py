@@ -42,11 +42,11 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     """Connect to the server that takes writes. Create the schema and the root of the store if they do not exist.
 
     Raises:
-        BackendNotInstalled: psycopg is missing.
-        ConnectFailed: no server that takes writes answered within ``connect_timeout_s``, or the schema has a format
+        BackendNotInstalled: psycopg is not installed.
+        ConnectFailed: No server that takes writes answered within ``connect_timeout_s``, or the schema has a format
             that this version does not know.
-        AuthenticationFailed: the server refused the user, the password or the database.
-        PermissionDenied: the account may not use the schema, or may not make it.
+        AuthenticationFailed: The server refused the user, the password or the database.
+        PermissionDenied: The account cannot use or create the schema.
     """
     from latchwork.backends.postgres.backend import PostgresBackend
 

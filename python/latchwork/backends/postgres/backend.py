@@ -22,14 +22,14 @@ from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.outcomes import read_of
 from latchwork.backends.postgres import SPEC
+from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered_commit, sequential_commit
 from latchwork.backends.postgres.connection import Query, Row, Statement
 from latchwork.backends.postgres.link import Call, CallQueue, Link
-from latchwork.backends.postgres.notices import ChangeNotices
-from latchwork.backends.postgres.reads import Read, Reading, ReadQueue, entry, text
+from latchwork.backends.postgres.reads import Read, ReadQueue, ReadStatements, decode_entry, decode_text
 from latchwork.backends.postgres.sessions import Sessions
 from latchwork.backends.postgres.watches import POLL_S, ChangeWatcher
-from latchwork.backends.postgres.writes import Notify, Settle, WriteQueue
+from latchwork.backends.postgres.writes import NotifyStores, WriteBarrier, WriteQueue
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -55,22 +55,22 @@ _INFO = Statement(
 
 
 class PostgresBackend(Backend):
-    """A store on one root of a PostgreSQL database."""
+    """A ``Backend`` on one root of a PostgreSQL database. Thread-safe."""
 
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
-        """Connect; see ``open_backend`` for what it raises."""
+        """Connect to the server. ``open_backend`` documents the errors."""
         number = next(_numbers)
         self._clock = clock
         self._commits_later = url.options.get("synchronous_commit") == "off"
         self._link = Link(url, clock)
         greeted = self._link.connect_first()
-        self._reading = Reading(self._link.schema, self._link.root)
+        self._read_statements = ReadStatements(self._link.schema, self._link.root)
         self._reads = ReadQueue(self._link, f"latchwork-postgres-reads-{number}", greeted)
         self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
-        notices = self._notices = ChangeNotices(secrets.token_hex(8), clock, self._timer, self._notify)
-        self._hub = ChangeWatcher(self._link, self._reading, f"latchwork-postgres-watch-{number}", notices)
+        notices = self._notices = ChangeNotifier(secrets.token_hex(8), clock, self._timer, self._notify)
+        self._hub = ChangeWatcher(self._link, self._read_statements, f"latchwork-postgres-watch-{number}", notices)
         self._writes = WriteQueue(self._link, f"latchwork-postgres-writes-{number}", self._hub.record_write, notices)
         self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect_expiry)
         self._lock = mutex()
@@ -79,7 +79,7 @@ class PostgresBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The features and limits of the backend.
+        """The features and limits of this store.
 
         Behind a connection pooler, changes are polled. Without synchronous commits, a crash of the server loses the
         last writes.
@@ -92,7 +92,7 @@ class PostgresBackend(Backend):
 
     @property
     def waiting(self) -> PostgresBackend:
-        """A form of this backend that makes its calls in the caller's thread."""
+        """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         return face
@@ -100,18 +100,18 @@ class PostgresBackend(Backend):
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
-        """Read a key. The future returns its entry, or None."""
-        statement = self._reading.get(key)
-        return self._read(f"read {key!r}", [statement], lambda rows: entry(rows[0]) if rows else None)
+        """Read a key, linearizably. The future returns its entry, or None if it does not exist."""
+        statement = self._read_statements.select_key(key)
+        return self._read(f"read {key!r}", [statement], lambda rows: decode_entry(rows[0]) if rows else None)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
         """Read several keys at one point in time. The future returns an entry or None for each key, in order."""
 
         def decode(rows: builtins.list[Row]) -> builtins.list[Entry | None]:
-            found = {each.key: each for each in map(entry, rows)}
+            found = {each.key: each for each in map(decode_entry, rows)}
             return [found.get(key) for key in keys]
 
-        return self._read(read_of(keys), [self._reading.get_many(keys)], decode)
+        return self._read(read_of(keys), [self._read_statements.select_keys(keys)], decode)
 
     def list(
         self,
@@ -122,22 +122,24 @@ class PostgresBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """Read the entries below a prefix, sorted by key."""
-        statements = self._reading.listing(prefix, recursive=recursive, limit=limit, start_after=start_after)
-        return self._read(f"list {prefix!r}", statements, lambda rows: [entry(row) for row in rows[:limit]])
+        """Read the entries below a prefix at one point in time, sorted by key. See ``Backend.list``."""
+        statements = self._read_statements.select_below(
+            prefix, recursive=recursive, limit=limit, start_after=start_after
+        )
+        return self._read(f"list {prefix!r}", statements, lambda rows: [decode_entry(row) for row in rows[:limit]])
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Read the names directly below a prefix, unique and sorted."""
         return self._read(
             f"read the children of {prefix!r}",
-            self._reading.names(prefix),
-            lambda rows: sorted({text(row[0]) for row in rows}),
+            self._read_statements.select_names_below(prefix),
+            lambda rows: sorted({decode_text(row[0]) for row in rows}),
         )
 
     def server_info(self) -> ServerInfo:
-        """Read the version of the server, its clock, and the number of its connections."""
+        """Read the version of the server, its clock, and how many of its connections are in use. Blocks."""
         version, clock, used, limit = map(
-            text, self._read("ask the server about itself", [_INFO], itemgetter(0)).result()
+            decode_text, self._read("ask the server about itself", [_INFO], itemgetter(0)).result()
         )
         remedy = "" if int(used) < _MANY * int(limit) else "raise max_connections: a store has up to three connections"
         return ServerInfo(version, "14", float(clock), f"{used} of {limit} connections", remedy)
@@ -145,7 +147,10 @@ class PostgresBackend(Backend):
     # Writes.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction, all or nothing, in one statement with other transactions of this store that wait."""
+        """Commit a transaction: apply all operations if all checks hold, otherwise none.
+
+        Transactions of this store that wait at the same time are sent in one statement.
+        """
         return self._write(lambda deadline: Commit(deadline, checks, ops, self._sessions.ended))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
@@ -153,14 +158,16 @@ class PostgresBackend(Backend):
         return self._write(lambda deadline: sequential_commit(deadline, key, value, session, self._sessions.ended))
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys of its kind in one transaction."""
+        """Create a key and read the older keys with the same stem, in one transaction. See
+        ``Backend.create_ordered``.
+        """
         op = Create(stem + unique, value, session)
         return self._write(lambda deadline: ordered_commit(deadline, stem, op, self._sessions.ended))
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at a prefix and all keys below it, in several transactions.
 
-        The future returns how many keys existed.
+        The future returns the number of deleted keys.
         """
         return self._write(lambda deadline: TreeDeletion(deadline, prefix))
 
@@ -169,7 +176,7 @@ class PostgresBackend(Backend):
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:  # noqa: ARG002
         """Open a session. The minimum TTL is one second.
 
-        If another client ends the session, its next renewal fails.
+        ``on_gone`` is not called. If another client ends the session, its next renewal fails.
         """
         return self._sessions.open(ttl_s)
 
@@ -182,11 +189,19 @@ class PostgresBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch all keys at and below a prefix. The options ``leaf`` and ``siblings`` have no effect here."""
+        """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
+
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            leaf: Ignored.
+            siblings: Ignored.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """End the watches and sessions, join the threads and close the connections. Idempotent."""
+        """End all watches and sessions, join the threads and close the connections. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -222,7 +237,7 @@ class PostgresBackend(Backend):
 
         def steps() -> Steps[Any]:  # a read is final only once it is known what became of the writes before
             yield self._writes.submit(
-                Settle(f"{what}, which waits for a write whose outcome is unknown", read.deadline)
+                WriteBarrier(f"{what}, which waits for a write whose outcome is unknown", read.deadline)
             )
             return (yield self._reads.submit(read))
 
@@ -235,4 +250,4 @@ class PostgresBackend(Backend):
             return failed(error)
 
     def _notify(self) -> None:
-        self._writes.submit(Notify(self._deadline()))
+        self._writes.submit(NotifyStores(self._deadline()))

@@ -1,4 +1,4 @@
-"""The calls that write: their parameters, and the meaning of the server's answers."""
+"""The calls that write: how they are encoded, and how their answers are decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_number_array, encode_text_array
 from latchwork.backends.postgres.errors import ServerError
 from latchwork.backends.postgres.link import Call
-from latchwork.backends.postgres.reads import text
+from latchwork.backends.postgres.reads import decode_text
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, SessionLost
 from latchwork.types import (
     Absent,
@@ -43,7 +43,7 @@ class Write(Call):
     """A write whose outcome can be found out after its answer was lost. Base class.
 
     Attributes:
-        request: Its number while it is sent or its outcome is unknown, else 0.
+        request: The ID of its request while the outcome is unknown, else 0.
         sent_at: Local clock time at which it was last sent.
         changes: False for a transaction that only checks.
     """
@@ -58,7 +58,10 @@ class Write(Call):
     def timeout_error(self, reason: Exception | None) -> LatchworkError:
         """Return the error for a write that was not answered in time.
 
-        It is an ``OutcomeUnknown`` if the write was sent, so that it may have been applied.
+        It is ``OutcomeUnknown`` if the write was sent, because it may have been applied.
+
+        Args:
+            reason: The error of the last attempt, or None.
         """
         if not self.request:
             return super().timeout_error(reason)
@@ -71,17 +74,20 @@ class Write(Call):
         return made
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Record that the write was applied, with the changes that the server has stored for it."""
+        """Complete the call, because the server has stored changes for it. ``rows`` are these changes."""
         raise NotImplementedError
 
 
 class Commit(Write):
-    """A transaction, which is sent in one statement together with others.
+    """A transaction. Several are sent in one statement.
 
     Args:
-        kind: Its special operation: "n" creates a key with a number, "o" also names the older keys. Empty for none.
+        deadline: Local clock time.
+        checks: The checks.
+        ops: The operations.
+        ended: IDs of the sessions that this client has closed.
+        kind: "n" if the operation creates a numbered key, "o" if it also returns the names of older keys, else "".
         stem: The stem of the older keys.
-        ended: IDs of the sessions that were closed by this client.
     """
 
     def __init__(
@@ -115,11 +121,11 @@ class Commit(Write):
         """The number of checks and operations."""
         return len(self.checks) + len(self.ops)
 
-    def end(self, rows: Sequence[Row]) -> None:
-        """Complete the call with the server's answer."""
+    def complete(self, rows: Sequence[Row]) -> None:
+        """Complete the call with the rows that the server has returned for it."""
         kinds = {row[1] for row in rows}
         if b"g" in kinds:
-            reject(self.future, session_lost_error(text(rows[0][5])))
+            reject(self.future, session_lost_error(decode_text(rows[0][5])))
         elif kinds & {b"c", b"x"}:
             failed = [(self.checks if row[1] == b"c" else self.ops)[decode_number(row[2])] for row in rows]
             reject(self.future, conflict_error(failed))
@@ -129,8 +135,8 @@ class Commit(Write):
             self._resolve(decode_number(rows[0][3]) if rows else 0, entries, deleted, rows[-1][7] if rows else None)
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Complete the call, given the changes that the server has stored for it."""
-        by_key = {text(row[2]): row for row in rows}
+        """Complete the call, because the server has stored changes for it. ``rows`` are these changes."""
+        by_key = {decode_text(row[2]): row for row in rows}
         entries, deleted = [], []
         for at, op in enumerate(self.ops):
             row = by_key.get(op.key) if self.kind != "n" else rows[0]
@@ -145,7 +151,7 @@ class Commit(Write):
         assert not isinstance(op, Delete)
         token, owner = decode_number(row[0]), row[2]
         return Entry(
-            text(row[3]),
+            decode_text(row[3]),
             op.value,
             VersionKey(token),
             token,
@@ -164,7 +170,7 @@ class Commit(Write):
 
 
 class TreeDeletion(Write):
-    """The deletion of a subtree, in several transactions."""
+    """The deletion of a subtree, which takes several transactions."""
 
     def __init__(self, deadline: float, prefix: str) -> None:
         super().__init__(f"delete the tree at {prefix!r}", deadline)
@@ -172,7 +178,7 @@ class TreeDeletion(Write):
         self.deleted = 0
 
     def add(self, count: int) -> None:
-        """Add to the number of deleted keys. Complete the call if that was the last part."""
+        """Add to the number of deleted keys. Complete the call if the batch was the last one."""
         self.deleted += count
         if count < TREE_BATCH:
             resolve(self.future, self.deleted)
@@ -180,7 +186,10 @@ class TreeDeletion(Write):
     def timeout_error(self, reason: Exception | None) -> LatchworkError:
         """Return the error for a deletion that was not completed in time.
 
-        After a part of it, the outcome is unknown.
+        It is ``OutcomeUnknown`` if some keys were deleted.
+
+        Args:
+            reason: The error of the last attempt, or None.
         """
         error = super().timeout_error(reason)
         if not self.deleted:
@@ -188,14 +197,18 @@ class TreeDeletion(Write):
         return OutcomeUnknown(f"{self.what}: {self.deleted} keys were deleted, then: {error}; do it again for the rest")
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Record that a part of the deletion was applied."""
+        """Record that a batch of the deletion was applied. ``rows`` has one row per deleted key."""
         self.add(len(rows))
 
 
 class RepeatableCall(Call):
-    """A statement that may be run twice.
+    """A statement that may be executed twice, so that it is sent again after a lost answer.
 
     Args:
+        what: Description of the call for messages.
+        deadline: Local clock time.
+        statement: The statement.
+        decode: Converts its rows to the result of the call.
         once: Do not send it again if its answer is lost.
         writes: Whether it may delete keys.
         sent: Called directly before it is sent.
@@ -216,8 +229,8 @@ class RepeatableCall(Call):
         self.statement, self.once, self.writes, self.sent = statement, once, writes, sent
         self._decode = decode
 
-    def end(self, rows: list[Row]) -> None:
-        """Complete the call with the server's answer."""
+    def complete(self, rows: list[Row]) -> None:
+        """Complete the call with the rows that the server has returned for it."""
         try:
             resolve(self.future, self._decode(rows))
         except LatchworkError as error:
@@ -225,7 +238,7 @@ class RepeatableCall(Call):
 
 
 def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
-    """Encode many transactions as the parameters of one statement."""
+    """Encode several transactions as the parameters of one statement."""
     check_ends: list[int] = []
     op_ends: list[int] = []
     value_ends: list[int] = []
@@ -274,12 +287,12 @@ def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
 
 
 def session_lost_error(session_id: str | None) -> SessionLost:
-    """Return the error for a session that has ended."""
+    """Return the ``SessionLost`` error for a session that has ended."""
     return SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
 
 
 def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
-    """Return the error for checks that do not hold."""
+    """Return the ``Conflict`` error for checks that do not hold."""
     first = failed[0]
     if isinstance(first, SessionAlive):
         what = f"session {first.session_id} has ended"
@@ -290,17 +303,37 @@ def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
 
 
 def sequential_commit(deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]) -> Commit:
-    """Return the transaction that creates a key whose suffix is the next number below its parent."""
+    """Return the transaction that creates a key whose suffix is the next number below its parent.
+
+    Args:
+        deadline: Local clock time.
+        key: The key without the number.
+        value: The value.
+        session: The session to which the key is bound, or None.
+        ended: IDs of the sessions that this client has closed.
+    """
     return Commit(deadline, (), (Create(key, value, session),), ended, kind="n")
 
 
 def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str]) -> Commit:
-    """Return the transaction that creates a key and reads the older keys of its kind."""
+    """Return the transaction that creates a key and reads the older keys with the same stem.
+
+    Args:
+        deadline: Local clock time.
+        stem: The parent and the beginning of the names.
+        op: The creation of the key.
+        ended: IDs of the sessions that this client has closed.
+    """
     return Commit(deadline, (), (op,), ended, kind="o", stem=stem)
 
 
 def refusal_error(error: ServerError, what: str) -> LatchworkError:
-    """Return the error for a call whose statement the server refused."""
+    """Return latchwork's error for a call whose statement the server refused.
+
+    Args:
+        error: The error of the server.
+        what: Description of the call for the message.
+    """
     if error.code == errors.NOT_A_LEAF:
         return InvalidKey(f"could not {what}: of {error.detail!r}, {error}; use another key")
     return errors.translate(error, what)

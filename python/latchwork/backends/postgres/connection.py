@@ -1,7 +1,8 @@
-"""One connection to PostgreSQL, with deadlines: libpq in pipeline mode, driven by the thread that uses it.
+"""A connection to PostgreSQL whose calls have deadlines. The thread that uses it drives libpq in pipeline mode.
 
-psycopg's own cursors have no deadline for an answer, and cost more than the server takes for a small request. So this
-uses the libpq that psycopg wraps, ``psycopg.pq``. Every statement is a transaction of its own unless it begins one.
+The cursors of psycopg have no deadline for an answer, and take longer than the server for a small request. So this
+module uses the libpq that psycopg wraps, ``psycopg.pq``. Every statement is a separate transaction unless it begins
+one.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _SHORTEST_TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement that is prepared once per connection. Its rows are in binary form.
+    """The text of a statement that is prepared once per connection. Its rows are in binary format.
 
     Attributes:
-        name: Unique name.
+        name: Unique name of the prepared statement.
         sql: Text with the parameters $1, $2, ...
-        binary: Numbers of the parameters that are bytes. The others are text.
+        binary: Numbers of the parameters that are sent in binary format. The others are text.
     """
 
     name: bytes
@@ -50,18 +51,18 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A query with its parameters as they are sent. None is null."""
+    """A query with its encoded parameters. None is NULL."""
 
     query: Query
     params: tuple[bytes | None, ...] = ()
 
 
 class Connector:
-    """Opens connections to the server that takes writes. Thread-safe.
+    """Opens connections to the server of a cluster that takes writes. Thread-safe.
 
     Attributes:
-        pooled: Whether there is a connection pooler such as PgBouncer, so that statements may run in different sessions
-            of the server.
+        pooled: Whether there is a connection pooler such as PgBouncer, so that each statement may run in a different
+            session of the server.
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -72,14 +73,14 @@ class Connector:
 
     @property
     def server_name(self) -> str:
-        """The name of the server, for messages."""
+        """The hosts of the server, for messages."""
         return f"PostgreSQL at {join_hosts(self._url.hosts)}"
 
     def open(self, deadline: float) -> Connection:
-        """Connect to the first host that takes writes. The last host that did is tried first.
+        """Connect to the first host that takes writes. The host that did so last time is tried first.
 
         Raises:
-            ConnectionBroken: No host did before the deadline, or the server allows no more connections.
+            ConnectionBroken: No host took writes before the deadline, or the server allows no more connections.
             LatchworkError: The server refused the account or the database.
         """
         reasons: list[str] = []
@@ -150,7 +151,7 @@ class Connector:
 
 
 class Connection:
-    """A connection for one thread at a time. After a failure it can no longer be used."""
+    """A connection that one thread uses at a time. It cannot be used after a failure."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -163,7 +164,7 @@ class Connection:
 
     @property
     def fileno(self) -> int:
-        """Return the socket of the connection, so that a thread can wait for several."""
+        """Return the file descriptor of the socket, so that a thread can wait for several."""
         return self._raw.socket
 
     @property
@@ -198,8 +199,8 @@ class Connection:
         self._poll.register(pg.socket, _READ)
 
     def is_pooled(self, deadline: float) -> bool:
-        """Return whether there is a pooler, because the server process is not the one to which the connection was
-        opened.
+        """Return whether there is a connection pooler, because another server process answers than the one that was
+        connected.
         """
         (answer,) = self.run([Statement(_PID)], deadline)
         if isinstance(answer, ServerError):
@@ -207,16 +208,17 @@ class Connection:
         return decode_number(answer[0][0]) != self._raw.backend_pid
 
     def run(self, statements: Sequence[Statement], deadline: float, *, unanswered: int = 0) -> list[Answer]:
-        """Send statements, wait for their answers, and return them in order.
+        """Send statements, wait for their answers, and return the answers in order.
 
-        Without a pooler they are sent together.
+        They are sent together, except behind a connection pooler.
 
         Args:
-            statements: Each is a separate transaction. An error of one does not prevent the others from being run.
+            statements: Each is a separate transaction. An error of one does not prevent the others from being executed.
             deadline: Local clock time.
-            unanswered: Do not wait for the answers to so many statements at the end, and ignore them.
+            unanswered: The number of statements at the end whose answers are ignored and not waited for.
         Raises:
-            ConnectionBroken: The connection ended or the deadline passed. Whether the statements were run is unknown.
+            ConnectionBroken: The connection was lost or the deadline passed. The statements may or may not have been
+                executed.
         """
         if not self.pooled:
             return self._run_together(statements, deadline, unanswered)
@@ -226,10 +228,10 @@ class Connection:
         return answers[: len(statements) - unanswered]
 
     def take_notifications(self) -> list[bytes]:
-        """Return the contents of the notifications that have arrived from the server.
+        """Return the payloads of the notifications that have arrived from the server, and remove them.
 
         Raises:
-            ConnectionBroken: The connection has ended.
+            ConnectionBroken: The connection was lost.
         """
         pg = self._raw
         try:
@@ -245,7 +247,7 @@ class Connection:
         return found
 
     def is_readable(self) -> bool:
-        """Return whether the server has sent something. On an idle connection this means that it has ended."""
+        """Return whether the server has sent data. On an idle connection this means that the connection was lost."""
         return self._owed == 0 and any(event & ~_WRITE for _, event in self._poll.poll(0))
 
     def close(self) -> None:
@@ -305,9 +307,14 @@ class Connection:
                     raise ConnectionBroken(str(answer))
 
     def _wait_for_socket(self, pg: pq.abc.PGconn, deadline: float, *, flush: bool) -> bool:
-        """Wait until the socket can be read, or written if there is something to send.
+        """Wait until the socket is readable. With ``flush``, a writable socket also ends the wait.
 
-        Return whether something remains to send.
+        Args:
+            pg: The connection.
+            deadline: Local clock time.
+            flush: Whether some data have not been sent yet.
+        Returns:
+            Whether some data have still not been sent.
         """
         self._poll.modify(pg.socket, _READ | _WRITE if flush else _READ)
         ready = self._poll.poll(self._left_ms(deadline))
@@ -325,25 +332,25 @@ _PID = Query(b"pid", b"select pg_backend_pid()")
 
 
 def decode_number(data: bytes | None) -> int:
-    """Decode a number that the server has sent."""
+    """Decode an integer that the server has sent."""
     assert data is not None
     return int.from_bytes(data, "big", signed=True)
 
 
 def encode_text_array(values: Sequence[str | None]) -> bytes:
-    """Encode texts as an array parameter."""
+    """Encode strings as an array parameter."""
     return ("{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}").encode()
 
 
 def encode_number_array(values: Sequence[int]) -> bytes:
-    """Encode numbers as an array parameter."""
+    """Encode integers as an array parameter."""
     return ("{" + ",".join(map(str, values)) + "}").encode()
 
 
 def encode_text(value: str) -> bytes:
-    """Encode a text as a parameter.
+    """Encode a string as a parameter.
 
-    Characters that the server cannot store are replaced, so that the text matches no key.
+    Characters that the server cannot store are replaced, so that the string matches no key.
     """
     return value.replace("\0", "\ufffd").encode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Translation of PostgreSQL's errors into latchwork's errors. Performs no I/O."""
+"""Conversion of PostgreSQL's errors to latchwork's errors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 class ConnectionBroken(Exception):
-    """The connection ended or the server did not answer in time, so that it is unknown whether the statements were
-    run.
+    """The connection was lost or the server did not answer in time. The statements may or may not have been
+    executed.
     """
 
 
@@ -37,16 +37,16 @@ class NoAnswer(ConnectionBroken):
 
 
 def prefer_informative(earlier: Exception | None, later: Exception) -> Exception:
-    """Return the later of two errors, or the earlier one if the later one only says that time has run out."""
+    """Return the later of two errors, or the earlier one if the later one is only a timeout."""
     return earlier if earlier is not None and isinstance(later, NoAnswer) else later
 
 
 class ServerError(Exception):
-    """The server refused a statement, which has had no effect.
+    """An error that the server returned for a statement. The statement had no effect.
 
     Attributes:
-        code: the five characters of its SQLSTATE; empty while connecting.
-        detail: what the server adds.
+        code: The five characters of its SQLSTATE. Empty while connecting.
+        detail: The detail that the server adds to the message.
     """
 
     def __init__(self, message: str, code: str = "", detail: str = "") -> None:
@@ -56,21 +56,21 @@ class ServerError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether another attempt may succeed."""
+        """Whether a retry may succeed."""
         return self.code in _PASSING
 
     @property
     def ends_connection(self) -> bool:
-        """Whether another attempt needs another connection, because this one leads to a server that takes no writes."""
+        """Whether a retry needs a new connection, because this server does not take writes."""
         return self.code == _READ_ONLY
 
 
 def error_of_result(result: pq.abc.PGresult) -> ServerError:
-    """Return the error that a result of libpq contains.
+    """Return the error in a failed result of libpq.
 
     Raises:
-        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server reports this
-            too, and does not know whether the statement was run.
+        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server also reports
+            this, and does not know whether the statement was executed.
     """
 
     def field(name: pq.DiagnosticField) -> str:
@@ -87,18 +87,26 @@ def error_of_connecting(message: str) -> Exception:
     """Return the error for a failed attempt to connect.
 
     It is a ``ServerError`` only if a retry would fail in the same way.
+
+    Args:
+        message: The message of libpq.
     """
     is_final = "unsupported startup parameter" in message or any(words in message for words in _REFUSED)
     return ServerError(message) if is_final else ConnectionBroken(message)
 
 
 def is_refused_parameter(error: ServerError) -> bool:
-    """Return whether a pooler refused a setting that PostgreSQL itself would accept."""
+    """Return whether a connection pooler refused a setting that PostgreSQL itself would accept."""
     return "unsupported startup parameter" in str(error)
 
 
 def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
-    """Convert the error of a server that refused a connection to one of latchwork's errors."""
+    """Return latchwork's error for a server that refused a connection.
+
+    Args:
+        error: The error of the server.
+        where: Description of the server for the message.
+    """
     said = str(error)
     if "permission denied" in said:
         return PermissionDenied(f"{where}: {said}; grant the account CONNECT on the database")
@@ -110,17 +118,22 @@ def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
 
 
 def translate(error: ServerError, what: str) -> LatchworkError:
-    """Convert the error of a refused statement, which had no effect, to one of latchwork's errors.
+    """Return latchwork's error for a refused statement, which had no effect.
 
     Args:
         error: The error of the server.
-        what: The action with its key, for the message.
+        what: Description of the call with its key, for the message.
     """
     return _caused(_made(error, what), error)
 
 
 def unavailable_error(error: Exception, what: str) -> LatchworkError:
-    """Return the error for a call that was not made in time."""
+    """Return the ``Unavailable`` error for a call that was not completed in time.
+
+    Args:
+        error: The error of the last attempt.
+        what: Description of the call with its key, for the message.
+    """
     return _caused(Unavailable(f"PostgreSQL could not {what} in time ({error}); try again"), error)
 
 

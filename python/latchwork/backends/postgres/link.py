@@ -1,4 +1,4 @@
-"""The connection settings that the parts of a store share, and queues of calls that each use one connection."""
+"""Connections of one store to its server, and queues of calls that each use one connection."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RETRY_S = 0.05
 
 
 class Link:
-    """Connects to one root on one server. Thread-safe.
+    """Opens connections to the server and the root of one store. Thread-safe.
 
     Attributes:
-        closing: Set when the store is closed.
+        closing: A signal that is set when the store is closed.
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -43,17 +43,17 @@ class Link:
 
     @property
     def pooled(self) -> bool:
-        """Whether there is a connection pooler, so that no session of the server belongs to this store."""
+        """Whether there is a connection pooler, so that this store has no session of the server to itself."""
         return self._connector.pooled
 
     @property
     def server_name(self) -> str:
-        """The name of the server, for messages."""
+        """The hosts of the server, for messages."""
         return self._connector.server_name
 
     @property
     def channel_name(self) -> str:
-        """The name of the PostgreSQL channel on which the clients of this root notify each other."""
+        """The name of the PostgreSQL channel through which the clients of this root notify each other."""
         return f"{self.schema.name}_{self.root}"
 
     def connect_first(self) -> Connection:
@@ -101,10 +101,10 @@ class Link:
 
 
 class Call:
-    """One call of a store, with a deadline.
+    """A call of a store, with a deadline and a future.
 
     Attributes:
-        what: The action with its key, for messages.
+        what: Description of the call with its key, for messages.
         deadline: Local clock time.
         future: The future that is returned to the caller.
     """
@@ -115,15 +115,18 @@ class Call:
         self.future: Future[Any] = Outcome()
 
     def timeout_error(self, reason: Exception | None) -> LatchworkError:
-        """Return the error for a call that was not made in time."""
+        """Return the error for a call that was not completed in time.
+
+        Args:
+            reason: The error of the last attempt, or None.
+        """
         return errors.unavailable_error(reason or ConnectionBroken("other calls took all the time"), self.what)
 
 
 class CallQueue(ABC):
-    """Makes calls over one connection, in order or several at once. Thread-safe.
+    """A queue of calls that use one connection, one after the other or several at once. Thread-safe.
 
-    A call is made in the caller's thread, or in a separate thread that is started when a call has to wait for the first
-    time.
+    A call runs in the caller's thread, or in a separate thread that is started when a call first has to wait.
     """
 
     def __init__(self, link: Link, name: str, connection: Connection | None = None) -> None:
@@ -147,7 +150,7 @@ class CallQueue(ABC):
         """Make these calls and complete their futures. The caller has exclusive use of the connection."""
 
     def submit(self, call: Call) -> Future[Any]:
-        """Make a call in the separate thread, and return its future."""
+        """Queue a call for the separate thread, and return its future."""
         with self._mutex:
             if self._closed:
                 reject(call.future, self._refusal())
@@ -160,7 +163,7 @@ class CallQueue(ABC):
         return call.future
 
     def call_now(self, call: Call) -> Future[Any]:
-        """Make a call in this thread, unless other calls come first. Return its future."""
+        """Make a call in this thread, or queue it if other calls come first. Return its future."""
         if self._queue or not self._turn.acquire(blocking=False):
             return self.submit(call)
         try:
@@ -173,7 +176,11 @@ class CallQueue(ABC):
         return call.future
 
     def close(self, deadline: float) -> None:
-        """Refuse further calls, stop the thread and close the connection. Idempotent."""
+        """Refuse further calls, stop the thread and close the connection. Idempotent.
+
+        Args:
+            deadline: Local clock time until which to wait for calls in progress.
+        """
         with self._mutex:
             self._closed = True
             self._changed.notify_all()
@@ -187,7 +194,12 @@ class CallQueue(ABC):
             _log.warning("%s was still waiting for an answer when it was closed", self._name)
 
     def _fail_late_calls(self, calls: list[Call], reason: Exception | None) -> list[Call]:
-        """Fail the calls whose deadline has passed, with this reason. Return the calls that are not complete."""
+        """Fail the calls whose deadline has passed. Return the calls that are not complete.
+
+        Args:
+            calls: The calls.
+            reason: The error of the last attempt, or None.
+        """
         now = self._link.clock.now()
         for call in calls:
             if call.deadline <= now:
@@ -224,6 +236,6 @@ class CallQueue(ABC):
                     self._serve(calls)
 
     def _take(self) -> list[Call]:
-        """Remove and return the calls to make together next. The caller holds the mutex."""
+        """Remove and return the calls that are made together next. The caller holds the mutex."""
         count = min(len(self._queue), 100)
         return [self._queue.popleft() for _ in range(count)]

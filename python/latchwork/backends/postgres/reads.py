@@ -1,7 +1,8 @@
-"""Reads of entries: the statements, the meaning of their rows, and the queue of read calls.
+"""Reads of entries: the SQL statements, the decoding of their rows, and the queue of reads.
 
-Keys are ASCII and compared by their bytes, so what lies below ``a`` is everything from ``a/`` up to, not including,
-``a0`` (the character after the slash). The index has the head of a key only: every comparison is made twice.
+Keys are ASCII and compared by their bytes. What is below ``a`` is everything from ``a/`` up to, and not including,
+``a0`` (the character after the slash). The index contains only the first characters of a key, so every comparison is
+made twice.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ with recursive visited (key) as (
 """
 
 
-class Reading:
-    """The statements that read the entries of one root, and the decoding of their rows."""
+class ReadStatements:
+    """The SQL statements that read the entries of one root."""
 
     def __init__(self, schema: Schema, root: int) -> None:
         self._root = b"%d" % root
@@ -67,44 +68,52 @@ class Reading:
             "names", _VISITED + "select split_part(substr(key, $4), '/', 1) from visited where key is not null"
         )
 
-    def get(self, key: str) -> Statement:
-        """Return the statement that reads one key."""
+    def select_key(self, key: str) -> Statement:
+        """Return the statement that reads a key."""
         return Statement(self._get, (self._root, key.encode()))
 
-    def get_many(self, keys: Sequence[str]) -> Statement:
-        """Return the statement that reads several keys. The rows have no particular order."""
+    def select_keys(self, keys: Sequence[str]) -> Statement:
+        """Return the statement that reads several keys. Its rows are in no particular order."""
         return Statement(self._get_many, (self._root, encode_text_array(keys)))
 
-    def listing(
+    def select_below(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> builtins.list[Statement]:
-        """Return the statements that list the entries below a prefix.
+        """Return the statements that list the entries below a prefix. See ``Backend.list`` for the arguments.
 
-        Their rows, one statement after the other, are in order.
+        Their rows, one statement after the other, are sorted by key. Together they may be more than the limit.
         """
         most = None if limit is None else b"%d" % limit
         found = []
-        for low, high in ranges(prefix, start_after):
+        for low, high in list_subtree_ranges(prefix, start_after):
             if recursive:
                 found.append(Statement(self._subtree, (self._root, low, high, most)))
             else:
                 found.append(Statement(self._directly, (self._root, low, high, _position(prefix), most)))
         return found
 
-    def names(self, prefix: str) -> builtins.list[Statement]:
-        """Return the statements that read the names directly below a prefix. A name may appear twice."""
+    def select_names_below(self, prefix: str) -> builtins.list[Statement]:
+        """Return the statements that read the names directly below a prefix. Their rows may contain a name twice."""
         return [
-            Statement(self._names, (self._root, low, high, _position(prefix))) for low, high in ranges(prefix, None)
+            Statement(self._names, (self._root, low, high, _position(prefix)))
+            for low, high in list_subtree_ranges(prefix, None)
         ]
 
-    def at_and_below(self, prefix: str) -> builtins.list[Statement]:
+    def select_at_and_below(self, prefix: str) -> builtins.list[Statement]:
         """Return the statements that read the entry at a prefix and its whole subtree."""
-        below = self.listing(prefix, recursive=True, limit=None, start_after=None)
-        return [self.get(prefix), *below] if prefix else below
+        below = self.select_below(prefix, recursive=True, limit=None, start_after=None)
+        return [self.select_key(prefix), *below] if prefix else below
 
 
-def ranges(prefix: str, start_after: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the ranges of keys of a subtree, in order. At the root they exclude hidden keys."""
+def list_subtree_ranges(prefix: str, start_after: str | None) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys that make up a subtree, in order. At the root they exclude reserved keys.
+
+    Args:
+        prefix: The key at the top of the subtree.
+        start_after: Exclude this key and all keys that sort before it.
+    Returns:
+        The first key of each range, and the first key after it.
+    """
     found = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     first = "" if start_after is None else start_after + "!"
     return [(max(low, first).encode(), high.encode()) for low, high in found if first < high]
@@ -114,8 +123,8 @@ def _position(prefix: str) -> bytes:
     return b"%d" % (len(prefix) + 2 if prefix else 1)
 
 
-def entry(row: Row) -> Entry:
-    """Decode a row as an entry."""
+def decode_entry(row: Row) -> Entry:
+    """Decode a row of the entries table."""
     key, value, token, created, owner = row
     assert key is not None
     at = decode_number(token)
@@ -129,13 +138,20 @@ def entry(row: Row) -> Entry:
     )
 
 
-def text(data: bytes | None) -> str:
-    """Decode a text that the server has sent."""
+def decode_text(data: bytes | None) -> str:
+    """Decode a text that the server has sent. NULL becomes ""."""
     return "" if data is None else data.decode()
 
 
 class Read(Call):
-    """A read: the statements, and how to combine their rows."""
+    """A read call with one or more statements.
+
+    Args:
+        what: Description of the call for messages.
+        deadline: Local clock time.
+        statements: The statements.
+        decode: Converts the rows of all statements to the result of the call.
+    """
 
     def __init__(
         self, what: str, deadline: float, statements: Sequence[Statement], decode: Callable[[list[Row]], Any]
@@ -144,7 +160,7 @@ class Read(Call):
         self.statements = statements
         self._decode = decode
 
-    def end(self, answers: Sequence[list[Row]]) -> None:
+    def complete(self, answers: Sequence[list[Row]]) -> None:
         """Complete the call with the rows of its statements."""
         rows = answers[0] if len(answers) == 1 else [row for answer in answers for row in answer]
         try:
@@ -154,7 +170,7 @@ class Read(Call):
 
 
 class ReadQueue(CallQueue):
-    """The reads of one store. They are repeated until their deadline if the connection breaks."""
+    """The queue of the reads of one store. Reads are repeated until their deadline if the connection is lost."""
 
     def _serve(self, calls: list[Call]) -> None:
         reason: Exception | None = None
@@ -172,7 +188,7 @@ class ReadQueue(CallQueue):
                 raise
 
     def _try(self, pending: list[Read]) -> ServerError | None:
-        """Make the reads once. Return why some were not answered, or None."""
+        """Make the pending reads once. Return the error because of which some were not answered, or None."""
         deadline = min(call.deadline for call in pending)
         connection = self._connected(deadline)
         answers = iter(connection.run([each for call in pending for each in call.statements], deadline))
@@ -181,7 +197,7 @@ class ReadQueue(CallQueue):
             own = [next(answers) for _ in call.statements]
             refused = next((each for each in own if isinstance(each, ServerError)), None)
             if refused is None:
-                call.end([each for each in own if not isinstance(each, ServerError)])
+                call.complete([each for each in own if not isinstance(each, ServerError)])
             elif refused.is_transient:
                 reason = refused
             else:

@@ -47,7 +47,7 @@ _TIMELINE = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
 
 class Schema:
-    """The database schema of one store: its tables and functions, which are created when they do not exist."""
+    """The database schema of a store: its tables and functions, which are created if they do not exist."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -60,18 +60,30 @@ class Schema:
         self._make_root = self.query("make_root", "select {s}.make_root($1)")
 
     def query(self, name: str, sql: str, *, binary: tuple[int, ...] = ()) -> Query:
-        """Return a query. ``{s}`` in its text becomes the name of the schema, ``{head}`` the length of indexed text."""
+        """Return a query. In its text, ``{s}`` is replaced by the schema name, and ``{head}`` by the number of indexed
+        characters of a key.
+
+        Args:
+            name: Unique name of the prepared statement.
+            sql: The text.
+            binary: Numbers of the parameters that are sent in binary format.
+        """
         return Query(name.encode(), sql.format(s=self.name, head=HEAD).encode(), frozenset(binary))
 
     def prepare_connection(self, connection: Connection, root: str, where: str, deadline: float) -> int:
-        """Prepare a new connection: create the schema and the root if they do not exist, and detect another server.
+        """Prepare a new connection: create the schema and the root if they do not exist, and detect a changed server.
 
+        Args:
+            connection: The connection.
+            root: The name of the root.
+            where: Description of the server for messages.
+            deadline: Local clock time.
         Returns:
             The number of the root.
         Raises:
             ConnectFailed: The schema has a format that this version does not support.
-            PermissionDenied: The account may not use the schema.
-            ConnectionBroken: The connection ended.
+            PermissionDenied: The account cannot use the schema.
+            ConnectionBroken: The connection was lost.
         """
 
         def ask(query: Query, *params: str) -> list[tuple[bytes | None, ...]]:
@@ -95,7 +107,7 @@ class Schema:
         return decode_number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
 
     def _make(self, connection: Connection, where: str, deadline: float) -> None:
-        """Create the schema in one transaction, unless another client is doing so."""
+        """Create the schema in one transaction, unless another client is just doing so."""
         body = (
             Path(__file__)
             .with_name("schema.sql")

@@ -1,7 +1,7 @@
-"""Sessions: rows with a deadline by the server's clock, which one statement renews for all sessions of a store.
+"""Sessions, which are stored as rows with a deadline by the server's clock.
 
-Nothing here renews by itself: the store's session threads ask for it. What is asked for within a twentieth of the
-shortest TTL is sent together.
+The session threads of the store request the renewals. Renewals that are requested within a twentieth of the shortest
+TTL are sent in one statement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.commits import RepeatableCall, session_lost_error
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.link import Link
-from latchwork.backends.postgres.reads import text
+from latchwork.backends.postgres.reads import decode_text
 from latchwork.backends.postgres.writes import WriteQueue
 from latchwork.backends.timer import Timer
 
@@ -28,7 +28,7 @@ _RENEWALS_PER_TTL = 3
 
 
 class PostgresSession:
-    """A session, stored as a row of the sessions table. Thread-safe."""
+    """A ``BackendSession`` that is stored as a row of the sessions table. Thread-safe."""
 
     confirm_gap_s = 0.0
 
@@ -41,19 +41,21 @@ class PostgresSession:
         self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
 
     def renew(self) -> Future[float]:
-        """Renew the session for another TTL. The future returns the local time at which the request was sent."""
+        """Extend the session by its TTL from now. The future returns the local clock time at which the request was
+        sent.
+        """
         return self._owner.renew(self)
 
     def close(self) -> Future[None]:
-        """End the session. Its later requests fail. Idempotent."""
+        """End the session and delete its keys. Later requests that use it fail. Idempotent."""
         return self._owner.end(self)
 
 
 class Sessions:
-    """The sessions of one store. Thread-safe.
+    """The open sessions of one store. Thread-safe.
 
     Attributes:
-        ended: IDs of the sessions that were closed here and may still be in the database.
+        ended: IDs of the sessions that were closed by this store and may still be in the database.
     """
 
     def __init__(self, link: Link, calls: WriteQueue, timer: Timer, opened: Callable[[float], None]) -> None:
@@ -72,12 +74,12 @@ class Sessions:
 
     @property
     def ids(self) -> list[str]:
-        """Return the IDs of the sessions that are open here."""
+        """The IDs of the sessions that are open in this store."""
         with self._lock:
             return list(self._open)
 
     def open(self, ttl_s: float) -> Future[BackendSession]:
-        """Open a session."""
+        """Open a session. The future returns it."""
         ttl_s = max(float(ttl_s), LEAST_TTL_S)
         opened_at = self._link.clock.now()
         session_id = secrets.token_hex(8)
@@ -94,7 +96,9 @@ class Sessions:
         return self._calls.submit(RepeatableCall("open a session", deadline, Statement(self._open_query, params), made))
 
     def renew(self, session: PostgresSession) -> Future[float]:
-        """Renew a session, in one request with other sessions that are renewed at about the same time."""
+        """Extend a session by its TTL from now, in one request with other sessions that are renewed at about the same
+        time.
+        """
         outcome: Future[float] = Outcome()
         with self._lock:
             if session.id not in self._open:
@@ -114,7 +118,7 @@ class Sessions:
         return outcome
 
     def end(self, session: PostgresSession) -> Future[None]:
-        """Refuse further requests of a session, and delete its keys."""
+        """End a session and delete its keys. Its later requests are refused at once."""
         with self._lock:
             known = self._open.pop(session.id, None) is not None
             if known:
@@ -161,4 +165,4 @@ class Sessions:
 
 
 def _names(rows: list[Row]) -> list[str]:
-    return [text(row[0]) for row in rows]
+    return [decode_text(row[0]) for row in rows]

@@ -1,11 +1,11 @@
-"""One thread per open store that follows the changes of its root, feeds the watches and ends sessions that are over.
+"""The thread of an open store that reads changes, delivers them to watches and removes expired sessions.
 
-It reads the table of changes from the last one it knows on. It looks when this store has written, when another one
-notifies it, and every second or two in case that a notification was lost with the process that owed it. Behind a pooler
-nobody can notify it: there it looks every 30 ms while there are watches.
+It reads the rows of the table of changes that follow the last one it has read. It does so after a write of this store,
+after a notification of another store, and every second or two in case a notification was lost because its sender ended.
+Behind a connection pooler there are no notifications: there it polls every 30 ms while there are watches.
 
-A look is one snapshot of the database. If the last known change is not among the changes any more, they were trimmed,
-or the server has gone back to an older state: then every watch begins again with a ``Snapshot``.
+Each read is one snapshot of the database. If the last known change is no longer in the table, it was removed as too
+old, or the server has gone back to an older state. Then every watch starts again with a ``Snapshot``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.connection import Connection, Row, Statement, decode_number
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import Link
-from latchwork.backends.postgres.notices import ChangeNotices
-from latchwork.backends.postgres.reads import Reading, entry, text
+from latchwork.backends.postgres.reads import ReadStatements, decode_entry, decode_text
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
 
@@ -47,21 +47,23 @@ _IDLE_SWEEP_S = 5.0
 
 
 class PostgresWatch(DeliveringWatch):
-    """A watch, to which only the thread of the watcher delivers events."""
+    """A watch of a prefix. The thread of the ``ChangeWatcher`` delivers its events."""
 
     def __init__(self, hub: ChangeWatcher, prefix: str, sink: Sink, *, beats: bool) -> None:
-        super().__init__(prefix, sink, hub.forget)
+        super().__init__(prefix, sink, hub.remove)
         self.beats = beats
         self.is_new = True
         self.told_at = 0.0
 
 
 class ChangeWatcher:
-    """The thread that reads changes of a root, delivers them to the watches and ends expired sessions. Thread-safe."""
+    """The thread that reads changes of a root, delivers them to the watches and removes expired sessions. Thread-
+    safe.
+    """
 
-    def __init__(self, link: Link, reading: Reading, name: str, notices: ChangeNotices) -> None:
+    def __init__(self, link: Link, read_statements: ReadStatements, name: str, notices: ChangeNotifier) -> None:
         self._link = link
-        self._reading = reading
+        self._read_statements = read_statements
         self._clock = link.clock
         self._notices = notices
         self._lock = mutex()
@@ -96,16 +98,22 @@ class ChangeWatcher:
         self._thread.start()
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool) -> PostgresWatch:
-        """Add a watch. The thread delivers its first event."""
+        """Add a watch. The thread delivers its first event.
+
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         watch = PostgresWatch(self, prefix, sink, beats=beats)
         with self._lock:
             if self._closing:
                 raise Closed(f"the store on {self._link.server_name} was closed; connect again")
             self._watches.setdefault(prefix, []).append(watch)
-        self.look_soon()
+        self.poll_soon()
         return watch
 
-    def forget(self, watch: PostgresWatch) -> None:
+    def remove(self, watch: PostgresWatch) -> None:
         """Remove a watch."""
         with self._lock:
             same_prefix = self._watches.get(watch.prefix, [])
@@ -115,22 +123,22 @@ class ChangeWatcher:
                 self._watches.pop(watch.prefix, None)
 
     def record_write(self) -> None:
-        """Look for changes, because this store has written something."""
+        """Wake the thread after a write of this store, if there are watches."""
         if self._watches:
-            self.look_soon()
+            self.poll_soon()
 
-    def look_soon(self) -> None:
-        """Look for changes as soon as possible."""
+    def poll_soon(self) -> None:
+        """Make the thread look for changes at once."""
         self._look_at = 0.0
         self._wake_thread()
 
     def expect_expiry(self, ttl_s: float) -> None:
-        """Check for expired sessions after ``ttl_s`` seconds, because a session with this TTL was opened."""
+        """Look for expired sessions after ``ttl_s`` seconds, because a session with this TTL was opened."""
         self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
         self._wake_thread()
 
     def close(self) -> None:
-        """End all watches, join the thread and close the connection. Idempotent."""
+        """Close all watches, join the thread and close the connection. Idempotent."""
         with self._lock:
             if self._closing:
                 return
@@ -216,14 +224,16 @@ class ChangeWatcher:
         _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
         is_gap = known is None or not rows or (decode_number(rows[0][0]), decode_number(rows[0][1])) != known
         changed = (
-            {} if is_gap or known is None else {text(row[2]): row for row in rows if decode_number(row[0]) > known[0]}
+            {}
+            if is_gap or known is None
+            else {decode_text(row[2]): row for row in rows if decode_number(row[0]) > known[0]}
         )
         told = self._find_watched(changed)
         wanted = [key for key in told if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
-        reads = [self._reading.at_and_below(watch.prefix) for watch in new]
+        reads = [self._read_statements.select_at_and_below(watch.prefix) for watch in new]
         statements = [
-            self._reading.get_many(wanted),
+            self._read_statements.select_keys(wanted),
             *(each for read in reads for each in read),
             Statement(self._commit),
         ]
@@ -231,16 +241,16 @@ class ChangeWatcher:
             answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
         else:  # nobody waits for the end of the transaction
             answers = iter(_ask(connection, statements[-1:], deadline, unanswered=1))
-        found = {each.key: each for each in map(entry, next(answers))} if wanted else {}
+        found = {each.key: each for each in map(decode_entry, next(answers))} if wanted else {}
         events = self._make_deltas(changed, told, found, as_of)
         for watch, read in zip(new, reads, strict=True):
-            events[watch] = Snapshot(tuple(entry(row) for _ in read for row in next(answers)), as_of)
+            events[watch] = Snapshot(tuple(decode_entry(row) for _ in read for row in next(answers)), as_of)
         self._known = (decode_number(last[0][0]), decode_number(last[0][1])) if last else None
         for watch in watches:
             self._deliver(watch, events.get(watch), as_of)
 
     def _find_watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
-        """Return those of the changed keys that are watched, each with its watches."""
+        """Return the watched keys among the changed ones, each with its watches."""
         told: dict[str, list[PostgresWatch]] = {}
         with self._lock:
             for key in changed:
@@ -258,7 +268,14 @@ class ChangeWatcher:
     def _make_deltas(
         changed: dict[str, Row], told: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
     ) -> dict[PostgresWatch, WatchEvent]:
-        """Return the events for watches that already have a state."""
+        """Return the next event for each watch that has already received its first ``Snapshot``.
+
+        Args:
+            changed: The changed keys.
+            told: The watches of each changed key.
+            found: The current entries of the changed keys.
+            as_of: Local clock time at which the state was read.
+        """
         own: dict[PostgresWatch, list[Change]] = {}
         for key in sorted(told, key=lambda key: decode_number(changed[key][0])):
             for watch in told[key]:
@@ -276,12 +293,12 @@ class ChangeWatcher:
             watch.deliver(event)
 
     def _is_relevant(self, notification: bytes) -> bool:
-        """Return whether a notification says that another store has written keys that are watched here."""
+        """Return whether another store's notification contains a key that is watched here."""
         keys = self._notices.keys_of(notification)
         return keys is None or bool(self._find_watched(keys))
 
     def _pause_s(self) -> float:
-        """Return the seconds until the next look for changes if no notification arrives."""
+        """Return the seconds until the next poll if no notification arrives."""
         if self._link.pooled:
             return POLL_S
         with self._lock:
@@ -306,7 +323,9 @@ class ChangeWatcher:
         self._sweep_at = self._clock.now() + _IDLE_SWEEP_S
 
     def _wait(self) -> None:
-        """Wait until something is due or a notification arrives, and at least for a short pause after the last look."""
+        """Wait until a poll is due or a notification arrives, but at least a short minimum pause after the last
+        poll.
+        """
         connection = self._connection
         while not self._closing:
             if connection is not None and any(map(self._is_relevant, connection.take_notifications())):
@@ -335,10 +354,15 @@ def _ask(
 ) -> list[list[Row]]:
     """Run statements and return their rows.
 
-    With ``count``, the result has so many lists. A statement that was not run has an empty list.
-
+    Args:
+        connection: The connection.
+        statements: The statements.
+        deadline: Local clock time.
+        count: The length of the result, or None for one list per statement. Statements that were not executed have an
+            empty list.
+        unanswered: The number of statements at the end whose answers are ignored and not waited for.
     Raises:
-        ConnectionBroken: The connection ended, or the server refuses the statements for now.
+        ConnectionBroken: The connection was lost, or the server refuses the statements temporarily.
         LatchworkError: The server refuses the statements.
     """
     rows: list[list[Row]] = []

@@ -1,13 +1,15 @@
-"""Writing: many commits in one statement, and finding out what became of those whose answer was lost.
+"""The queue of writes: many commits in one statement, and how the outcome of a write is found after its answer was
+lost.
 
-Every write names its writer, the row of one open store in ``writers``, and has a request ID that is stored with its
-changes. When an answer is lost, the store puts another writer in the place of its own, under the lock of the root:
+Every write contains the ID of its writer, which is the row of one open store in the table ``writers``, and a request ID
+that is stored with its changes. When an answer was lost, the store replaces its writer by a new one, under the lock of
+the root:
 
-    the lost statement had the lock before   it has ended, and what it changed is found by its request IDs
-    it has not had the lock yet              it finds its writer gone, and does nothing: it can be sent again
+    the lost statement had the lock before   it has ended, and its changes are found by the request IDs
+    it has not had the lock yet              its writer no longer exists, so it does nothing: it can be sent again
 
-So a write is applied, or not applied for good, before anything else that this store asks is answered. A write whose
-deadline passes before the server can be asked is ``OutcomeUnknown``; reads of the same store wait for the answer too.
+So before any later request of this store is answered, a lost write was applied or never will be. A write whose deadline
+passes before the server can be asked is ``OutcomeUnknown``. Reads of the same store wait for the outcome, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.commits import (
     TREE_BATCH,
     Commit,
@@ -38,7 +41,6 @@ from latchwork.backends.postgres.connection import (
 )
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import RETRY_S, Call, CallQueue, Link
-from latchwork.backends.postgres.notices import ChangeNotices
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
 from latchwork.backends.space import SpaceNotice
 from latchwork.errors import LatchworkError, StoreFull
@@ -51,26 +53,28 @@ _REMEMBERED_S = KEPT_S * 0.8
 _TRIM_EVERY = KEPT_CHANGES // 4
 
 
-class Settle(Call):
-    """A call that completes when no earlier write has an unknown outcome."""
+class WriteBarrier(Call):
+    """A call that completes when no earlier write of this store has an unknown outcome."""
 
 
-class Notify(Call):
-    """A call that completes when the other stores were notified of this store's changes."""
+class NotifyStores(Call):
+    """A call that completes when the other stores were notified of the changes of this store."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__("notify other stores", deadline)
 
 
 class WriteQueue(CallQueue):
-    """The writes of one store, made in order.
+    """The queue of the writes of one store, which are made in order.
 
     Args:
-        committed: Called after something may have been written.
-        notices: Receives the keys of which other stores are notified.
+        link: Opens the connections.
+        name: The name of the thread.
+        committed: Called after a transaction may have been committed.
+        notices: Notifies other stores of changed keys.
     """
 
-    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: ChangeNotices) -> None:
+    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: ChangeNotifier) -> None:
         super().__init__(link, name)
         self._committed = committed
         self._notices = notices
@@ -91,11 +95,11 @@ class WriteQueue(CallQueue):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the outcome of a write is unknown, so that a read would not be final."""
+        """Whether the outcome of an earlier write is unknown, so that the result of a read might still change."""
         return bool(self._in_doubt)
 
     def make_close_call(self, deadline: float, sessions: Sequence[str]) -> RepeatableCall:
-        """Return the call that ends these sessions and releases the identity under which this store writes."""
+        """Return the call that ends these sessions and removes this store's row in the table of writers."""
         params = (b"%d" % self._link.root, b"%d" % self._writer, encode_text_array(sessions))
         return RepeatableCall("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
 
@@ -117,7 +121,7 @@ class WriteQueue(CallQueue):
         while pending := self._fail_late_calls(calls, reason):
             deadline = min(call.deadline for call in pending)
             try:
-                connection = self._settled_connection(deadline)
+                connection = self._connect_and_resolve(deadline)
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
             except ConnectionBroken as error:
@@ -133,15 +137,15 @@ class WriteQueue(CallQueue):
                 raise
 
     def _fail_pending(self, pending: Collection[Call], error: ConnectionBroken) -> None:
-        """Handle a broken connection: close it, and fail the calls that must not be sent twice."""
+        """Close a broken connection, and fail the calls that must not be sent twice."""
         self._disconnect()
         self._notices.add(None)  # one that was on its way may be lost
         for call in pending:
             if isinstance(call, RepeatableCall) and call.once:
                 reject(call.future, call.timeout_error(error))
 
-    def _settled_connection(self, deadline: float) -> Connection:
-        """Return a connection with which writes can be sent, after settling all writes whose outcome is unknown."""
+    def _connect_and_resolve(self, deadline: float) -> Connection:
+        """Return an open connection, after the outcome of every earlier write was found out."""
         connection = self._connected(deadline)
         if self._writer and not self._in_doubt:
             return connection
@@ -161,13 +165,18 @@ class WriteQueue(CallQueue):
         for row in answer:
             rows.setdefault(decode_number(row[0]), []).append(row)
         for request, write in doubts.items():
-            self._settle(write, rows.get(request, ()))
+            self._resolve_outcome(write, rows.get(request, ()))
         if rows:
             self._committed()
         return connection
 
-    def _settle(self, write: Write, rows: Sequence[Row]) -> None:
-        """Complete a write whose outcome was unknown if it was applied. Otherwise it can be sent again."""
+    def _resolve_outcome(self, write: Write, rows: Sequence[Row]) -> None:
+        """Complete a write whose outcome was unknown, if it was applied. Otherwise it is sent again.
+
+        Args:
+            write: The write.
+            rows: The changes that the server has stored for it. Empty if it was not applied.
+        """
         if rows:
             write.record_applied(rows)
         elif self._link.clock.now() - write.sent_at > _REMEMBERED_S:
@@ -178,7 +187,11 @@ class WriteQueue(CallQueue):
         write.request = 0
 
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
-        """Send the pending calls and complete those that were answered. Return why some were not, or None."""
+        """Send the pending calls and complete those that were answered.
+
+        Returns:
+            The error because of which some calls were not completed, or None.
+        """
         batches = self._make_statements(pending)
         writes = self._queue_notices(pending)
         extra = self._statements_without_answer()
@@ -197,9 +210,9 @@ class WriteQueue(CallQueue):
         return reason
 
     def _make_statements(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
-        """Return the statements for the pending calls, each with its calls.
+        """Return the statements for the pending calls, each with the calls that it completes.
 
-        From then on, the outcome of calls that change something is unknown until they are answered.
+        From now on, the outcome of calls that change data is unknown until they are answered.
         """
         now = self._link.clock.now()
         for call in pending:
@@ -218,12 +231,12 @@ class WriteQueue(CallQueue):
             elif isinstance(call, RepeatableCall):
                 call.sent()
                 batches.append((call.statement, [call]))
-            elif isinstance(call, Settle | Notify):
+            elif isinstance(call, WriteBarrier | NotifyStores):
                 resolve(call.future, None)
         return batches
 
     def _queue_notices(self, pending: Sequence[Call]) -> bool:
-        """Add the keys that are written now to the notices for other stores. Return whether there are any."""
+        """Add the keys that the pending calls write to the next notification. Return whether there are any."""
         writes = False
         for call in pending:
             if isinstance(call, Commit) and call.changes:
@@ -236,7 +249,7 @@ class WriteQueue(CallQueue):
         return writes
 
     def _statements_without_answer(self) -> list[Statement]:
-        """Return statements to send after the writes, for whose answers nobody waits."""
+        """Return the statements that are sent after the writes and whose answers are ignored."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
@@ -250,7 +263,8 @@ class WriteQueue(CallQueue):
     def _complete_calls(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
         """Complete the calls of a statement with its answer.
 
-        Return the error after which they must be sent again, or None.
+        Returns:
+            The error because of which the calls must be sent again, or None.
         """
         for call in calls:
             if isinstance(call, Write):
@@ -272,7 +286,7 @@ class WriteQueue(CallQueue):
     def _end(self, calls: Sequence[Call], rows: list[Row]) -> None:
         first = calls[0]
         if isinstance(first, RepeatableCall):
-            first.end(rows)
+            first.complete(rows)
         elif isinstance(first, TreeDeletion):
             if rows[0][0] is None:  # superseded: to be sent by another writer
                 self._writer = 0
@@ -292,4 +306,4 @@ class WriteQueue(CallQueue):
                 self._space.record_write()
             for call, its in zip(calls, own, strict=True):
                 assert isinstance(call, Commit)
-                call.end(its)
+                call.complete(its)

@@ -1,8 +1,8 @@
-"""Which keys the other stores of a root are notified of, and when: at most every few milliseconds.
+"""Notifications of other stores with the same root about changed keys, at most one every few milliseconds.
 
-A notification takes a lock of the whole server as its transaction commits. So it is a transaction of its own that is
-not flushed, sent right behind the write. What is written too soon after it is notified with a later write, or by the
-timer. It names the keys: a store that watches none of them does not look.
+A notification takes a lock of the whole server when its transaction commits. So it is a separate transaction, which is
+sent directly after the write and not flushed to the disk. A write that follows too soon is notified with a later write
+or by the timer. The notification contains the keys, so that a store that watches none of them does not read anything.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _MOST_CHARS = 4_000
 _EVERYTHING = "*"
 
 
-class ChangeNotices:
+class ChangeNotifier:
     """Collects the keys that a store has changed, and notifies the other stores of them. Thread-safe.
 
     Args:
         who: A unique name of the store.
+        clock: The local clock.
+        timer: Sends a notification that was not sent with a write.
         send: Sends a notification without a write. Must not block.
     """
 
@@ -39,7 +41,7 @@ class ChangeNotices:
         self._is_due = False
 
     def add(self, keys: Iterable[str] | None) -> None:
-        """Add keys that are being written, or None for any key.
+        """Add keys that are being written. None means that any key may have changed.
 
         A notification is sent with the write or shortly after.
         """
@@ -56,7 +58,11 @@ class ChangeNotices:
         self._timer.call_later(_EVERY_S, self._tick)
 
     def take(self) -> bytes | None:
-        """Return the notification to send now. None if there is none, or if the last one was sent too recently."""
+        """Return the payload of the notification to send now, and start a new one.
+
+        Returns:
+            The payload, or None if no key was added or the last notification was sent too recently.
+        """
         with self._lock:
             now = self._clock.now()
             if not self._keys or now < self._sent_at + _EVERY_S:
@@ -71,9 +77,9 @@ class ChangeNotices:
         self._sent_at = float("-inf")
 
     def keys_of(self, notification: bytes) -> list[str] | None:
-        """Return the keys that a notification of another store contains. None means any key.
+        """Return the keys in the notification of another store. None means that any key may have changed.
 
-        The result is empty for a notification of this store.
+        The list is empty for a notification that this store has sent.
         """
         who, _, told = notification.decode(errors="replace").partition(" ")
         if who == self._who:
