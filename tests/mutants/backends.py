@@ -107,8 +107,8 @@ DEFECTS = (
         "ZooKeeper",
         "a write cut off by the end of its session is reported as not applied",
         "backends/zookeeper/errors.py",
-        "    if write and cut.sent:\n",
-        "    if write and cut.sent and not cut.over:\n",
+        "    if is_write and no_reply.sent:\n",
+        "    if is_write and no_reply.sent and not no_reply.has_ended:\n",
         id_of(
             "backends/zookeeper/errors",
             "a_write_that_was_sent_is_unknown_whatever_ended_its_connection",

@@ -19,12 +19,12 @@ from latchwork.backends.zookeeper.wire import GET_DATA, NO_NODE, OK, Reply
 from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.clock import SYSTEM_CLOCK
 
-BARRIER = wire.multi([wire.check("/")])
+BARRIER = wire.encode_multi([wire.encode_check("/")])
 ALL = 10**6
 
 
 class Deaf:
-    def on_up(self):
+    def on_connected(self):
         pass
 
     def on_event(self, kind, path):

@@ -33,13 +33,13 @@ DATA = st.one_of(
     st.from_regex(rb"@a{32}:[0-9]{0,20}=.{0,20}", fullmatch=True),
 )
 READS = st.one_of(
-    st.tuples(DATA, STATS).map(lambda both: struct.pack("!iBi", 4, 0, 0) + wire.blob(both[0]) + both[1]),
+    st.tuples(DATA, STATS).map(lambda both: struct.pack("!iBi", 4, 0, 0) + wire.encode_bytes(both[0]) + both[1]),
     st.sampled_from([wire.NO_NODE, wire.NO_AUTH, wire.OK]).map(lambda code: struct.pack("!iBii", -1, 0, code, code)),
 )
 
 
 def answer(reads):
-    return wire.multi(reads)
+    return wire.encode_multi(reads)
 
 
 @given(st.lists(st.tuples(KEYS, READS), max_size=8), st.integers(0, 3), st.integers(0, 1000))
@@ -72,7 +72,7 @@ def vars_of(entry):
 
 @given(st.lists(KEYS, max_size=8), st.integers(0, 9), st.integers(0, 9))
 def test_requests_are_those_that_python_encodes(keys, start, end):
-    expected = wire.multi([wire.read_data(LAYOUT.path(key)) for key in keys[start:end]])
+    expected = wire.encode_multi([wire.encode_get_data(LAYOUT.path(key)) for key in keys[start:end]])
     assert CODEC.reads(keys, start, end) == expected
 
 

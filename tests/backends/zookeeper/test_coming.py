@@ -7,7 +7,7 @@ import pytest
 from latchwork.backends.zookeeper.layout import Znode
 from latchwork.backends.zookeeper.writing import states, writes
 from latchwork.backends.zookeeper.writing.compiler import KnownStates, MultiPlan
-from latchwork.backends.zookeeper.writing.states import ParentGuesses, VersionMemory
+from latchwork.backends.zookeeper.writing.states import ParentCache, VersionCache
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Create, Put
 
@@ -117,7 +117,7 @@ def test_a_parent_that_another_client_made_first_is_found_by_its_maker_and_by_th
 
 def test_who_was_misled_once_sees_to_its_parents_itself(backend, monkeypatch):
     begin(backend, "in/p/t1/a").result(WAIT_S)
-    monkeypatch.setattr(ParentGuesses, "is_coming", lambda *_: True)
+    monkeypatch.setattr(ParentCache, "is_coming", lambda *_: True)
     begin(backend, "in/p/t2/a").result(WAIT_S)
     begin(backend, "new/p/t2/a", Absent("new/p/t3")).result(WAIT_S)
     assert there(backend, "in/p/t2/a")
@@ -125,7 +125,7 @@ def test_who_was_misled_once_sees_to_its_parents_itself(backend, monkeypatch):
 
 
 def test_a_parent_is_on_its_way_for_its_connection_and_until_its_own_maker_has_ended():
-    parents, one, two = ParentGuesses(), object(), object()
+    parents, one, two = ParentCache(), object(), object()
     parents.record_existence("a/x", exists=False)
     first, second = MultiPlan(makes=["a/b"]), MultiPlan(makes=["a/b"])
     parents.record_sent(first, one)
@@ -139,7 +139,7 @@ def test_a_parent_is_on_its_way_for_its_connection_and_until_its_own_maker_has_e
 
 
 def test_a_key_that_the_transaction_names_is_as_it_was_read():
-    memory, connection = VersionMemory(), object()
+    memory, connection = VersionCache(), object()
     memory.parents.record_sent(MultiPlan(makes=["a", "a/b"]), connection)
     known = KnownStates({key: Znode(exists=False) for key in ("a", "a/b", "a/b/c")}, fresh=True)
     seen = memory.with_coming(known, [Absent("a/b")], [Create("a/b/c", b"")], connection)

@@ -20,7 +20,7 @@ EVIDENCE = "/r/@w/1"
 
 
 class Deaf:
-    def on_up(self):
+    def on_connected(self):
         pass
 
     def on_event(self, kind, path):
@@ -48,7 +48,7 @@ def up(connection):
 
 
 def write(connection, name):
-    return connection.write([wire.set_data(f"/r/{name}", b"=")], connection.deadline())
+    return connection.write([wire.encode_set_data(f"/r/{name}", b"=")], connection.deadline())
 
 
 def lose(connection, *calls):
@@ -64,7 +64,7 @@ def answer_settling(connection, number, error=wire.OK):
     barrier.answer(Reply(wire.OK, 50, b""))
     data = struct.pack("!q", number)
     stat = struct.pack("!qqqqiiiqiiq", 1, 42, 0, 0, number, 0, 0, 7, 8, 0, 1)
-    read.answer(Reply(error, 50, wire.blob(data) + stat))
+    read.answer(Reply(error, 50, wire.encode_bytes(data) + stat))
 
 
 def test_only_what_settles_is_sent_until_everything_is_settled(connection):
@@ -79,7 +79,7 @@ def test_only_what_settles_is_sent_until_everything_is_settled(connection):
     write(connection, "c")
     assert connection.take(10**6) == []
     settling[0].answer(Reply(wire.OK, 50, b""))
-    settling[1].answer(Reply(wire.OK, 50, wire.blob(b"") + bytes(80)))
+    settling[1].answer(Reply(wire.OK, 50, wire.encode_bytes(b"") + bytes(80)))
     sent = connection.take(10**6)
     assert sent[:2] == [lost, newer]
     assert read in sent
@@ -129,11 +129,11 @@ def test_an_expired_session_leaves_sent_writes_unknown_and_unsent_reads_waiting(
     connection.take(10**6)
     lost.set_exception(ConnectionLoss())
     waiting = connection.call(wire.GET_DATA, b"")
-    assert not connection.expired()
+    assert not connection.on_session_expired()
     assert lost.exception(0).sent
     assert not waiting.done()
     with pytest.raises(EvidenceGone):
         write(connection, "b")
     late = connection.call(wire.GET_DATA, b"")
     late.set_exception(SessionExpiredError())
-    assert late.exception(0).over
+    assert late.exception(0).has_ended

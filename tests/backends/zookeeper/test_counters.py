@@ -142,7 +142,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
         return KnownStates(nodes, known.gone, fresh=True)
 
     monkeypatch.setitem(backend._writer._read_states.__func__.__globals__, "read_states", read_states)
-    backend._writer.memory.forget(["k"])
+    backend._writer.memory.discard(["k"])
     again = result(backend.commit([At(entry), Absent("other")], [Put("k", b"2")])).entries[0]
     assert again.value == b"2"
     if reads:
@@ -161,5 +161,5 @@ def test_what_was_learned_of_a_guard_comes_round_with_it():
         (-1, -1),
         (0, 0),
     ):
-        reader.learn(3, gen)
+        reader.record_guard_version(3, gen)
         assert reader.guard_versions()[3] == learned

@@ -14,7 +14,7 @@ from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.timing import Timing
-from latchwork.backends.zookeeper.watching.leaves import SingleKeyWatches
+from latchwork.backends.zookeeper.watching.single_keys import SingleKeyWatches
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import PermissionDenied
@@ -24,7 +24,7 @@ PATH = "/r/q/a"
 
 
 class Deaf:
-    def on_up(self):
+    def on_connected(self):
         pass
 
     def on_event(self, kind, path):
@@ -62,7 +62,7 @@ class Stage:
     def new_connection(self):
         self.connection.on_disconnected()
         self.connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
-        self.hub.on_up()
+        self.hub.on_connected()
 
 
 @pytest.fixture
@@ -73,7 +73,9 @@ def stage():
 
 
 def there(value=b"=x", mzxid=42):
-    return Reply(wire.OK, 50, wire.blob(value) + struct.pack("!qqqqiiiqiiq", 1, mzxid, 0, 0, 0, 0, 0, 7, 2, 0, 1))
+    return Reply(
+        wire.OK, 50, wire.encode_bytes(value) + struct.pack("!qqqqiiiqiiq", 1, mzxid, 0, 0, 0, 0, 0, 7, 2, 0, 1)
+    )
 
 
 ABSENT = Reply(wire.NO_NODE, 50, b"")
@@ -86,7 +88,7 @@ def kinds(calls):
 def test_a_watch_costs_one_request_and_its_end_none(stage):
     watch = stage.watch()
     (ask,) = stage.asked()
-    assert (ask.kind, ask.payload) == (GET_DATA, wire.read_and_watch(PATH))
+    assert (ask.kind, ask.payload) == (GET_DATA, wire.encode_get_data_and_watch(PATH))
     ask.answer(there())
     stage.event(wire.DELETED)
     watch.close()
@@ -150,7 +152,7 @@ def test_a_change_is_read_with_the_next_watch(stage):
     stage.asked()[0].answer(there())
     stage.event(wire.CHANGED)
     (ask,) = stage.asked()
-    assert ask.payload == wire.read_and_watch(PATH)
+    assert ask.payload == wire.encode_get_data_and_watch(PATH)
     ask.answer(there(b"=y", 43))
     assert [change.entry.value for change in stage.told[1].changes] == [b"y"]
 
@@ -168,7 +170,7 @@ def test_a_new_connection_sets_the_watch_anew_and_what_comes_of_the_old_one_is_o
     (lost,) = stage.asked()
     stage.new_connection()
     (ask,) = stage.asked()
-    assert ask.payload == wire.read_and_watch(PATH)
+    assert ask.payload == wire.encode_get_data_and_watch(PATH)
     lost.answer(there(b"=late", 44))
     assert stage.told == []
 
@@ -190,7 +192,7 @@ def test_names_beside_a_key_are_asked_for_by_who_hears_of_its_end(stage):
     (ask,) = stage.asked()
     assert (ask.kind, ask.payload) == (GET_CHILDREN, wire.encode_path_request("/r/q"))
     assert len(stage.told) == 1
-    ask.answer(Reply(wire.OK, 50, wire.INT.pack(2) + wire.text("#keep") + wire.text("b")))
+    ask.answer(Reply(wire.OK, 50, wire.INT.pack(2) + wire.encode_text("#keep") + wire.encode_text("b")))
     assert stage.told[1].siblings == ("b",)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.backends.futures import completed
 from latchwork.backends.zookeeper.writing import sequences
-from latchwork.backends.zookeeper.writing.sequences import older
+from latchwork.backends.zookeeper.writing.sequences import find_older_names
 from latchwork.types import Delete
 
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -37,12 +37,12 @@ def name(number, unique="x"):
 )
 def test_numbers_that_come_round_are_older_than_those_behind_them(ours, numbers, expected):
     names = [name(number) for number in numbers]
-    assert older(name(ours), "t-", names) == tuple(name(number) for number in expected)
+    assert find_older_names(name(ours), "t-", names) == tuple(name(number) for number in expected)
 
 
 def test_names_of_another_kind_or_without_a_number_are_not_older():
     names = [name(1), "t-x", "s-x-0000000001", "#keep", "tx-0000000001", "t-x0000000001"]
-    assert older(name(2), "t-", names) == (name(1),)
+    assert find_older_names(name(2), "t-", names) == (name(1),)
 
 
 def test_the_parent_goes_when_it_is_empty_and_comes_back(backend, other, raw, root, wait_until, sweeps_soon):

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.backends.zookeeper.layout import bucket
 from latchwork.backends.zookeeper.writing import states, writes
-from latchwork.backends.zookeeper.writing.states import ParentGuesses, RecentValues
+from latchwork.backends.zookeeper.writing.states import ParentCache, RecentValueCache
 from latchwork.errors import Conflict, InvalidKey
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 
@@ -191,7 +191,7 @@ def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletio
 
 
 def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():
-    parents = ParentGuesses()
+    parents = ParentCache()
     assert parents.missing("a/b/c") is None
     parents.record_existence("a/x", exists=False)
     assert parents.missing("a/b/c") == "a/b"
@@ -203,7 +203,7 @@ def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():
 
 
 def test_a_parent_that_may_be_swept_is_not_taken_for_there():
-    parents = ParentGuesses()
+    parents = ParentCache()
     parents.record_existence("a/x", exists=False)
     parents.record_key_written("a/b")
     parents.record_emptied(["a/b", "never seen"])
@@ -211,7 +211,7 @@ def test_a_parent_that_may_be_swept_is_not_taken_for_there():
 
 
 def test_what_is_remembered_of_parents_is_bounded():
-    parents = ParentGuesses(10)
+    parents = ParentCache(10)
     for number in range(100):
         parents.record_key_written(f"p{number}")
         parents.record_existence(f"q{number}/x", exists=False)
@@ -220,10 +220,10 @@ def test_what_is_remembered_of_parents_is_bounded():
 
 
 def test_what_each_transaction_asks_for_is_remembered_however_many_keys_go_by():
-    recent = RecentValues(10)
-    recent.note("draft", 1)
+    recent = RecentValueCache(10)
+    recent.put("draft", 1)
     for number in range(100):
-        recent.note(f"k{number}", number)
+        recent.put(f"k{number}", number)
         assert recent.get("draft") == 1
     assert recent.get("k50") is None
     assert len(recent) <= 10

@@ -45,7 +45,7 @@ def test_whoever_is_told_that_a_session_closed_cannot_write_through_it_any_more(
     result(cut_off.commit([], [Put("bound", b"0", session)]))  # known from now on: the next one is written unread
     proxy.refuse.set()
     proxy.cut()
-    wait_until(lambda: not session.connection.up)
+    wait_until(lambda: not session.connection.is_connected)
     again = []
 
     def write_again(_future):
@@ -70,7 +70,7 @@ def test_a_write_that_was_cut_off_is_not_sent_again_once_its_session_was_closed(
     wait_until(lambda: session.connection._link.oldest_sent_at() is not None)
     proxy.refuse.set()
     proxy.cut()
-    wait_until(lambda: not session.connection.up)
+    wait_until(lambda: not session.connection.is_connected)
     ended = session.close()
     proxy.drop_requests.clear()
     proxy.refuse.clear()

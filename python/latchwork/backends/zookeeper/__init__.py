@@ -27,15 +27,16 @@ SPEC = SchemeSpec(
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Connect to one of the servers.
+    """Connect to one of the ZooKeeper servers in the URL and return the backend.
 
-    Digest authentication accepts any password: a wrong one raises ``PermissionDenied`` later.
+    Digest authentication accepts any password when connecting. With a wrong one, later calls raise
+    ``PermissionDenied``.
 
     Raises:
-        BackendNotInstalled: kazoo is missing.
+        BackendNotInstalled: kazoo is not installed.
         ConnectFailed: No server answered within ``connect_timeout_s``.
-        AuthenticationFailed: The servers refused the account; with ``sasl`` only.
-        InvalidURL: ``sasl`` without a user and a password.
+        AuthenticationFailed: The servers refused the account. Only with the option ``sasl``.
+        InvalidURL: The option ``sasl`` is given without a user and a password.
     """
     from latchwork.backends.zookeeper.backend import ZooKeeperBackend
 

@@ -1,4 +1,4 @@
-"""The ZooKeeper backend: one connection for everything without a session, and one per session."""
+"""The ZooKeeper backend. One connection serves everything without a session, and each session has its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.watches import WatchHub
-from latchwork.backends.zookeeper.writing.parents import sweep
+from latchwork.backends.zookeeper.writing.parents import remove_empty_parents
 from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
 from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
@@ -87,21 +87,21 @@ class ZooKeeperBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The features and limits of the backend.
+        """The features and limits of this store.
 
-        With SASL the servers verify passwords; with digest authentication only ACLs do.
+        With SASL the servers verify passwords. With digest authentication, only the ACLs of znodes do.
         """
         return replace(SPEC.capabilities, verifies_password=self._sasl)
 
     # Reading.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Read a key with one request, or two for a key with others below it. The future returns its entry, or None."""
+        """Read a key with one request, or two if it has keys below it. The future returns its entry, or None."""
         return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline, stale_ok=stale_ok))
 
     def _get(self, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
         entry = yield from self._reader.get(self._main, key, deadline, stale_ok=stale_ok)
-        self._writer.memory.note(entry)
+        self._writer.memory.record(entry)
         return entry
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
@@ -114,15 +114,19 @@ class ZooKeeperBackend(Backend):
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
-        """Read the entries below a prefix, sorted by key. A read of a whole subtree is never stale."""
+        """Read the entries below a prefix, sorted by key. See ``Backend.list``.
+
+        ``stale_ok`` has no effect on the read of a whole subtree.
+        """
         level = partial(self._lister.read_level, stale_ok=stale_ok)
         steps = self._lister.read_subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
-        """Read the names directly below a prefix.
+        """Read the names directly below a prefix, unsorted. The future returns a list.
 
-        Parents that have become empty are hidden, unless the read may be stale, and are removed soon.
+        Parents without any keys below them are removed soon afterwards. They are not returned, except with
+        ``stale_ok``.
         """
         steps = partial(self._lister.children, self._main, prefix, stale_ok=stale_ok)
         return then(self._read(f"list {prefix!r}", steps), self._names_only)
@@ -135,9 +139,9 @@ class ZooKeeperBackend(Backend):
     # Writing.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction.
+        """Commit a transaction: apply all operations if all checks hold, otherwise none.
 
-        This takes one request, as long as what this client remembers of the keys is still true.
+        This takes one request if the versions of the keys that this client remembers are still current.
         """
         owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
         return self._commit_by(owner, checks, ops)
@@ -146,7 +150,7 @@ class ZooKeeperBackend(Backend):
         return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key whose suffix is greater than all committed before below its parent."""
+        """Create a key whose numeric suffix is greater than all earlier ones below its parent."""
         return self._write(
             session,
             f"create {key!r} with a suffix",
@@ -154,7 +158,10 @@ class ZooKeeperBackend(Backend):
         )
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys of its kind. This takes one request if the parent exists."""
+        """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``.
+
+        This takes one request if the parent exists.
+        """
         op = Create(stem + unique, value, session)
         return self._write(
             session,
@@ -163,13 +170,16 @@ class ZooKeeperBackend(Backend):
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at a prefix and all keys below it. Parents of sequential keys stay, without a value."""
+        """Delete the key at a prefix and all keys below it. The future returns the number of deleted keys.
+
+        The znode of a parent of sequential keys is kept without a value, because it has their counter.
+        """
         return self._write(None, f"delete tree {prefix!r}", lambda task: self._writer.delete_tree(task, prefix))
 
     # Sessions and watches.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session, which is a ZooKeeper session of its own with a separate connection."""
+        """Open a session: a separate ZooKeeper session with its own connection."""
         with self._lock:
             if self._closed:
                 return failed(Closed("open a session: the store was closed; open a new one"))
@@ -181,20 +191,20 @@ class ZooKeeperBackend(Backend):
         return opened
 
     def _is_history(self, session: ZooKeeperSession) -> bool:
-        return session.connection.over and session.connection.join(0)
+        return session.connection.has_ended and session.connection.join(0)
 
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> BackendWatch:
-        """Watch all keys at and below a prefix, or with ``leaf`` a single session-bound key."""
+        """Watch all keys at and below a prefix, or with ``leaf`` a single session-bound key. See ``Backend.watch``."""
         if leaf:
             return self._hub.watch_leaf(prefix, sink, siblings=siblings)
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """End the watches and sessions, and close the connections.
+        """End the watches and sessions, and close the connections. Idempotent.
 
-        Unreachable servers delay this by at most a second.
+        If the servers are unreachable, this takes up to a second.
         """
         with self._lock:
             if self._closed:
@@ -223,19 +233,24 @@ class ZooKeeperBackend(Backend):
     def _sweep_last(self) -> None:
         with self._lock:
             keys, self._emptied = list(self._emptied), {}
-        if keys and self._main.up:
+        if keys and self._main.is_connected:
             with contextlib.suppress(TimeoutError):
                 self._sweep_now(keys).exception(_LAST_SWEEP_S)
 
     # Called by the main connection.
 
-    def on_up(self) -> None:
-        """Set the watches again after the connection was established."""
+    def on_connected(self) -> None:
+        """Set the watches of the server again on a new connection."""
         _log.debug("connected to ZooKeeper, root %s", self._layout.root)
-        self._hub.on_up()
+        self._hub.on_connected()
 
     def on_event(self, kind: int, path: str) -> None:
-        """Pass an event of the server to the watches."""
+        """Pass a watch event of the server to the watches.
+
+        Args:
+            kind: ZooKeeper's event type.
+            path: The path of the znode.
+        """
         self._hub.on_event(kind, path)
 
     def on_event_batch_end(self) -> None:
@@ -243,7 +258,7 @@ class ZooKeeperBackend(Backend):
         self._hub.on_event_batch_end()
 
     def on_expired(self) -> bool:
-        """Continue with a new ZooKeeper session, because no key is bound to the expired one."""
+        """Return False, to continue with a new ZooKeeper session, because no key is bound to the expired one."""
         with self._lock:
             self._readying = None
         return self._closed
@@ -251,7 +266,7 @@ class ZooKeeperBackend(Backend):
     # Private.
 
     def server_info(self) -> ServerInfo:
-        """Read the version of the server, and its clock from a key that is created for this."""
+        """Read the version of the server and its clock. Blocks. The clock is read by creating a key."""
         version, _ = parse_server_info(self._main.ask_server(b"srvr", _SERVER_WORD_S))
         key = f"doctor/clock-{uuid.uuid4().hex}"
         self.commit((), (Create(key, b"", None),)).result()
@@ -265,7 +280,7 @@ class ZooKeeperBackend(Backend):
     def _connect(self, url: StoreURL) -> None:
         self._main.start()
         try:
-            self._main.first_up.result(url.connect_timeout_s)
+            self._main.first_connected.result(url.connect_timeout_s)
         except (TimeoutError, NoReply) as error:
             self._closed = True
             refused, trouble = self._main.was_refused, self._main.trouble  # not of the attempt that is cut off here
@@ -284,7 +299,9 @@ class ZooKeeperBackend(Backend):
             ) from error
 
     def _warn_of_losses(self, url: StoreURL) -> None:
-        """Ask the connected server for its version, and warn if it may lose data. Does not wait for the answer."""
+        """Log a warning if the connected server has a version that may lose data. Does not wait for the answer of the
+        server.
+        """
         version, has_leader = parse_server_info(
             self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s))
         )
@@ -295,9 +312,9 @@ class ZooKeeperBackend(Backend):
         return drive(self._read_steps(what, steps))
 
     def _read_steps(self, what: str, steps: Callable[[float], Steps[T]]) -> Steps[T]:
-        """Repeat a read after each lost connection until the deadline.
+        """Make a read, and repeat it after each lost connection until the deadline.
 
-        A new ZooKeeper session may see an older state.
+        A new ZooKeeper session may be connected to a server with an older state.
         """
         main = self._main
         deadline = main.deadline()
@@ -305,9 +322,9 @@ class ZooKeeperBackend(Backend):
             zk_session = main.zk_session
             try:
                 result = yield from steps(deadline)
-            except NoReply as cut:
-                if main.over or not cut.sent or main.is_late(deadline):
-                    raise no_reply_error(cut, what=what, write=False, closed=self._closed) from cut
+            except NoReply as no_reply:
+                if main.has_ended or not no_reply.sent or main.is_late(deadline):
+                    raise no_reply_error(no_reply, what=what, is_write=False, closed=self._closed) from no_reply
                 continue
             if main.zk_session == zk_session:
                 return result
@@ -316,7 +333,7 @@ class ZooKeeperBackend(Backend):
         connection = self._main
         if owner is not None:
             session = self._sessions.get(owner.id)
-            if session is None or session.connection.over:
+            if session is None or session.connection.has_ended:
                 return failed(session_lost(owner.id, what))
             connection = session.connection
         task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, what)
@@ -337,7 +354,12 @@ class ZooKeeperBackend(Backend):
                     self._readying = None
 
     def _ready(self, task: WriteTask) -> Future[int]:
-        """Create the znode in which the main connection numbers its writes. Concurrent first writes share this work."""
+        """Make sure that the main connection has a znode in which it numbers its writes. Concurrent calls share this
+        work.
+
+        Returns:
+            A future of the number of the ZooKeeper transaction that created the znode.
+        """
         readying: Future[int] = Outcome()
         try:
             with self._lock:
@@ -351,7 +373,7 @@ class ZooKeeperBackend(Backend):
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:
-        """Remove parents that stay empty for a while, many at once. A parent that is used again remains."""
+        """Remove parents that are still empty after a while, many at once."""
         due = self._clock.now() + _SWEEP_S
         with self._lock:
             begin = not self._emptied
@@ -375,7 +397,7 @@ class ZooKeeperBackend(Backend):
 
     def _sweep_now(self, keys: Sequence[str]) -> Future[None]:
         self._writer.memory.parents.record_emptied(keys)
-        return drive(sweep(self._reader, self._main, keys, self._main.deadline()))
+        return drive(remove_empty_parents(self._reader, self._main, keys, self._main.deadline()))
 
 
 def _kazoo_options(url: StoreURL) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""A ZooKeeper session that answers with futures: deadlines, the outbox, and writes with known outcomes.
+"""A ZooKeeper session whose requests return futures. It enforces deadlines and finds out the outcome of lost writes.
 
-Every request ends by its deadline. Requests that were not sent when a connection broke wait for the next one. A
-linearizable read follows a check-only multi on the same connection. Each write sets a znode of this session, the
-*evidence*, to its own number. After a lost reply, the next connection of the session starts with a check-only multi
-(everything that the old connection sent is now applied or refused) and a read of the evidence:
+Every request ends by its deadline. A request that was not sent when a connection was lost waits for the next one. A
+linearizable read follows a check-only multi on the same connection, the barrier. Each write also sets the znode of this
+session that is called its *evidence* to the number of the write. After a lost reply, the next connection of the session
+starts with a check-only multi, after which everything that the old connection sent was either applied or refused. Then
+it reads the evidence:
 
-    evidence == number   it was applied, at the evidence's mzxid
-    evidence <  number   it was not and cannot be any more: it is sent again, in its old order
-    evidence >  number   a later one was applied; this one is left unknown
+    evidence == number   the write was applied, at the evidence's mzxid
+    evidence <  number   the write was not applied and never will be: it is sent again, in the old order
+    evidence >  number   a later write was applied: the outcome of this one stays unknown
 
-docs/design/zookeeper.md has the whole protocol.
+docs/design/zookeeper.md describes the whole protocol.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ _log = logging.getLogger(__name__)
 
 _NUMBER = struct.Struct("!q")
 #: Goes through the leader's pipeline like a write; whatever it answers, what follows on the connection is not stale.
-_BARRIER = wire.multi([wire.check("/")])
+_BARRIER = wire.encode_multi([wire.encode_check("/")])
 _SWEEP_S = 0.1
 
 
 class Listener(Protocol):
-    """Receives the events of a connection, in its thread. Its methods must not block."""
+    """The callbacks of a connection, which run in its thread and must not block."""
 
-    def on_up(self) -> None:
-        """Called when a connection was established and nothing has been sent on it."""
+    def on_connected(self) -> None:
+        """Called when a connection was established, before anything is sent on it."""
         ...
 
     def on_event(self, kind: int, path: str) -> None:
-        """Called for each event of a watch. ``on_event_batch_end`` follows after the events that arrived together."""
+        """Called for each watch event, with ZooKeeper's event type and the path. ``on_event_batch_end`` is called after
+        the events that arrived together.
+        """
         ...
 
     def on_event_batch_end(self) -> None: ...  # noqa: D102 - see above
@@ -64,7 +67,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all connections of a store share."""
+    """The settings that all ZooKeeper connections of a store share."""
 
     hosts: tuple[tuple[str, int], ...]
     options: dict[str, Any] = field(repr=False)
@@ -75,12 +78,13 @@ class Settings:
 
 
 class Connection:
-    """A ZooKeeper session, or several one after the other, with its thread. Thread-safe.
+    """A ZooKeeper session and the thread of its connection. It may be replaced by a new session. Thread-safe.
 
     Attributes:
-        up: Whether it is connected, as far as is known.
-        over: Whether it was closed or ended by the server: nothing will be sent any more.
-        first_up: Ends when there is a session, or with ``NoReply`` if there never is one.
+        is_connected: Whether there is a connection, as far as is known.
+        has_ended: Whether the session was closed, or expired without a replacement. Nothing will be sent any more.
+        first_connected: A future that completes when the first connection is established. It fails with ``NoReply`` if
+            that never happens.
     """
 
     def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
@@ -93,12 +97,12 @@ class Connection:
         self._unsettled: list[Request] = []
         self._settling: deque[Request] = deque()
         self._barrier: Request | None = None
-        self._woken = self._sweeping = self.over = self._discards = False
+        self._woken = self._sweeping = self.has_ended = self._discards = False
         self._number = self._epoch = 0
-        self.up = False
+        self.is_connected = False
         self.evidence: str | None = None
         self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
-        self.first_up: Future[None] = Outcome()
+        self.first_connected: Future[None] = Outcome()
         self._link = Link(
             settings.hosts,
             ttl_s,
@@ -108,56 +112,66 @@ class Connection:
             name=name,
             timing=settings.timing,
         )
-        self.ask_server, self.event_batch_end = self._link.ask_server, listener.on_event_batch_end
+        self.ask_server, self.on_event_batch_end = self._link.ask_server, listener.on_event_batch_end
 
     # Asking.
 
     def start(self) -> None:
-        """Connect in the background. ``first_up`` completes when the connection is established."""
+        """Connect in the background. ``first_connected`` completes when the connection is established."""
         self._link.start()
 
     @property
     def trouble(self) -> str:
-        """Why the last attempt to connect failed. Empty if none failed."""
+        """The reason why the last attempt to connect failed. Empty if none failed."""
         return self._link.loop.trouble
 
     @property
     def was_refused(self) -> bool:
-        """Whether the last attempt to connect failed at the authentication."""
+        """Whether the last attempt to connect failed because of the authentication."""
         return self._link.loop.was_refused
 
     def deadline(self) -> float:
-        """Return the deadline of a call that starts now."""
+        """Return the deadline of a call that starts now, as local clock time."""
         return self._clock.now() + self._settings.call_timeout_s
 
     def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send a request, and return it as a future of its reply."""
+        """Send a request, and return it. It is a future of the reply.
+
+        Args:
+            kind: ZooKeeper's request type.
+            payload: The encoded request.
+            deadline: Local clock time. None is the deadline of a call that starts now.
+        """
         call = Request(kind, payload, deadline or self.deadline())
         self._submit(call)
         return call
 
     def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send a read after a barrier, a request that a quorum answers.
+        """Send a read after a barrier, which is a request that a quorum of servers answers. Return the read as a
+        future.
 
-        The reply is linearizable if ``linearizable`` is true.
+        The reply is linearizable if ``linearizable`` of the request is true. The arguments are those of ``call``.
         """
         call = Request(kind, payload, deadline or self.deadline())
         self._submit(call, barrier=True)
         return call
 
     def send_barrier(self, deadline: float | None = None) -> Request:
-        """Send a barrier alone.
+        """Send only a barrier, and return it as a future.
 
-        It is answered by a quorum, after all events of transactions that were committed before.
+        A quorum of servers answers it, and all watch events of earlier transactions arrive before its reply.
         """
         return self.call(MULTI, _BARRIER, deadline)
 
     def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
-        """Send a transaction that also records the number of the write, and optionally a second request directly after
-        it.
+        """Send a transaction that also sets the evidence to the number of this write. Return it as a future.
 
+        Args:
+            parts: The encoded operations of the transaction.
+            deadline: Local clock time.
+            then: A second request, which is sent directly after it.
         Raises:
-            EvidenceGone: The znode for the number does not exist; see ``prepare``.
+            EvidenceGone: There is no evidence znode. Call ``prepare`` first.
         """
         evidence = self.evidence
         if evidence is None:
@@ -168,7 +182,7 @@ class Connection:
         return call
 
     def is_late(self, deadline: float) -> bool:
-        """Return whether the deadline has passed."""
+        """Return whether a deadline has passed."""
         return self._clock.now() >= deadline
 
     def _submit(
@@ -183,7 +197,7 @@ class Connection:
         wake = sweep = False
         try:
             with self._lock:
-                over = self.over
+                over = self.has_ended
                 if not over:
                     wake, sweep = not self._woken, not self._sweeping
                     self._woken = self._sweeping = True
@@ -194,22 +208,22 @@ class Connection:
                     asked = [call] if then is None else [call, then]
                     self._outbox.extend(asked)
                     self._outstanding.extend(asked)
-                    self.over = last
+                    self.has_ended = last
         finally:  # also after an interrupt: other calls rely on both
             if sweep:
                 self._settings.timer.call_later(_SWEEP_S, self._sweep)
             if wake:
                 self._link.flush()
         if over:
-            call.set_exception(NoReply(sent=False, over=True))
+            call.set_exception(NoReply(sent=False, has_ended=True))
 
     def _stamp(self, call: Request, head: bytes, evidence: str) -> None:
         self._number += 1
         call.number, call.evidence = self._number, evidence
-        call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
+        call.payload = wire.encode_multi([head, wire.encode_set_data(evidence, _NUMBER.pack(self._number))])
 
     def _share_barrier(self, deadline: float) -> Request:
-        """Return the barrier that is shared by all reads until it is sent."""
+        """Return the barrier that all reads share until it is sent."""
         barrier = self._barrier
         if barrier is None or barrier.epoch or barrier.done():
             barrier = Request(MULTI, _BARRIER, deadline)
@@ -221,9 +235,11 @@ class Connection:
     # Ending.
 
     def finish(self, deadline: float, *, discard: bool) -> Request:
-        """End the ZooKeeper session as soon as a server can be reached. No requests are accepted afterwards.
+        """Close the ZooKeeper session when a server can be reached. Later requests are refused.
 
-        With ``discard``, requests that were not sent fail with ``NoReply`` now.
+        Args:
+            deadline: Local clock time after which not to try any more.
+            discard: Fail the requests that were not sent with ``NoReply`` now.
         """
         close = Request(CLOSE, b"", deadline)
         self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
@@ -234,26 +250,26 @@ class Connection:
                 self._outbox = deque(call for call in self._outbox if call.kind == CLOSE)
                 self._discards = True
         for waiting in unsent:
-            waiting.set_exception(NoReply(sent=False, over=True))
+            waiting.set_exception(NoReply(sent=False, has_ended=True))
         return close
 
     def abandon(self) -> None:
-        """Close the connection without informing the server, where the session expires."""
+        """Close the connection without closing the ZooKeeper session, which expires on the server."""
         with self._lock:
-            self.over = True
+            self.has_ended = True
         self._link.stop()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended. Return False if it has not ended in time."""
+        """Wait until the thread has ended. Return False after the timeout."""
         return self._link.join(timeout_s)
 
     # Called by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """Return the next requests to send, and mark them as sent.
+        """Return the next requests to send, and mark them as sent. Their total size is at most ``most_bytes``.
 
-        While the outcome of a write is unknown, only requests that find it out are returned. Otherwise a later write
-        could overtake an earlier one that is sent again.
+        While the outcome of a write is unknown, only the requests that find out this outcome are returned. Otherwise a
+        later write could overtake an earlier one that is sent again.
         """
         batch: list[Request] = []
         size = 0
@@ -274,16 +290,21 @@ class Connection:
         return batch
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Find out the outcome of writes without a reply first.
+        """Handle a new connection: first find out the outcome of writes without a reply.
 
-        Then let the listener send requests, then send all others.
+        Then the listener may send requests, and after it all others.
+
+        Args:
+            granted_s: The session timeout that the server granted.
+            sent_at: Local clock time at which the handshake was sent.
+            session_id: ID of the ZooKeeper session.
         """
-        self._link.ask_for(granted_s)
+        self._link.set_requested_ttl(granted_s)
         for call in self._take_unsent():
             call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
         with self._lock:
             self._epoch += 1
-            self.up = True
+            self.is_connected = True
             self._barrier = None
             if session_id != self.zk_session:
                 self.zk_session, self.opened_at, self.ttl_s = session_id, sent_at, granted_s
@@ -292,13 +313,13 @@ class Connection:
             self._outstanding.extend(settle)
         for call in settle[1:]:
             call.add_done_callback(self._settle)
-        self._listener.on_up()
+        self._listener.on_connected()
         with contextlib.suppress(InvalidStateError):
-            self.first_up.set_result(None)
+            self.first_connected.set_result(None)
         self._link.wake()
 
     def _take_unsent(self) -> list[Request]:
-        """Return requests that were taken on an earlier connection but never sent, because their sender was
+        """Return requests that were taken on an earlier connection but not sent, because the sending thread was
         interrupted.
         """
         with self._lock:
@@ -306,38 +327,42 @@ class Connection:
             return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
     def on_disconnected(self) -> None:
-        """Do nothing, because writes without a reply are kept already."""
-        self.up = False
+        """Record that the connection was lost. Writes without a reply are already recorded."""
+        self.is_connected = False
 
-    def expired(self) -> bool:
-        """Fail the writes whose outcome is unknown, because the session that owned their number has ended."""
+    def on_session_expired(self) -> bool:
+        """Fail the writes whose outcome is unknown, because the evidence was deleted with its session.
+
+        Returns:
+            Whether the thread must stop.
+        """
         with self._lock:
-            self.up = False
+            self.is_connected = False
             self.evidence = None
             unsettled, self._unsettled = self._unsettled, []
         stop = self._listener.on_expired()
         with self._lock:
-            stop = self.over = self.over or stop
+            stop = self.has_ended = self.has_ended or stop
         for call in unsettled:
-            call.set_exception(NoReply(sent=True, over=True))
+            call.set_exception(NoReply(sent=True, has_ended=True))
         if stop:
             self._fail_unsent()
         return stop
 
-    def ended(self) -> None:
-        """Handle the end of the connection's thread."""
+    def on_thread_ended(self) -> None:
+        """Fail all requests, because the connection's thread has ended."""
         with self._lock:
-            self.up = False
-            self.over = True
+            self.is_connected = False
+            self.has_ended = True
             unsettled, self._unsettled = self._unsettled, []
         for call in unsettled:
-            call.set_exception(NoReply(sent=True, over=True))
+            call.set_exception(NoReply(sent=True, has_ended=True))
         self._fail_unsent()
         with contextlib.suppress(InvalidStateError):
-            self.first_up.set_exception(NoReply(sent=False, over=True))
+            self.first_connected.set_exception(NoReply(sent=False, has_ended=True))
 
-    def event(self, kind: int, path: str) -> None:
-        """Pass an event of a watch to the listener."""
+    def on_event(self, kind: int, path: str) -> None:
+        """Pass a watch event to the listener."""
         self._listener.on_event(kind, path)
 
     def _fail_unsent(self) -> None:
@@ -345,17 +370,18 @@ class Connection:
             unsent = list(self._outbox)
             self._outbox.clear()
         for call in unsent:
-            call.set_exception(NoReply(sent=call.epoch > 0, over=True))
+            call.set_exception(NoReply(sent=call.epoch > 0, has_ended=True))
 
     # Settling.
 
     def _hold(self, call: Request) -> bool:
-        """Keep a write without a reply until the next connection.
+        """Keep a write without a reply until the next connection finds out its outcome.
 
-        Return False if its outcome can no longer be found out.
+        Returns:
+            False if its outcome can no longer be found out.
         """
         with self._lock:
-            if self.over or self.evidence != call.evidence or call.done():
+            if self.has_ended or self.evidence != call.evidence or call.done():
                 return False
             self._unsettled.append(call)
             return True
@@ -383,26 +409,26 @@ class Connection:
             discarded = again if self._discards else []
             self._outbox.extendleft(reversed([] if self._discards else again))
         for call in discarded:
-            call.set_exception(NoReply(sent=False, over=True))
+            call.set_exception(NoReply(sent=False, has_ended=True))
         for call in unsettled:
             if found is not None and call.number == reached:
                 call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
             elif found is None or call.number < reached:
-                call.set_exception(NoReply(sent=True, over=False))
+                call.set_exception(NoReply(sent=True, has_ended=False))
         self._link.wake()
 
     # Deadlines.
 
     def _leave_unresponsive_server(self, now: float) -> None:
-        """Connect to another server if this one has not answered for a long time.
+        """Disconnect from a server that has not answered for a long time. Another one is connected automatically.
 
         kazoo detects this with pings, but sends none while requests are sent. Renewals would therefore keep the client
         on a frozen server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
-        if self.up and oldest is not None and now - oldest > self._settings.timing.max_silence_s(self.ttl_s):
+        if self.is_connected and oldest is not None and now - oldest > self._settings.timing.max_silence_s(self.ttl_s):
             _log.info("a ZooKeeper server has not answered for %.1f s; reconnecting", now - oldest)
-            self._link.cut()
+            self._link.disconnect()
 
     def _sweep(self) -> None:
         now = self._clock.now()
@@ -412,7 +438,7 @@ class Connection:
             self._outstanding = [call for call in self._outstanding if not call.done()]
             late = [call for call in self._outstanding if call.deadline <= now]
             again = self._sweeping = bool(self._outstanding)
-            cuts = [(call, NoReply(sent=call.epoch > 0, over=False)) for call in late]
+            cuts = [(call, NoReply(sent=call.epoch > 0, has_ended=False)) for call in late]
             if late:
                 doomed = set(map(id, late))
                 self._outbox = deque(call for call in self._outbox if id(call) not in doomed)

@@ -1,4 +1,4 @@
-"""Translation of lost connections and ZooKeeper's error codes into latchwork's errors."""
+"""Conversion of lost connections and ZooKeeper's error codes to latchwork's errors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FINAL_CODES = frozenset({wire.NO_AUTH, wire.EPHEMERAL_PARENT, wire.INVALID_ACL, 
 
 
 class NoReply(Exception):
-    """A request got no reply.
+    """The error of a request that got no reply.
 
     Attributes:
-        sent: Whether it was sent, so that its outcome is unknown.
-        over: Whether the ZooKeeper session has ended or the connection was closed.
+        sent: Whether the request was sent, so that its outcome is unknown.
+        has_ended: Whether the ZooKeeper session has ended or the connection was closed.
     """
 
-    def __init__(self, *, sent: bool, over: bool) -> None:
+    def __init__(self, *, sent: bool, has_ended: bool) -> None:
         super().__init__("no reply")
         self.sent = sent
-        self.over = over
+        self.has_ended = has_ended
 
 
 class EvidenceGone(Exception):
@@ -37,33 +37,44 @@ class EvidenceGone(Exception):
 
 
 def no_reply_error(
-    cut: NoReply, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
+    no_reply: NoReply, *, what: str, is_write: bool, session_id: str | None = None, closed: bool = False
 ) -> LatchworkError:
-    """Return the error for a request without a reply.
+    """Return latchwork's error for a request without a reply.
 
     Args:
-        cut: The lost request.
-        what: The call and its key, such as ``put 'a/b'``.
-        write: Whether the request could change something.
-        session_id: ID of the session; None for the store's own connection.
-        closed: Whether a session that has ended counts as closed.
+        no_reply: The error of the request.
+        what: Description of the call with its key, such as ``put 'a/b'``.
+        is_write: Whether the request could change data.
+        session_id: ID of the session. None for the store's main connection.
+        closed: Whether to report an ended connection as ``Closed``.
     """
-    if write and cut.sent:
+    if is_write and no_reply.sent:
         return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
-    if cut.over and session_id is not None:
+    if no_reply.has_ended and session_id is not None:
         return session_lost(session_id, what)
-    if cut.over and closed:
+    if no_reply.has_ended and closed:
         return Closed(f"{what}: the store was closed; open a new one")
     return Unavailable(f"{what}: no ZooKeeper server answered in time; nothing was changed, try again")
 
 
 def session_lost(session_id: str, what: str) -> SessionLost:
-    """Return the error for every call of a session that has ended."""
+    """Return the ``SessionLost`` error for a call that uses an ended session.
+
+    Args:
+        session_id: ID of the session.
+        what: Description of the call with its key.
+    """
     return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
 
 
 def code_error(code: int, *, what: str, key: str) -> LatchworkError:
-    """Return the error for a request that the server refused. It had no effect."""
+    """Return latchwork's error for a request that the server refused. It had no effect.
+
+    Args:
+        code: ZooKeeper's error code.
+        what: Description of the call.
+        key: The key that the request concerns.
+    """
     if code == wire.NO_AUTH:
         return PermissionDenied(f"{what}: this account has no right to do that to {key!r}; fix its ACL or the account")
     if code == wire.INVALID_ACL:
@@ -78,10 +89,14 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
 
 
 def check_found(code: object, what: str, key: str) -> None:
-    """Raise an error if a read failed for a reason other than that the znode does not exist.
+    """Raise an error if a read failed. A znode that does not exist is not an error.
 
+    Args:
+        code: ZooKeeper's error code.
+        what: Description of the call.
+        key: The key that was read.
     Raises:
-        LatchworkError: It failed for another reason.
+        LatchworkError: The read failed.
     """
     assert isinstance(code, int)
     if code not in {wire.NO_NODE, wire.OK}:

@@ -43,15 +43,16 @@ _BOUND_TO = re.compile(rb"@([0-9a-f]{32})(?::([0-9]{1,18}))?=")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The opaque version of an entry, compared by ``mzxid``. The other fields are for the next check of it.
+    """The version of an entry, which is opaque for users and compared by ``mzxid``. The other fields are hints for
+    checks.
 
     Attributes:
-        mzxid: The transaction that wrote it last: the entry's token.
-        data: The dataVersion of the znode; UNKNOWN if the reply to the write was lost.
-        gen: A version of the key's bucket guard before this was read; UNKNOWN if it was not read.
-        created: The transaction that created the key.
-        owner: The session that it is bound to.
-        born: Whether it has a ``#born`` node.
+        mzxid: The number of the transaction that last wrote the key: the token of the entry.
+        data: The dataVersion of the znode. UNKNOWN if the reply to the write was lost.
+        gen: The version of the guard of the key's bucket, read before the key. UNKNOWN if it was not read.
+        created: The number of the transaction that created the key.
+        owner: ID of the session to which the key is bound.
+        born: Whether the key has a ``#born`` node.
     """
 
     mzxid: int
@@ -67,15 +68,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """What was seen of the znode at a key's path.
+    """The last known state of the znode of a key.
 
     Attributes:
         exists: Whether the znode exists.
-        version: The version of the key; None without a key, which is an implied parent if it exists.
+        version: The version of the key. None if there is no key: the znode is then only the parent of other keys.
         data: The dataVersion.
-        children: The number of children, without our ``#born``.
-        gen: The version of the bucket's guard before it was read.
-        leaf: Whether it is ephemeral, so that nothing can exist below it.
+        children: The number of children without ``#born``.
+        gen: The version of the guard of the key's bucket, read before the znode.
+        leaf: Whether it is ephemeral, so that it cannot have children.
         is_marked: Whether it has a ``#born`` node.
     """
 
@@ -89,17 +90,17 @@ class Znode:
 
 
 def known_key(version: Version) -> Znode:
-    """Return the state of a key that was seen earlier. It has no children until a reply shows some."""
+    """Return the state of a key's znode, given a version that was read earlier. It has no known children."""
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
 def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
-    """Return the data of a key's znode.
+    """Encode the data of a key's znode.
 
     Args:
         value: The value of the key.
-        owner: ID of the session to which it is bound, or None.
-        created: The transaction that created a session-bound key, if its znode was created again later.
+        owner: ID of the session to which the key is bound, or None.
+        created: The number of the transaction that created a session-bound key, if its znode was created again later.
     """
     if owner is None:
         return _PLAIN + value
@@ -108,10 +109,13 @@ def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes
 
 
 def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
-    """Decode the data of a znode to the value, the owner, and ``created`` if the data contain it.
+    """Decode the data of a znode.
 
-    Data of other programs are returned unchanged. Text that looks like an owner is a part of the value if the znode is
-    not ephemeral, or if the ID is not valid.
+    Data of other programs are returned unchanged as the value. Text that looks like an owner is a part of the value if
+    the znode is not ephemeral or the ID is not valid.
+
+    Returns:
+        The value, the ID of the owner session or None, and the transaction that created the key if the data contain it.
     """
     if data[:1] == _PLAIN:
         return data[1:], None, None
@@ -123,13 +127,13 @@ def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | No
 
 
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
-    """Return the entry of a znode, or None for a parent without a value.
+    """Return the entry for the data of a znode, or None if it is only a parent of other keys.
 
     Args:
         key: The key.
         found: The data of the znode.
-        gen: The version of the guard of the key's bucket before the read.
-        born: The transaction that created the key's ``#born`` node.
+        gen: The version of the guard of the key's bucket, read before the znode.
+        born: The number of the transaction that created the key's ``#born`` node.
     """
     data, stat = found
     if not data:
@@ -141,7 +145,7 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
 
 
 def bucket(key: str) -> int:
-    """Return the number of the bucket to which a key belongs. Keys of a bucket share a guard."""
+    """Return the number of the bucket to which a key belongs. The keys of a bucket share a guard znode."""
     return zlib.crc32(key.encode()) % BUCKETS
 
 
@@ -151,29 +155,29 @@ def parent(key: str) -> str:
 
 
 def ancestors(key: str) -> list[str]:
-    """Return the parents of a key at all levels, the nearest first, without the root."""
+    """Return the parent of a key, its parent, and so on, without the root."""
     found = []
     while key := parent(key):
         found.append(key)
     return found
 
 
-def is_ours(name: str) -> bool:
+def is_internal(name: str) -> bool:
     """Return whether a name below a key is that of an internal znode: ``#born`` or ``#keep``."""
     return name[:1] == "#"
 
 
-def below(key: str, names: Iterable[str]) -> list[str]:
-    """Return the full keys for names below a key."""
+def child_keys(key: str, names: Iterable[str]) -> list[str]:
+    """Return the full keys for names directly below a key."""
     return [f"{key}/{name}" for name in names] if key else list(names)
 
 
 class Layout:
-    """The paths of one root, and how znodes are created there.
+    """The paths of the znodes of one root.
 
     Args:
-        root: The root of the URL.
-        acl: The ACL of created znodes, as bytes of a request.
+        root: The root in the URL.
+        acl: The encoded ACL of created znodes.
 
     Attributes:
         strangers: Invalid keys of other programs below the root.
@@ -191,15 +195,15 @@ class Layout:
         return f"{self.root}/{key}" if key else self.root
 
     def guard_path(self, key: str) -> str:
-        """Return the path of the guard of a key's bucket, whose version grows with every deletion in the bucket."""
+        """Return the path of the guard of a key's bucket. Its version grows with every deletion in the bucket."""
         return self.guards[bucket(key)]
 
     def born_path(self, key: str) -> str:
-        """Return the path of the znode that records when a key was created on an existing znode."""
+        """Return the path of the ``#born`` node, which records when a key was created on an existing znode."""
         return f"{self.path(key)}/{BORN}"
 
     def keep_path(self, key: str) -> str:
-        """Return the path of the znode that prevents a parent of sequential keys from being removed."""
+        """Return the path of the ``#keep`` node, which prevents the removal of a parent of sequential keys."""
         return f"{self.path(key)}/{KEEP}"
 
     def session_path(self, session_id: str) -> str:
@@ -207,45 +211,55 @@ class Layout:
         return f"{self.root}/@s/{session_id}"
 
     def writer_path(self, unique: str) -> str:
-        """Return the path of the ephemeral znode in which the store's own connection numbers its writes."""
+        """Return the path of the ephemeral znode in which the store's main connection numbers its writes."""
         return f"{self.root}/@w/{unique}"
 
     def create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
-        """Encode the creation of a znode as a part of a transaction."""
-        return wire.create(path, data, self._acl, flags)
+        """Encode the creation of a znode as an operation of a transaction.
+
+        Args:
+            path: The path of the znode.
+            data: Its data.
+            flags: ZooKeeper's create mode.
+        """
+        return wire.encode_create(path, data, self._acl, flags)
 
     def create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
-        """Encode the creation of a parent without a value, as parts of a transaction.
+        """Encode the creation of a parent without a value, as operations of a transaction.
 
-        The znode is a container, which the server deletes some time after its last child, unless the same transaction
-        makes it a key. It is written once, because version 0 is reserved for keys.
+        It is a container, which the server deletes some time after its last child. With ``is_key`` the same transaction
+        makes it a key, so that it is not a container. It is written once after the creation, because a znode of version
+        0 is a key.
         """
         path = self.path(key)
-        return [self.create(path) if is_key else wire.create_container(path, self._acl), wire.set_data(path, b"", 0)]
+        return [
+            self.create(path) if is_key else wire.encode_create_container(path, self._acl),
+            wire.encode_set_data(path, b"", 0),
+        ]
 
     def root_paths(self) -> list[str]:
-        """Return the paths of the root and of the znodes above it, from the top."""
+        """Return the paths of the znodes from the top down to the root of the store."""
         segments = self.root[1:].split("/")
         return ["/" + "/".join(segments[: count + 1]) for count in range(len(segments))]
 
     def key_of(self, path: str) -> str | None:
-        """Return the key that an event at a path concerns. None for internal znodes and invalid keys."""
+        """Return the key of the znode at a path. None for internal znodes and invalid keys."""
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]
         if key.partition("/")[0] in _FOLDERS:
             return None
         head, _, name = key.rpartition("/")
-        if is_ours(name):
+        if is_internal(name):
             key = head if name == BORN else ""
         elif not is_key(key):
             self.strangers.note([key])
         return key if is_key(key) else None
 
     def visible(self, names: Iterable[str], key: str) -> list[str]:
-        """Return the names of the znodes below a key, without internal ones and invalid keys."""
-        found = [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
+        """Return the names below a key that are valid keys and not internal. Invalid keys are recorded."""
+        found = [name for name in names if not is_internal(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found
-        self.strangers.note(below(key, (name for name in found if name not in keys)))
+        self.strangers.note(child_keys(key, (name for name in found if name not in keys)))
         return keys

@@ -1,6 +1,7 @@
-"""A kazoo client: its start and end, its session, its threads. Only this module and ``loop`` know kazoo's internals.
+"""The kazoo client of a connection: its start and end, its session and its threads.
 
-kazoo does the handshake, authentication, pings and reconnecting. Its queue threads are not started.
+kazoo makes the handshake, authenticates, sends pings and reconnects. Its queue threads are not started. Only this
+module and ``loop`` use kazoo's internals.
 """
 
 from __future__ import annotations
@@ -36,13 +37,19 @@ _NOW: int = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class Link:
-    """A kazoo client: one ZooKeeper session at a time, one thread.
+    """A kazoo client with one thread, which has one ZooKeeper session at a time.
 
-    Hosts are tried in random order. ``options`` are kazoo's: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``,
-    ``certfile``, ``keyfile``.
+    Args:
+        hosts: The servers, which are tried in random order.
+        ttl_s: The session timeout to request.
+        options: Options of kazoo: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``, ``certfile``, ``keyfile``.
+        owner: Receives the events of the link.
+        clock: The local clock.
+        name: The name of the thread.
+        timing: The timeouts for connecting.
 
     Attributes:
-        loop: Has the reason why the last attempt to connect failed.
+        loop: The connection loop. It knows why the last attempt to connect failed.
     """
 
     def __init__(
@@ -76,29 +83,33 @@ class Link:
         self._client.start_async()
 
     def flush(self) -> None:
-        """Send the waiting requests, at once if no request is in flight."""
+        """Send the waiting requests, in the calling thread if no request is in flight."""
         if not self.loop.send_now():
             self.wake()
 
     def wake(self) -> None:
-        """Wake the connection's thread to send the waiting requests."""
+        """Wake the connection's thread, which sends the waiting requests."""
         with contextlib.suppress(OSError, AttributeError):  # closed: no thread is left to wake; or full: it is awake
             self.loop._write_sock.send(b"\0", _NOW)  # noqa: SLF001
 
     def stop(self) -> None:
-        """End the thread without informing the server. Does not wait."""
+        """End the thread without closing the ZooKeeper session. Does not wait."""
         self._client._stopped.set()  # noqa: SLF001
-        self.loop.cut()
+        self.loop.disconnect()
         self.wake()
 
-    def cut(self) -> None:
-        """Break the connection. Another one is opened at once."""
-        self.loop.cut()
+    def disconnect(self) -> None:
+        """Close the connection. Another one is opened at once."""
+        self.loop.disconnect()
 
     def ask_server(self, word: bytes, within_s: float) -> str:
-        """Send a four-letter command to the connected server, on a separate connection.
+        """Send a four-letter command to the connected server, on a separate connection. Blocks.
 
-        Return its answer, or "" without one.
+        Args:
+            word: The command, such as ``srvr``.
+            within_s: Seconds to wait for the answer.
+        Returns:
+            The answer, or "" if there was none.
         """
         client = self._client
         try:
@@ -122,7 +133,9 @@ class Link:
             return ""
 
     def oldest_sent_at(self) -> float | None:
-        """Return when the oldest unanswered request was sent on this connection, or None if there is none."""
+        """Return the time at which the oldest unanswered request was sent on this connection. None if all are
+        answered.
+        """
         try:
             sent: Request = self._client._pending[0][0]  # noqa: SLF001
         except IndexError:
@@ -130,10 +143,7 @@ class Link:
         return sent.sent_at
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended and everything that it used is closed.
-
-        Return False if it has not ended in time.
-        """
+        """Wait until the thread has ended and its resources are released. Return False after the timeout."""
         thread = self.loop.thread
         if thread is None or thread is threading.current_thread():
             return thread is None
@@ -145,20 +155,20 @@ class Link:
         self.loop.close()
         return True
 
-    def ask_for(self, ttl_s: float) -> None:
-        """Set the session timeout that the next handshakes request."""
+    def set_requested_ttl(self, ttl_s: float) -> None:
+        """Set the session timeout that later handshakes request."""
         self._client._session_timeout = int(ttl_s * 1000)  # noqa: SLF001
 
     def _on_state(self, state: KazooState) -> None:
         if state == KazooState.SUSPENDED:
             self._owner.on_disconnected()
         elif state == KazooState.LOST and self._client.client_state == KeeperState.EXPIRED_SESSION:  # noqa: SIM102
-            if self._owner.expired():
+            if self._owner.on_session_expired():
                 self._client._stopped.set()  # noqa: SLF001 - the loop sees it before it would connect again
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Gives kazoo named threads, no threads for callbacks, and connections that time out early."""
+    """The threading and socket functions for kazoo: named threads, no threads for callbacks, early timeouts."""
 
     def __init__(self, name: str, timing: Timing, clock: Clock) -> None:
         super().__init__()
@@ -193,7 +203,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait for sockets like kazoo's handler does, for any number of sockets and without a new selector for each
+        """Wait for sockets like kazoo's own handler, but for any number of sockets and without a new selector for each
         wait.
         """
         poll = select.poll()
@@ -207,7 +217,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """A kazoo client that uses our connection loop."""
+    """A kazoo client that uses ``Loop`` as its connection loop."""
 
     on_trouble: Callable[[], None]
 

@@ -1,13 +1,12 @@
-"""Calls on a connection, and kazoo's connection loop with our own sending and receiving.
+"""The requests of a connection, and kazoo's connection loop with our own sending and receiving.
 
-Requests wait in our outbox (``connection``) instead of kazoo's queue, so requests that were not sent survive a
-reconnect. Several requests share a system call in both directions. Replies end their futures in the connection's
-thread.
+Requests wait in the outbox of ``connection`` and not in kazoo's queue, so that unsent requests survive a reconnect.
+Several requests share a system call in both directions. The connection's thread completes the futures of the requests.
 
-While nothing is in flight, the calling thread sends, because waking the connection's thread is a large part of the cost
-of a small request. One lock covers sending, and the step from sending to the end of a connection. A calling thread only
-tries to take it and never waits. An interrupt in the middle tears the connection, because it is unknown how much was
-sent. With TLS only the connection's thread sends, because two threads must not use such a socket.
+If no request is in flight, the calling thread sends, because waking the connection's thread takes a large part of the
+time of a small request. One lock protects sending and the end of a connection. A calling thread only tries to take it
+and never waits. An interrupt in the middle closes the connection, because it is unknown how much was sent. With TLS
+only the connection's thread sends, because two threads must not use such a socket.
 """
 
 from __future__ import annotations
@@ -47,44 +46,50 @@ _MAX_XID = 2_147_483_647
 
 
 class LinkOwner(Protocol):
-    """Receives the events of a link, in the link's thread."""
+    """The callbacks of a link, which run in the link's thread."""
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """Return the next requests to send."""
+        """Return the next requests to send, of at most ``most_bytes`` in total."""
         ...
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Called when a session was opened or resumed. Nothing has been sent yet."""
+        """Called when a session was opened or resumed, before anything is sent.
+
+        Args:
+            granted_s: The session timeout that the server granted.
+            sent_at: Local clock time at which the handshake was sent.
+            session_id: ID of the ZooKeeper session.
+        """
         ...
 
     def on_disconnected(self) -> None:
         """Called when the connection was lost. The session may continue."""
         ...
 
-    def expired(self) -> bool:
+    def on_session_expired(self) -> bool:
         """Called when the session has ended. Return True to stop, or False to open a new session."""
         ...
 
-    def ended(self) -> None:
+    def on_thread_ended(self) -> None:
         """Called when the thread has ended."""
         ...
 
-    def event(self, kind: int, path: str) -> None:
-        """Called for each event of a watch."""
+    def on_event(self, kind: int, path: str) -> None:
+        """Called for each watch event, with ZooKeeper's event type and the path of the znode."""
         ...
 
-    def event_batch_end(self) -> None:
-        """Called after the events that arrived together."""
+    def on_event_batch_end(self) -> None:
+        """Called after the watch events that arrived together."""
         ...
 
 
 class Loop(ConnectionHandler):  # type: ignore[misc]
-    """The connection's thread, which ``Link`` starts. Any thread may call ``send_now`` and ``cut``.
+    """The loop of a connection's thread, which ``Link`` starts. Any thread may call ``send_now`` and ``disconnect``.
 
     Attributes:
         server: The address and port of the server that was tried last.
-        trouble: Why the last attempt to connect failed; empty if none failed.
-        was_refused: Whether that attempt failed at authentication.
+        trouble: The reason why the last attempt to connect failed. Empty if none failed.
+        was_refused: Whether that attempt failed because of the authentication.
     """
 
     def __init__(
@@ -112,8 +117,8 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         routine: threading.Thread | None = self._connection_routine
         return routine
 
-    def cut(self) -> None:
-        """Break the connection. May be called in any thread."""
+    def disconnect(self) -> None:
+        """Close the connection. May be called in any thread."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(2)
 
@@ -122,10 +127,10 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         try:
             super().zk_loop()
         finally:
-            self._owner.ended()
+            self._owner.on_thread_ended()
 
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
-        """Return all addresses of all hosts in random order. A name that cannot be resolved does not affect the others.
+        """Return all addresses of all hosts in random order. A host name that cannot be resolved is skipped.
 
         kazoo's own method does not catch the error for a name that does not fit into a DNS message. That would end the
         thread, even if there are other servers.
@@ -178,7 +183,9 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return read_ms, connect_ms
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
-        """Make one step of the handshake, and repeat it with a longer timeout in case the server is slow."""
+        """Send a step of the handshake and wait for its answer. Repeat it with a longer timeout if the server is
+        slow.
+        """
         try:
             self._timing.phase = "the handshake of ZooKeeper"
             answer: object = super()._invoke(min(timeout, self._timing.handshake_s), request, xid)
@@ -189,13 +196,13 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return answer
 
     def close_to_others(self) -> None:
-        """Allow only the connection's thread to send, until the next connection is established."""
+        """Let only the connection's thread send, until the next connection is established."""
         with self._sending:
             self._is_open = False
             self._unsent.clear()
 
     def send_now(self) -> bool:
-        """Send the waiting requests in the calling thread. Return False if the connection's thread must do it.
+        """Send the waiting requests in the calling thread. Return False if the connection's thread must send them.
 
         If no request is in flight, readable data are an event or the end of the connection. They are handled first, so
         that nothing is sent on a closed connection.
@@ -209,13 +216,13 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             try:
                 self._send_some()
             except BaseException:  # an interrupt: the connection's thread sees the cut, and fails what is in flight
-                self.cut()
+                self.disconnect()
                 raise
             self._is_torn = False
             return not self._unsent
 
     def _send_some(self) -> None:
-        """Send as much as possible without waiting. The caller holds the lock."""
+        """Send as much as is possible without waiting. The caller holds the lock."""
         batch = self._take_batch()
         sent = 0
         try:
@@ -227,7 +234,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._unsent += batch[sent:]
 
     def _take_batch(self) -> bytearray:
-        """Return the waiting requests as bytes. From then on they are in flight. The caller holds the lock."""
+        """Return the encoded waiting requests, which count as in flight from now on. The caller holds the lock."""
         batch = bytearray()
         for sent in self._owner.take(_BATCH_BYTES):
             self._xid = self._xid % _MAX_XID + 1
@@ -273,7 +280,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             del unread[:at]
         if self._has_events:
             self._has_events = False
-            self._owner.event_batch_end()
+            self._owner.on_event_batch_end()
         return None
 
     def _receive(self) -> None:
@@ -297,7 +304,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         elif xid == WATCH_XID:
             kind, _ = EVENT_HEAD.unpack_from(frame, 16)
             self._has_events = True
-            self._owner.event(kind, parse_text(frame, 24)[0])
+            self._owner.on_event(kind, parse_text(frame, 24)[0])
         elif xid != AUTH_XID:
             return self._take_reply(xid, Reply(error, zxid, frame[16:]))
         return None
@@ -314,7 +321,13 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
 
 class Request(Outcome[Reply]):
-    """A request, and the future of its reply."""
+    """A request, which is also the future of its reply.
+
+    Args:
+        kind: ZooKeeper's request type.
+        payload: The encoded request.
+        deadline: Local clock time.
+    """
 
     def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
         super().__init__()
@@ -329,20 +342,20 @@ class Request(Outcome[Reply]):
         self.hold: Callable[[Request], bool] | None = None
 
     def answer(self, reply: Reply) -> None:
-        """Complete the request with its reply, unless the deadline has passed before."""
+        """Complete the request with its reply. Does nothing if it has already failed."""
         with contextlib.suppress(InvalidStateError):
             self.set_result(reply)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Fail the request, because the connection has ended.
 
-        A write may be kept instead until its outcome is found out.
+        A write may be kept instead, until its outcome is found out.
         """
         if isinstance(exception, NoReply):
             end: NoReply = exception
         else:
-            end = NoReply(sent=True, over=isinstance(exception, SessionExpiredError))
-            if not end.over and self.hold is not None and self.hold(self):
+            end = NoReply(sent=True, has_ended=isinstance(exception, SessionExpiredError))
+            if not end.has_ended and self.hold is not None and self.hold(self):
                 return
         with contextlib.suppress(InvalidStateError):
             super().set_exception(end)

@@ -1,7 +1,7 @@
-"""Reads of keys, and lists of levels and subtrees.
+"""Reads of keys, and lists of the keys below a prefix.
 
-Every read that is not ``stale_ok`` follows a barrier on the same connection. Many keys are read with one request, sized
-for answers of about half a megabyte. A key with children needs a second read of its ``#born``.
+Every read follows a barrier on the same connection unless ``stale_ok``. Many keys are read with one request, whose
+answer is about half a megabyte. A key with children needs a second read, of its ``#born`` node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from latchwork.backends.futures import Steps, completed, drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, below, bucket, read_entry
+from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, child_keys, read_entry
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
@@ -35,12 +35,12 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What the requests of one read have in common.
+    """The parameters that the requests of one read share.
 
     Attributes:
-        connection: The connection to read through.
+        connection: The connection for the requests.
         deadline: The deadline of the call.
-        gens: Per bucket, a version of its guard before the barrier; UNKNOWN without a barrier.
+        gens: For each bucket, a version of its guard from before the barrier. UNKNOWN if there is no barrier.
     """
 
     connection: Connection
@@ -49,9 +49,9 @@ class ReadContext:
 
 
 class Reader:
-    """Reads keys through any connection. If the connection breaks, a read raises ``NoReply`` and the caller repeats it.
+    """Reads keys through any connection. Thread-safe.
 
-    Thread-safe.
+    If the connection is lost, a read raises ``NoReply`` and the caller repeats it.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -61,46 +61,51 @@ class Reader:
 
     # Guards and barriers.
 
-    def learn(self, number: int, gen: int) -> None:
-        """Record the version of a bucket's guard, as read from a server."""
+    def record_guard_version(self, number: int, gen: int) -> None:
+        """Record the version of the guard of a bucket, as read from a server.
+
+        Args:
+            number: The number of the bucket.
+            gen: The version.
+        """
         before = self._gens[number]
         if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
             self._gens[number] = gen
 
     def guard_versions(self) -> list[int]:
-        """Return for each bucket a version that its guard has reached.
-
-        It can be used by reads and writes that start now.
-        """
+        """Return the last known version of each bucket's guard, for reads and writes that start now."""
         return self._gens.copy()
 
-    def context(self, connection: Connection, deadline: float) -> ReadContext:
-        """Return the context for reads that follow a barrier, which is sent from now on."""
+    def make_context(self, connection: Connection, deadline: float) -> ReadContext:
+        """Return the context for reads that follow a barrier. The caller must send the barrier after this call."""
         return ReadContext(connection, deadline, self.guard_versions())
 
-    def begin(
+    def begin_read(
         self, connection: Connection, deadline: float, *, stale_ok: bool = False
     ) -> tuple[ReadContext, Future[Any]]:
-        """Send a barrier, unless ``stale_ok``, and return the context for reads from now on, and the barrier's future.
+        """Send a barrier, unless ``stale_ok``, and return the context for the following reads.
 
-        The reads can be sent at once, because answers come in the order of asking. What they find counts once the
-        barrier was answered, so the caller yields its future last. A check of a key that was read stale always reads
-        the key again; see ``read_with_guards``.
+        The reads can be sent at once, because the answers arrive in the order of the requests. Their results are valid
+        when the barrier was answered, so the caller waits for it last. A check of a key that was read with ``stale_ok``
+        always reads the key again. See ``read_with_guards``.
+
+        Returns:
+            The context, and the future of the barrier.
         """
         if stale_ok:
             return ReadContext(connection, deadline, _NO_GENS), completed(None)
-        return self.context(connection, deadline), connection.send_barrier(deadline)
+        return self.make_context(connection, deadline), connection.send_barrier(deadline)
 
     # One key.
 
     def get(self, connection: Connection, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
-        """Read a key, linearizably or from the state of the connected server."""
+        """Read a key. The read is linearizable unless ``stale_ok``. Return its entry, or None."""
         path, gen = self.layout.path(key), UNKNOWN
         if stale_ok:
             reply: Reply = yield connection.call(GET_DATA, wire.encode_path_request(path), deadline)
             found: Found = wire.parse_data(reply.body)[0] if reply.error == OK else reply.error
         else:
-            payload = wire.multi([wire.read_data(self.layout.guard_path(key)), wire.read_data(path)])
+            payload = wire.encode_multi([wire.encode_get_data(self.layout.guard_path(key)), wire.encode_get_data(path)])
             call = connection.read(MULTI_READ, payload, deadline)
             reply = yield call
             while not call.linearizable:
@@ -109,7 +114,7 @@ class Reader:
             guard, found = wire.parse_multi_read(reply.body)
             if isinstance(guard, Data):
                 gen = guard.stat.version
-                self.learn(bucket(key), gen)
+                self.record_guard_version(bucket(key), gen)
         if not isinstance(found, Data):
             check_found(found, "get", key)
             return None
@@ -123,8 +128,10 @@ class Reader:
     def get_many(
         self, connection: Connection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
     ) -> Steps[list[Entry | None]]:
-        """Read keys in order. Each read is linearizable unless ``stale_ok``."""
-        context, barrier = self.begin(connection, deadline, stale_ok=stale_ok)
+        """Read several keys. Return an entry or None for each, in order. Each read is linearizable unless
+        ``stale_ok``.
+        """
+        context, barrier = self.begin_read(connection, deadline, stale_ok=stale_ok)
         entries = yield from self.read_keys(context, keys)
         yield barrier
         return entries
@@ -132,11 +139,10 @@ class Reader:
     def read_with_guards(
         self, connection: Connection, keys: Sequence[str], deadline: float
     ) -> Steps[list[Entry | None]]:
-        """Read the guards of the keys' buckets, then the keys, without a barrier.
+        """Read the guards of the keys' buckets and then the keys, without a barrier.
 
-        The result is as old as the connected server.
-
-        All of it is one request if it fits, because the reads of a request are answered in order.
+        The result may be stale. All reads are made with one request if it is not too large, because a server executes
+        the reads of a request in order.
         """
         context = ReadContext(connection, deadline, _NO_GENS.copy())
         buckets = sorted({bucket(key) for key in keys})
@@ -149,11 +155,11 @@ class Reader:
             if isinstance(guard, Data):
                 context.gens[number] = guard.stat.version
         if together:
-            return (yield from self.entries(context, keys, found[len(buckets) :]))
+            return (yield from self.decode_entries(context, keys, found[len(buckets) :]))
         return (yield from self.read_keys(context, keys))
 
     def read_keys(self, context: ReadContext, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-        """Read keys from the connected server. Return their entries in order, or None where there is no key."""
+        """Read keys without a barrier. Return an entry or None for each, in order."""
         keys = list(keys)
         entries: list[Entry | None] = []
         parents: list[int] = []
@@ -169,8 +175,16 @@ class Reader:
         yield from self._read_all(context, len(keys), functools.partial(self._codec.reads, keys), take)
         return (yield from self._complete(context, keys, entries, parents))
 
-    def entries(self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]) -> Steps[list[Entry | None]]:
-        """Return the entries of keys that were read. Keys with children are read again."""
+    def decode_entries(
+        self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]
+    ) -> Steps[list[Entry | None]]:
+        """Return the entries for the data of znodes that were read. Keys with children are read again.
+
+        Args:
+            context: The context of the reads.
+            keys: The keys.
+            found: The results of the reads of their znodes.
+        """
         entries: list[Entry | None] = []
         parents = []
         for index, (key, each) in enumerate(zip(keys, found, strict=True)):
@@ -186,7 +200,14 @@ class Reader:
     def _complete(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[Entry | None]]:
-        """Read keys with children repeatedly, until none changes between two reads."""
+        """Read the keys that have children again, until none of them changes between two reads.
+
+        Args:
+            context: The context of the reads.
+            keys: All keys.
+            entries: Their entries, which are replaced.
+            parents: The indexes of the keys that have children.
+        """
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
@@ -196,7 +217,7 @@ class Reader:
     def _complete_parents(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[int]]:
-        """Read the missing data of keys with children. Return the indexes of those that changed in between."""
+        """Read the missing data of keys that have children. Return the indexes of the keys that changed meanwhile."""
         paths = [self.layout.born_path(keys[index]) for index in parents]
         paths += [self.layout.path(keys[index]) for index in parents]
         found = yield from self.read_data(context, paths)
@@ -215,11 +236,11 @@ class Reader:
     # Many reads of any kind.
 
     def read_data(self, context: ReadContext, paths: Sequence[str]) -> Steps[list[Found]]:
-        """Read the data of znodes, in order."""
-        return (yield from self.read_each(context, [wire.read_data(path) for path in paths]))
+        """Read the data of znodes. Return the results in order."""
+        return (yield from self.read_each(context, [wire.encode_get_data(path) for path in paths]))
 
     def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> Steps[list[Found]]:
-        """Send several reads in one request, and return their results in order."""
+        """Send several encoded reads in one request, and return their results in order."""
         results: list[Found] = []
 
         def take(body: bytes) -> int:
@@ -227,7 +248,9 @@ class Reader:
             results.extend(found)
             return len(found)
 
-        yield from self._read_all(context, len(reads), lambda start, end: wire.multi(list(reads[start:end])), take)
+        yield from self._read_all(
+            context, len(reads), lambda start, end: wire.encode_multi(list(reads[start:end])), take
+        )
         return results
 
     def _read_all(
@@ -237,13 +260,13 @@ class Reader:
         encode: Callable[[int, int], bytes],
         take: Callable[[bytes], int],
     ) -> Steps[None]:
-        """Make many reads with few requests, some of which are in flight at once.
+        """Make many reads with few requests, several of which are in flight at the same time.
 
         Args:
             context: The context of the reads.
             count: The number of reads.
             encode: Returns the request for a range of reads.
-            take: Called with the replies in order; returns how many reads each one has answered.
+            take: Called with the replies in order. Returns the number of reads that a reply has answered.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
         flying: list[Request] = []
@@ -259,16 +282,21 @@ class Reader:
 
     # Names.
 
-    def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
-        """Return the names of the znodes directly below a key, without internal ones, unsorted."""
+    def list_names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
+        """Return the names directly below a key, without those of internal znodes, unsorted. Sends no barrier."""
         return (yield from self.receive_names(key, self.send_names_request(connection, key, deadline)))
 
     def send_names_request(self, connection: Connection, key: str, deadline: float) -> Request:
-        """Send the request for the names of the znodes directly below a key."""
+        """Send the request for the names directly below a key."""
         return connection.call(GET_CHILDREN, wire.encode_path_request(self.layout.path(key)), deadline)
 
     def receive_names(self, key: str, asked: Request) -> Steps[list[str]]:
-        """Return the names for a request of ``send_names_request``."""
+        """Wait for the reply to ``send_names_request``, and return the names.
+
+        Args:
+            key: The key.
+            asked: The request.
+        """
         reply: Reply = yield asked
         if reply.error != OK:
             check_found(reply.error, "list", key)
@@ -277,7 +305,10 @@ class Reader:
 
 
 class Lister:
-    """Lists keys through any connection, like ``Reader`` reads them. Thread-safe."""
+    """Lists keys through any connection. Thread-safe.
+
+    If the connection is lost, a read raises ``NoReply`` and the caller repeats it.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -295,10 +326,12 @@ class Lister:
         *,
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
-        """Read the entries directly below a prefix, sorted. Stale entries have versions that checks can use."""
-        context, barrier = self.reader.begin(connection, deadline, stale_ok=stale_ok)
-        names = yield from self.reader.names(connection, prefix, deadline)
-        keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
+        """Read the entries directly below a prefix, sorted by key. Checks can use their versions even if they are
+        stale.
+        """
+        context, barrier = self.reader.begin_read(connection, deadline, stale_ok=stale_ok)
+        names = yield from self.reader.list_names(connection, prefix, deadline)
+        keys = sorted(key for key in child_keys(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
         at = step = 0
         while at < len(keys) and (limit is None or len(entries) < limit):
@@ -316,8 +349,8 @@ class Lister:
     def read_subtree_part(
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
-        """Read the entries of a subtree in order, up to a limit."""
-        context, barrier = self.reader.begin(connection, deadline)
+        """Read the entries of a subtree, sorted by key, up to a limit."""
+        context, barrier = self.reader.begin_read(connection, deadline)
         if limit is None and start_after is None:
             entries = yield from self.subtree(context, prefix)
         else:
@@ -336,14 +369,14 @@ class Lister:
             for _, found_below in (yield from self._list_below_each(context, parents)):
                 part.expect(found_below)
             found = yield from self.reader.read_data(context, [self._layout.path(key) for key in keys])
-            part.add(keys, found, (yield from self.reader.entries(context, keys, found)))
+            part.add(keys, found, (yield from self.reader.decode_entries(context, keys, found)))
             entries += part.take()
         return entries[:limit]
 
     def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
-        """Read the entries below a prefix, sorted. Sends no barrier."""
-        names = yield from self.reader.names(context.connection, prefix, context.deadline)
-        return (yield from self._subtree(context, below(prefix, names)))
+        """Read all entries below a prefix, sorted by key. Sends no barrier."""
+        names = yield from self.reader.list_names(context.connection, prefix, context.deadline)
+        return (yield from self._subtree(context, child_keys(prefix, names)))
 
     def _subtree(self, context: ReadContext, level: list[str]) -> Steps[list[Entry]]:
         entries: list[Entry] = []
@@ -357,38 +390,42 @@ class Lister:
         return entries
 
     def send_subtree_requests(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
-        """Send the first requests of ``read_subtree_with_root``: for the names below a prefix, and for its key."""
-        payload = wire.multi([wire.read_data(self._layout.path(prefix))])
+        """Send the first requests of ``read_subtree_with_root``: one for the names below the prefix, one for its
+        key.
+        """
+        payload = wire.encode_multi([wire.encode_get_data(self._layout.path(prefix))])
         own = context.connection.call(MULTI_READ, payload, context.deadline)
         return self.reader.send_names_request(context.connection, prefix, context.deadline), own
 
     def read_subtree_with_root(
         self, context: ReadContext, prefix: str, asked: tuple[Request, Request]
     ) -> Steps[list[Entry]]:
-        """Read the entries below a prefix, then the one at the prefix. Sends no barrier.
+        """Read the entries below a prefix, then the entry at the prefix if there is one. Sends no barrier.
 
         Args:
             context: The context of the reads.
             prefix: The prefix.
-            asked: The requests that ``send_subtree_requests`` has sent.
+            asked: The requests that ``send_subtree_requests`` returned.
         """
         names, own = asked
-        level = below(prefix, (yield from self.reader.receive_names(prefix, names)))
+        level = child_keys(prefix, (yield from self.reader.receive_names(prefix, names)))
         entries = yield from self._subtree(context, level)
         reply: Reply = yield own
         if prefix:
             found = wire.parse_multi_read(reply.body)
-            at_prefix = yield from self.reader.entries(context, [prefix], found)
+            at_prefix = yield from self.reader.decode_entries(context, [prefix], found)
             entries += [entry for entry in at_prefix if entry is not None]
         return entries
 
     def _list_below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
-        """Return those of the keys that exist, each with the keys directly below it."""
-        found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
+        """Return each of these keys whose znode exists, together with the keys directly below it."""
+        found = yield from self.reader.read_each(
+            context, [wire.encode_get_children(self._layout.path(key)) for key in keys]
+        )
         there = []
         for key, names in zip(keys, found, strict=True):
             if isinstance(names, list):
-                there.append((key, below(key, self._layout.visible(names, key))))
+                there.append((key, child_keys(key, self._layout.visible(names, key))))
             else:
                 check_found(names, "list", key)
         return there
@@ -398,23 +435,29 @@ class Lister:
     def children(
         self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
     ) -> Steps[tuple[list[str], list[str]]]:
-        """Read the names directly below a prefix, of keys and of parents of keys.
+        """Read the names directly below a prefix, including names that only have keys below them.
 
-        Also return parents that have become empty.
-
-        A stale result contains all names of the connected server, even those of empty parents.
+        Returns:
+            The names, and the keys of parents that have no keys below them. With ``stale_ok`` the names may be stale
+                and include those of empty parents.
         """
-        context, barrier = self.reader.begin(connection, deadline, stale_ok=stale_ok)
-        names = yield from self.reader.names(connection, prefix, deadline)
+        context, barrier = self.reader.begin_read(connection, deadline, stale_ok=stale_ok)
+        names = yield from self.reader.list_names(connection, prefix, deadline)
         if stale_ok:
             return sorted(names), []
         childless: list[str] = []
-        alive = yield from self._find_alive(context, below(prefix, names), childless)
+        alive = yield from self._find_alive(context, child_keys(prefix, names), childless)
         yield barrier
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
     def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
-        """Return which of these are keys or have a key below them. All are read together, one level at a time."""
+        """Return the keys that exist or have a key below them. Reads one level of all subtrees with one request.
+
+        Args:
+            context: The context of the reads.
+            keys: The candidates.
+            childless: Receives the parents that have no children.
+        """
         alive: set[str] = set()
         todo = [(key, [key]) for key in keys]  # each, and the znodes any of which may prove it
         width = _PROBES
@@ -434,8 +477,8 @@ class Lister:
 
         Args:
             context: The context of the reads.
-            probes: The keys to read, each with the key for which it is read.
-            alive: Receives the keys that are shown to have a key below them.
+            probes: The keys to read, each with the key on whose behalf it is read.
+            alive: Receives the keys that were found to have a key below them.
             childless: Receives the parents that have no children.
         """
         found = yield from self.reader.read_data(context, [self._layout.path(key) for key in probes])
@@ -453,10 +496,11 @@ class Lister:
 
 
 class _SubtreePart:
-    """A subtree that is read in order, up to a limit. The key and "/" stand for everything below a key.
+    """The progress of reading a subtree in order, up to a limit. A key with "/" appended stands for everything below
+    it.
 
-    That sorts as the first of them would ("a/" after "a" and "a-b"). A key that was read without children has nothing
-    below.
+    It sorts at the place of the keys below it ("a/" after "a" and "a-b"). Nothing is below a key that was read without
+    children.
     """
 
     def __init__(self, prefix: str, start_after: str | None) -> None:
@@ -465,14 +509,15 @@ class _SubtreePart:
         self._read: dict[str, Entry | None] = {}
 
     def next(self, count: int) -> tuple[list[str], list[str]]:
-        """Return what to read next: keys, and keys below which to list names."""
+        """Return the next keys to read, and the next keys below which to list the names."""
         some = [heapq.heappop(self.todo) for _ in range(min(count, len(self.todo)))]
         return [each for each in some if each[-1] != "/"], [each[:-1] for each in some if each[-1] == "/"]
 
     def expect(self, keys: list[str]) -> None:
-        """Add keys that exist and are to be read.
+        """Add keys that exist and must be read.
 
-        A subtree that ends after the start of the listing may contain results ("0" follows "/").
+        A key before the start of the listing is not read. What is below it may still be in the listing ("0" follows
+        "/").
         """
         after = self._start_after
         for key in keys:
@@ -488,7 +533,7 @@ class _SubtreePart:
                 heapq.heappush(self.todo, key + "/")
 
     def take(self) -> list[Entry]:
-        """Return in order the entries that no unread key can precede."""
+        """Return, in order, the entries before the first key that was not read yet."""
         end = self.todo[0] if self.todo else None
         ready = sorted(key for key in self._read if end is None or key < end)
         found = [self._read.pop(key) for key in ready]

@@ -1,7 +1,7 @@
-"""A session of the store: a separate ZooKeeper session on its own connection, for everything bound to it.
+"""The session of a store as a separate ZooKeeper session with its own connection.
 
-Its marker ``@s/<id>`` is ephemeral and never created again. Every request of the session sets or checks it, so nothing
-can be applied in another ZooKeeper session. The store's session thread renews.
+Its marker, the znode ``@s/<id>``, is ephemeral and never created again. Every request of the session sets or checks the
+marker, so that no request can be applied in another ZooKeeper session. The store's session thread calls ``renew``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIDY_S = 0.5
 
 
 class ZooKeeperSession:
-    """A ``BackendSession``. Thread-safe."""
+    """A ``BackendSession`` with its own ZooKeeper session and connection. Thread-safe."""
 
     def __init__(
         self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None], commit: _Commit
@@ -45,7 +45,7 @@ class ZooKeeperSession:
         self._commit = commit
         self._lock = mutex()
         self._closing: Future[None] | None = None
-        self._check = wire.multi([wire.check(self._marker)])
+        self._check = wire.encode_multi([wire.encode_check(self._marker)])
         self.connection = Connection(settings, ttl_s, self, f"latchwork-zk-session-{self.id[:8]}")
 
     @property
@@ -60,17 +60,16 @@ class ZooKeeperSession:
 
     @property
     def renew_every_s(self) -> float:
-        """A third of the TTL in seconds.
+        """The interval between two renewals in seconds: a third of the TTL.
 
-        A renewal is a transaction in the log of every server, so it is not made more often.
+        Each renewal adds a transaction to the log of every server, so it is not made more often.
         """
         return self.ttl_s / 3
 
     @property
     def confirm_gap_s(self) -> float:
-        """A quarter of the TTL in seconds.
-
-        Within that time, a server reports to the leader that the session is alive.
+        """A quarter of the TTL in seconds. Within that time a server reports to the leader that the session is
+        active.
         """
         return self.ttl_s / 4
 
@@ -78,7 +77,8 @@ class ZooKeeperSession:
     def touch_after_s(self) -> tuple[float, ...]:
         """The seconds after a renewal at which touches are sent.
 
-        One makes this renewal count, one counts with the next renewal, and one comes before that in case it is late.
+        The first touch confirms this renewal. The second one counts with the next renewal. The third one is sent before
+        the next renewal in case that is late.
         """
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
@@ -86,7 +86,7 @@ class ZooKeeperSession:
         """Connect, and create the ephemeral znode of the session.
 
         Raises:
-            Unavailable: Not within ``call_timeout_s``. Nothing is left behind.
+            Unavailable: The session could not be opened within ``call_timeout_s``. No connection or session remains.
         """
         what = "open a session"
         self.connection.start()
@@ -102,7 +102,10 @@ class ZooKeeperSession:
         return self
 
     def renew(self) -> Future[float]:
-        """Renew the session with a check of its znode. A quorum answers it, and only while the session is alive."""
+        """Renew the session with a check of its znode, which a quorum of servers answers while the session is active.
+
+        The future returns the local clock time at which the renewal was sent.
+        """
         return drive(self._renew())
 
     def _renew(self) -> Steps[float]:
@@ -111,8 +114,8 @@ class ZooKeeperSession:
         call = self.connection.call(MULTI, self._check, deadline)
         try:
             reply = yield call
-        except NoReply as cut:
-            raise no_reply_error(cut, what=what, write=False, session_id=self.id) from cut
+        except NoReply as no_reply:
+            raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
         error = wire.parse_multi(reply).error
         if error in {NO_NODE, SESSION_EXPIRED}:
             raise session_lost(self.id, what)
@@ -121,34 +124,35 @@ class ZooKeeperSession:
         return call.sent_at
 
     def touch(self) -> Future[float]:
-        """Send a sync request, which reaches the leader after the server's report on this session, and writes
-        nothing.
+        """Send a sync request, which writes nothing. It reaches the leader after the server's report that the session
+        is active.
+
+        The future returns the local clock time at which it was sent.
         """
         return drive(self._touch())
 
     def _touch(self) -> Steps[float]:
         what = "touch"
         deadline = self._settings.clock.now() + min(self._settings.call_timeout_s, self.ttl_s)
-        call = self.connection.call(SYNC, wire.text("/"), deadline)
+        call = self.connection.call(SYNC, wire.encode_text("/"), deadline)
         try:
             reply = yield call
-        except NoReply as cut:
-            raise no_reply_error(cut, what=what, write=False, session_id=self.id) from cut
+        except NoReply as no_reply:
+            raise no_reply_error(no_reply, what=what, is_write=False, session_id=self.id) from no_reply
         if reply.error != OK:
             raise code_error(reply.error, what=what, key=self._marker)
         return call.sent_at
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction through this session's connection.
-
-        It writes the session's znode, so it is also a renewal.
+        """Commit a transaction through this session's connection. It writes the session's znode, so it also renews the
+        session.
         """
         return self._commit(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End the ZooKeeper session.
+        """End the ZooKeeper session and delete the keys that are bound to it. Idempotent.
 
-        Without a connection, this is done with the next one if the TTL has not passed by then.
+        Without a connection, this is done with the next one, unless the session has expired by then.
         """
         with self._lock:
             if self._closing is not None:
@@ -168,7 +172,9 @@ class ZooKeeperSession:
         resolve(closing, None)
 
     def _clean_up_later(self) -> None:
-        """Free the resources of the connection's thread once it has ended, or with the store's next session."""
+        """Release the resources of the connection's thread once it has ended, at the latest when the store opens
+        another session.
+        """
         self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
     def _late(self, closing: Future[None]) -> None:
@@ -176,8 +182,8 @@ class ZooKeeperSession:
 
     # Called by the connection.
 
-    def on_up(self) -> None:
-        """Do nothing, because waiting requests are sent by the connection."""
+    def on_connected(self) -> None:
+        """Do nothing, because the connection itself sends the waiting requests."""
 
     def on_event(self, kind: int, path: str) -> None:
         """Do nothing, because no watch is set on this connection."""
@@ -186,7 +192,7 @@ class ZooKeeperSession:
         """Do nothing, because no watch is set on this connection."""
 
     def on_expired(self) -> bool:
-        """Return True, because a session never continues with another ZooKeeper session."""
+        """Return True to stop, because a session of the store never continues with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)
         with self._lock:
             gone = self._closing is None

@@ -1,4 +1,4 @@
-"""How long to wait for a ZooKeeper server: derived from the round trips that were measured. No I/O."""
+"""Timeouts for ZooKeeper servers, derived from measured round trips."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ATTEMPTS = 3
 
 
 class Timing:
-    """The limits of one store's connections to ZooKeeper. Thread-safe: its numbers are guesses.
+    """The timeouts of one store's connections to ZooKeeper. Thread-safe, because its numbers are only estimates.
 
     Args:
-        most_s: Seconds that an attempt to connect may take at most.
-        servers: How many servers are known.
+        most_s: The maximum number of seconds for an attempt to connect.
+        servers: The number of known servers.
         tls: Whether connections use TLS.
 
     Attributes:
-        phase: What the last attempt to connect was doing, for messages.
+        phase: The phase of the last attempt to connect, for messages.
     """
 
     def __init__(self, most_s: float, *, servers: int, tls: bool) -> None:
@@ -47,13 +47,17 @@ class Timing:
         return max(_HANDSHAKE_S, _ONE_LOST * self._round_trip_s) * (1 << self._late_handshakes)
 
     def max_silence_s(self, ttl_s: float) -> float:
-        """Return after how many seconds without an answer to leave a server, for a session with this TTL."""
+        """Return how many seconds a server may leave requests unanswered before the client disconnects from it.
+
+        Args:
+            ttl_s: The timeout of the ZooKeeper session.
+        """
         part = _SILENT if self._servers > 1 else _SILENT_ALONE
         wanted_s = max(ttl_s * part, _TWO_LOST * self._round_trip_s)
         return max(_LEAST_SILENCE_S, min(wanted_s, ttl_s * _SILENT_MOST))
 
     def record_connected(self, took_s: float) -> None:
-        """Record how long it took to open a connection."""
+        """Record how many seconds it took to open a connection."""
         self._round_trip_s = took_s
         self._late_connects = 0
 
@@ -62,7 +66,7 @@ class Timing:
         self._late_connects += 1
 
     def record_answered(self) -> None:
-        """Record that a step of the handshake was answered."""
+        """Record that a step of the handshake was answered in time."""
         self._late_handshakes = 0
 
     def record_late_answer(self) -> None:

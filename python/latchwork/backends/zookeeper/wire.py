@@ -1,6 +1,6 @@
-"""ZooKeeper requests and replies as bytes: those without a class in kazoo, and frequent ones without its overhead.
+"""The encoding of ZooKeeper requests and decoding of replies. It covers those that kazoo lacks, and the frequent ones.
 
-A request is a type and a payload. A reply is an error code, the zxid of its header, and a body for one of the
+A request is a type and a payload. A reply is an error code, a transaction number (zxid), and a body for one of the
 ``parse_*`` functions.
 """
 
@@ -48,7 +48,7 @@ _HEADS = {
 
 
 class Stat(NamedTuple):
-    """The metadata of a znode, in the order of the wire."""
+    """The metadata of a znode, in the order of ZooKeeper's encoding."""
 
     czxid: int
     mzxid: int
@@ -67,7 +67,7 @@ class Reply(NamedTuple):
     """A reply of the server.
 
     Attributes:
-        settled: There was no reply, but the write was found to be applied at ``zxid``.
+        settled: There was no reply, but the write was found to be applied as the transaction ``zxid``.
     """
 
     error: int
@@ -77,7 +77,7 @@ class Reply(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The result of getData."""
+    """The result of a getData request: the data and metadata of a znode."""
 
     data: bytes
     stat: Stat
@@ -88,8 +88,8 @@ Found = Data | list[str] | int
 
 
 class MultiReply(NamedTuple):
-    """The results of a multi in order. If ``error`` is not OK, nothing was done, and ``failed`` is the index of the
-    failed part.
+    """The results of a transaction in order. If ``error`` is not OK, nothing was done, and operation ``failed`` was
+    refused.
     """
 
     results: list[Stat | str | None]
@@ -100,79 +100,86 @@ class MultiReply(NamedTuple):
 # Requests.
 
 
-def text(value: str) -> bytes:
-    """Encode a text."""
+def encode_text(value: str) -> bytes:
+    """Encode a string."""
     raw = value.encode()
     return INT.pack(len(raw)) + raw
 
 
-def blob(value: bytes) -> bytes:
+def encode_bytes(value: bytes) -> bytes:
     """Encode bytes."""
     return INT.pack(len(value)) + value
 
 
 def encode_path_request(path: str, number: int | None = None) -> bytes:
-    """Encode a request that consists of a path and a flag or number, such as getData, exists and getChildren."""
-    return text(path) + (b"\0" if number is None else INT.pack(number))
+    """Encode a request that consists of a path and a number or flag, such as getData, exists and getChildren."""
+    return encode_text(path) + (b"\0" if number is None else INT.pack(number))
 
 
-def read_and_watch(path: str) -> bytes:
+def encode_get_data_and_watch(path: str) -> bytes:
     """Encode a getData request that sets a one-shot watch."""
-    return text(path) + b"\1"
+    return encode_text(path) + b"\1"
 
 
 def encode_acl(entries: tuple[tuple[int, str, str], ...]) -> bytes:
     """Encode an ACL, given as (permissions, scheme, id) tuples."""
     return INT.pack(len(entries)) + b"".join(
-        INT.pack(permissions) + text(scheme) + text(identity) for permissions, scheme, identity in entries
+        INT.pack(permissions) + encode_text(scheme) + encode_text(identity) for permissions, scheme, identity in entries
     )
 
 
-def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
-    """Encode the creation of a znode as a part of a transaction."""
-    return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
+def encode_create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
+    """Encode the creation of a znode as an operation of a transaction.
+
+    Args:
+        path: The path of the znode.
+        data: Its data.
+        acl: Its encoded ACL.
+        flags: ZooKeeper's create mode.
+    """
+    return _HEADS[CREATE] + encode_text(path) + encode_bytes(data) + acl + INT.pack(flags)
 
 
-def create_container(path: str, acl: bytes) -> bytes:
-    """Encode the creation of a container znode as a part of a transaction.
+def encode_create_container(path: str, acl: bytes) -> bytes:
+    """Encode the creation of a container znode as an operation of a transaction.
 
     The server deletes a container some time after its last child.
     """
-    return _HEADS[_CREATE_CONTAINER] + text(path) + blob(b"") + acl + INT.pack(_CONTAINER)
+    return _HEADS[_CREATE_CONTAINER] + encode_text(path) + encode_bytes(b"") + acl + INT.pack(_CONTAINER)
 
 
-def delete(path: str, version: int = -1) -> bytes:
-    """Encode the deletion of a znode as a part of a transaction."""
-    return _HEADS[DELETE] + text(path) + INT.pack(version)
+def encode_delete(path: str, version: int = -1) -> bytes:
+    """Encode the deletion of a znode as an operation of a transaction. Version -1 matches any version."""
+    return _HEADS[DELETE] + encode_text(path) + INT.pack(version)
 
 
-def set_data(path: str, data: bytes, version: int = -1) -> bytes:
-    """Encode the writing of a znode's data as a part of a transaction."""
-    return _HEADS[SET_DATA] + text(path) + blob(data) + INT.pack(version)
+def encode_set_data(path: str, data: bytes, version: int = -1) -> bytes:
+    """Encode a setData as an operation of a transaction. Version -1 matches any version."""
+    return _HEADS[SET_DATA] + encode_text(path) + encode_bytes(data) + INT.pack(version)
 
 
-def check(path: str, version: int = -1) -> bytes:
-    """Encode the check of a znode's version as a part of a transaction."""
-    return _HEADS[CHECK] + text(path) + INT.pack(version)
+def encode_check(path: str, version: int = -1) -> bytes:
+    """Encode the check of a znode's version as an operation of a transaction. Version -1 matches any version."""
+    return _HEADS[CHECK] + encode_text(path) + INT.pack(version)
 
 
-def read_data(path: str) -> bytes:
-    """Encode the reading of a znode's data as a part of a multi-read request."""
-    return _HEADS[GET_DATA] + text(path) + b"\0"
+def encode_get_data(path: str) -> bytes:
+    """Encode a getData as one read of a multi-read request."""
+    return _HEADS[GET_DATA] + encode_text(path) + b"\0"
 
 
-def read_children(path: str) -> bytes:
-    """Encode the reading of the names of a znode's children as a part of a multi-read request."""
-    return _HEADS[GET_CHILDREN] + text(path) + b"\0"
+def encode_get_children(path: str) -> bytes:
+    """Encode a getChildren as one read of a multi-read request."""
+    return _HEADS[GET_CHILDREN] + encode_text(path) + b"\0"
 
 
 def encode_single_request(part: bytes) -> bytes:
-    """Encode a request from what would be one part of a transaction."""
+    """Encode a separate request from an encoded operation of a transaction."""
     return part[_MULTI_HEAD.size :]
 
 
-def multi(parts: list[bytes]) -> bytes:
-    """Encode a transaction or multi-read request from its parts."""
+def encode_multi(parts: list[bytes]) -> bytes:
+    """Encode a transaction from its operations, or a multi-read request from its reads."""
     return b"".join(parts) + _MULTI_END
 
 
@@ -180,19 +187,19 @@ def multi(parts: list[bytes]) -> bytes:
 
 
 def parse_text(body: bytes, at: int) -> tuple[str, int]:
-    """Decode a text. Return it with the index of the next field."""
+    """Decode a string at an index. Return it with the index after it."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     return (body[at : at + length].decode(), at + length) if length > 0 else ("", at)
 
 
 def parse_stat(body: bytes, at: int = 0) -> Stat:
-    """Decode the metadata of a znode."""
+    """Decode the metadata of a znode at an index."""
     return Stat._make(_STAT.unpack_from(body, at))
 
 
 def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
-    """Decode the data and metadata of a znode. Return them with the index of the next field."""
+    """Decode the data and metadata of a znode at an index. Return them with the index after them."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     end = at + max(length, 0)
@@ -200,7 +207,7 @@ def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
 
 
 def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
-    """Decode the names of children, in the server's order. Return them with the index of the next field."""
+    """Decode the names of children at an index, in the server's order. Return them with the index after them."""
     (count,) = INT.unpack_from(body, at)
     at += 4
     names = []
@@ -211,7 +218,10 @@ def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
 
 
 def parse_multi(reply: Reply) -> MultiReply:
-    """Decode the reply to a transaction. A reply without a body was refused as a whole, or settled."""
+    """Decode the reply to a transaction.
+
+    Without a body, the result has no single results: the transaction was refused as a whole, or its reply was lost.
+    """
     body = reply.body
     if not body:
         return MultiReply([], reply.error)

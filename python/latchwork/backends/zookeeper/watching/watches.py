@@ -1,13 +1,14 @@
-"""Watches of prefixes, by the server's persistent recursive watches: events name keys to read, and reads are reported.
+"""Watches of prefixes, which use persistent recursive watches of the server. An event has the path of a key, which is
+then read.
 
-One connection serves all of them without a thread per watch. A watch loads: it sets the server's watch, sends a
-barrier, reads the subtree and reports a ``Snapshot``. Then it reads the keys that events name. Everything starts again
-with each connection. States between two reads are merged. A key never moves backwards, because reads of one connection
-never do and a load starts with a barrier. One barrier per second serves all watches: the events of everything committed
-before it arrive before its answer.
+One connection serves all watches, without a thread per watch. A watch first sets the server's watch, sends a barrier,
+reads the subtree and reports a ``Snapshot``. Then it reads the keys for which events arrive. Everything starts again
+with each connection. Changes between two reads are merged. A key never moves back to an older state, because the reads
+of one connection never do and the first read follows a barrier. One barrier per second serves all watches: the events
+of everything that was committed before the barrier arrive before its answer.
 
-The server does not report revoked permissions. A watch notices at its next read. One request reads the prefixes of all
-watches every few seconds.
+The server does not report revoked permissions. A watch notices that at its next read. One request reads the prefixes of
+all watches every few seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.reads import Lister
-from latchwork.backends.zookeeper.watching.leaves import SingleKeyWatch, SingleKeyWatches
+from latchwork.backends.zookeeper.watching.single_keys import SingleKeyWatch, SingleKeyWatches
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
@@ -47,7 +48,7 @@ _LOAD_TIMEOUT_S = 60.0
 
 
 class ZooKeeperWatch(DeliveringWatch):
-    """A watch of a prefix. ``WatchHub`` keeps its state and delivers its events."""
+    """A watch of a prefix. ``WatchHub`` delivers its events."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class ZooKeeperWatch(DeliveringWatch):
         self.size = 0  # of the value at the prefix, as last reported
 
     def new_changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
-        """Compare entries that were read with the state of this watch, and return the changes that it has not reported.
+        """Compare entries that were read with the last reported ones, and return the changes.
 
         Args:
-            found: The entry of each key that was read; None for a key that does not exist.
+            found: The entry of each key that was read. None for a key that does not exist.
         """
         news = []
         for key, entry in found.items():
@@ -106,11 +107,11 @@ class WatchHub:
         self._leaves = SingleKeyWatches(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
     def watch_leaf(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
-        """Start to watch a single key. The first event, with its current state, is delivered when it was read."""
+        """Watch a single session-bound key. The first event has its current state. See ``Backend.watch``."""
         return self._leaves.watch(prefix, sink, siblings=siblings)
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
-        """Start to watch a prefix. The first event, with the current state, is delivered when it was read."""
+        """Watch a prefix. The first event has its current state. See ``Backend.watch``."""
         watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
@@ -122,7 +123,7 @@ class WatchHub:
         return watch
 
     def _drop(self, watch: ZooKeeperWatch) -> None:
-        """Remove a closed watch. Also remove the server's watch if no other watch of the prefix needs it."""
+        """Remove a closed watch, and the server's watch if no other watch needs it."""
         with self._lock:
             same = self._watches.get(watch.prefix, [])
             if watch in same:
@@ -148,8 +149,8 @@ class WatchHub:
 
     # Called by the connection.
 
-    def on_up(self) -> None:
-        """Start all watches again on a new connection, because the server keeps them for the old one only."""
+    def on_connected(self) -> None:
+        """Start all watches again on a new connection, because a server keeps them for one connection only."""
         with self._lock:
             self._dirty.clear()
             self._current = None
@@ -158,10 +159,15 @@ class WatchHub:
                     watch.live = False
         for watch in self._all():
             self._load(watch)
-        self._leaves.on_up()
+        self._leaves.on_connected()
 
     def on_event(self, kind: int, path: str) -> None:
-        """Record that a key has changed. It is read once all events that arrived together were handled."""
+        """Record that a key has changed. It is read by ``on_event_batch_end``.
+
+        Args:
+            kind: ZooKeeper's event type.
+            path: The path of the znode.
+        """
         self._leaves.on_event(kind, path)
         if not self._watches:
             return
@@ -176,7 +182,9 @@ class WatchHub:
                     watch.dirty.add(key)
 
     def on_event_batch_end(self) -> None:
-        """Read the keys that have changed. The changes of a transaction mostly arrive together, and need one read."""
+        """Read the keys that have changed. The events of a transaction usually arrive together, so that one read
+        suffices.
+        """
         self._wake_thread()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:
@@ -203,7 +211,7 @@ class WatchHub:
         drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
 
     def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
-        context = self._lister.reader.context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
+        context = self._lister.reader.make_context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
         confirmed = self._connection.send_barrier(context.deadline)
         first = self._lister.send_subtree_requests(
             context, watch.prefix
@@ -236,7 +244,7 @@ class WatchHub:
         elif isinstance(error, PermissionDenied):
             watch.deliver(Broken(error))
             watch.close()
-        elif not self._connection.over:  # a lost connection loads again by itself; loading once more does no harm
+        elif not self._connection.has_ended:  # a lost connection loads again by itself; loading once more does no harm
             if not isinstance(error, (NoReply, LatchworkError)):
                 _log.error("watch %r could not load: %s", watch.prefix, error, exc_info=error)
             self._timer.call_later(_RETRY_S, lambda: self._load_again(watch, load))
@@ -282,7 +290,7 @@ class WatchHub:
                         watch.deliver(Current(current))
 
     def _report(self, keys: list[str]) -> Steps[None]:
-        """Read keys, and report their changes to all watches."""
+        """Read changed keys, and report the changes to all watches that cover them."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
             entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
@@ -305,7 +313,9 @@ class WatchHub:
     # The heartbeat.
 
     def _prove(self) -> None:
-        """Prove that the state is current. This costs a transaction, so it is done on request only."""
+        """Send a barrier to confirm that the reported state is up to date. Called only on request, because it costs a
+        transaction.
+        """
         self._proofs_until = self._clock.now() + _ASKED_S
 
     def _beat(self) -> None:
@@ -313,7 +323,7 @@ class WatchHub:
             self._beating = bool(self._watches) and not self._closed
             if not self._beating:
                 return
-        if self._connection.up:
+        if self._connection.is_connected:
             now = self._clock.now()
             if now < self._proofs_until:
                 call = self._connection.send_barrier(now + 2 * _HEARTBEAT_S)
@@ -330,9 +340,9 @@ class WatchHub:
             self._wake_thread()
 
     def _check_rights(self) -> None:
-        """Check whether each watched prefix may still be read.
+        """Check whether the client may still read each watched prefix.
 
-        Affected watches read their state again, and end if they may not.
+        Watches that are affected read their state again. They end with an error if they are not permitted to.
         """
         with self._lock:
             sizes = {prefix: max(watch.size for watch in same) for prefix, same in self._watches.items() if same}
@@ -341,10 +351,12 @@ class WatchHub:
         for at in range(0, len(prefixes), _PREFIXES):
             some = prefixes[at : at + _PREFIXES]
             reads = [
-                (wire.read_data if sizes[prefix] <= _SMALL else wire.read_children)(self._layout.path(prefix))
+                (wire.encode_get_data if sizes[prefix] <= _SMALL else wire.encode_get_children)(
+                    self._layout.path(prefix)
+                )
                 for prefix in some
             ]
-            call = self._connection.call(MULTI_READ, wire.multi(reads), deadline)
+            call = self._connection.call(MULTI_READ, wire.encode_multi(reads), deadline)
             call.add_done_callback(functools.partial(self._apply_rights, some))
 
     def _apply_rights(self, prefixes: list[str], done: Future[wire.Reply]) -> None:

@@ -1,4 +1,5 @@
-"""Writes to ZooKeeper: compiled into one multi from what is known of the keys, and compiled again if that was outdated.
+"""Writes to ZooKeeper. Each is compiled into one multi from the known states of its keys, and again if they were
+outdated.
 
 The backend calls the writer, and sessions create their marker with ``prepare``.
 """

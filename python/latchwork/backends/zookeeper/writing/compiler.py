@@ -1,8 +1,9 @@
-"""Compiles checks and operations into one multi from what was seen of their keys, and decodes its reply.
+"""Compiles checks and operations into one multi, given the known states of their keys, and decodes its reply.
 
-Pure: no I/O, no clock. What was seen may be old (remembered, or in the version of an entry); then a contradiction is
-only ``NeedStates``: read again. A failed check is a ``Conflict`` only against freshly read states.
-docs/design/zookeeper.md lists the guards of the multi and the race that each closes.
+These are pure functions without I/O or a clock. Known states may be outdated (remembered, or from the version of an
+entry). Then a contradiction only raises ``NeedStates``, so that the caller reads them again. A failed check is a
+``Conflict`` only if the states were just read. docs/design/zookeeper.md lists the guards of the multi and the race that
+each prevents.
 """
 
 from __future__ import annotations
@@ -45,13 +46,19 @@ def compile_plan(
     *,
     session_id: str | None = None,
 ) -> MultiPlan:
-    """Compile checks and operations into one ZooKeeper transaction, given what is known of the keys.
+    """Compile checks and operations into one ZooKeeper transaction, given the known states of their keys.
 
+    Args:
+        layout: The paths of the root.
+        checks: The checks.
+        ops: The operations.
+        known: The known states.
+        session_id: ID of the session through whose connection the transaction is sent. None for the main connection.
     Raises:
-        NeedStates: The known states do not suffice.
-        Conflict: A check failed, or a key to create exists; only if ``known`` is fresh.
-        InvalidKey: A key below a session-bound one; only if fresh.
-        HasDescendants: A key to bind has keys or empty implied parents below it; only if fresh.
+        NeedStates: The known states do not suffice, so that the caller must read them.
+        Conflict: A check failed, or a key to create exists. Only with fresh states.
+        InvalidKey: A key is below a session-bound key. Only with fresh states.
+        HasDescendants: A key to bind to a session has keys or empty parents below it. Only with fresh states.
     """
     compiler = _Compiler(layout, known, {op.key for op in ops}, session_id)
     for each in checks:
@@ -62,12 +69,12 @@ def compile_plan(
 
 
 def _deletion_sort_key(op: Op) -> bool:
-    """Return a sort key that puts deletions first, because they make room for other operations."""
+    """Return the sort key of an operation. Deletions sort first, because they free space for other operations."""
     return not isinstance(op, Delete)
 
 
 class _Compiler:
-    """Compiles one transaction."""
+    """Compiles one transaction. See ``compile_plan``."""
 
     def __init__(self, layout: Layout, known: KnownStates, touched: set[str], session_id: str | None) -> None:
         self.layout = layout
@@ -131,7 +138,7 @@ class _Compiler:
             self._require_absent(check.key, seen)
 
     def _require_absent(self, key: str, seen: Znode | None) -> None:
-        """Make the transaction fail if the key exists."""
+        """Add what is needed for the transaction to fail if the key exists."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
             self._guard(key, seen)
             self._add_check(key, self._version_to_check(key, seen))
@@ -155,7 +162,7 @@ class _Compiler:
         return seen is not None and not seen.exists
 
     def _is_open(self, key: str) -> bool:
-        """Return whether the nearest existing parent of a key is unknown."""
+        """Return whether it is unknown which parent of a key is the nearest one that exists."""
         for above in ancestors(key):
             node = self.known.nodes.get(above)
             if node is None or node.exists:
@@ -163,17 +170,17 @@ class _Compiler:
         return False
 
     def _require_leaf(self, key: str, node: Znode) -> None:
-        """Require that this session-bound key exists, so that no key can be below it."""
+        """Add a check that this session-bound key exists, so that no key can be below it."""
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
         self._add_check(key, self._version_to_check(key, node))
 
     def _add_check(self, key: str, version: int) -> None:
-        self.checks.append(MultiPart("check", key, wire.check(self.layout.path(key), version)))
+        self.checks.append(MultiPart("check", key, wire.encode_check(self.layout.path(key), version)))
 
     def _seen(self, key: str) -> Znode:
-        """Return the known state of a key that the transaction depends on."""
+        """Return the known state of a key on which the transaction depends."""
         seen = self.known.nodes.get(key)
         if seen is None:
             raise NeedStates([key])
@@ -185,9 +192,7 @@ class _Compiler:
         raise Conflict(message, [failed])
 
     def _guard(self, key: str, seen: Znode) -> None:
-        """Require that the znode is the one that was seen: no key in its bucket was deleted, and its session is
-        alive.
-        """
+        """Add checks that the znode is still the same: no key in its bucket was deleted, and its session is active."""
         number = bucket(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
@@ -196,7 +201,7 @@ class _Compiler:
             self.markers[owner] = None
 
     def _version_to_check(self, key: str, seen: Znode) -> int:
-        """Return the version of a znode's data to check."""
+        """Return the version of a znode's data that the transaction must check."""
         if seen.data == ANY:
             if not self.known.fresh:
                 raise NeedStates([key])
@@ -264,10 +269,10 @@ class _Compiler:
         self._guard(op.key, seen)
         path, pinned = self.layout.path(op.key), self.pinned.get(op.key, -1)
         if seen.data == 0:  # no key has version 1
-            self._emit("op", op.key, wire.set_data(path, b"", pinned))
+            self._emit("op", op.key, wire.encode_set_data(path, b"", pinned))
             pinned = -1
         data = encode(op.value, version.owner, version.created)
-        at = self._emit("op", op.key, wire.set_data(path, data, pinned))
+        at = self._emit("op", op.key, wire.encode_set_data(path, data, pinned))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
     def _create_key(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
@@ -278,21 +283,21 @@ class _Compiler:
         if bound and node.children > 0:
             raise self._has_descendants(key)
         if node.seen is None or not node.seen.exists:  # made in this multi, as somebody's parent
-            at = self._emit("op", key, wire.set_data(path, encode(value, None)))
+            at = self._emit("op", key, wire.encode_set_data(path, encode(value, None)))
             node.is_key = True
             self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
         self._guard(key, node.seen)
         pinned = self._version_to_check(key, node.seen)
         if node.seen.is_marked:
-            self._emit("op", key, wire.delete(self.layout.born_path(key)))
+            self._emit("op", key, wire.encode_delete(self.layout.born_path(key)))
         if bound:
-            self._emit("op", key, wire.delete(path, pinned))
+            self._emit("op", key, wire.encode_delete(path, pinned))
             self._bump(key)
             self._count(key, -1)
             self._make(key, value, self.session_id, node)
             return
-        at = self._emit("op", key, wire.set_data(path, encode(value, None), pinned))
+        at = self._emit("op", key, wire.encode_set_data(path, encode(value, None), pinned))
         self._emit("op", key, self.layout.create(self.layout.born_path(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
@@ -312,7 +317,7 @@ class _Compiler:
             value: Its value.
             owner: ID of the session to which it is bound, or None.
             node: The state of its znode so far.
-            created: The transaction that created a key which existed before.
+            created: The number of the transaction that created the key, if it existed before.
         """
         self._require_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
@@ -355,17 +360,17 @@ class _Compiler:
             self._require_absent(op.key, seen)
 
     def _delete_unseen(self, key: str) -> None:
-        """Delete a key, assuming that it was written once like most keys.
+        """Delete a key of unknown state, assuming that it was written only once, like most keys.
 
-        Otherwise the transaction fails and the state is read.
+        If that is wrong, the transaction fails and the state is read.
         """
         self._bump(key)
-        self._emit("op", key, wire.delete(self.layout.path(key), 0))
+        self._emit("op", key, wire.encode_delete(self.layout.path(key), 0))
         self.plan.deleted.append(key)
         self.plan.emptied.update(ancestors(key)[:1])
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
-        """Delete a key. Its znode stays, without a value, if others are below it."""
+        """Delete a key. If other keys are below it, its znode stays without a value."""
         path = self.layout.path(key)
         pinned = self.pinned.get(key, -1)
         if seen.data:
@@ -374,12 +379,12 @@ class _Compiler:
             pinned = 0  # a znode of version 0 is a key, whichever: no guard is needed
         self._bump(key)
         if node.children > 0:
-            self._emit("op", key, wire.set_data(path, b"", pinned))
+            self._emit("op", key, wire.encode_set_data(path, b"", pinned))
             node.is_key = False
         else:
             if version.born:
-                self._emit("op", key, wire.delete(self.layout.born_path(key)))
-            self._emit("op", key, wire.delete(path, pinned))
+                self._emit("op", key, wire.encode_delete(self.layout.born_path(key)))
+            self._emit("op", key, wire.encode_delete(path, pinned))
             node.exists = node.is_key = False
             self._count(key, -1)
             self.plan.emptied.update(ancestors(key)[:1])
@@ -400,19 +405,19 @@ class _Compiler:
         plan = self.plan
         for number, gen in self.guards.items():
             if number not in self.bumps:
-                plan.parts.append(MultiPart("guard", "", wire.check(self.layout.guards[number], gen)))
+                plan.parts.append(MultiPart("guard", "", wire.encode_check(self.layout.guards[number], gen)))
         for number in self.bumps:
             plan.bumped[number] = len(plan.parts)
-            bump = wire.set_data(self.layout.guards[number], b"", self.guards.get(number, -1))
+            bump = wire.encode_set_data(self.layout.guards[number], b"", self.guards.get(number, -1))
             plan.parts.append(MultiPart("guard", "", bump))
         plan.parts.extend(
-            MultiPart("marker", each, wire.check(self.layout.session_path(each))) for each in self.markers
+            MultiPart("marker", each, wire.encode_check(self.layout.session_path(each))) for each in self.markers
         )
         plan.parts.extend(self.checks)
         for key in self.probes:
             path = self.layout.path(key)
             plan.parts.append(MultiPart("probe", key, self.layout.create(path, b"=")))
-            plan.parts.append(MultiPart("probe", key, wire.delete(path)))
+            plan.parts.append(MultiPart("probe", key, wire.encode_delete(path)))
         for planned in plan.entries:
             if planned.at is not None:
                 planned.at += len(plan.parts)
@@ -421,7 +426,9 @@ class _Compiler:
 
 
 class NeedStates(Exception):
-    """Raised if the known states are not sufficient: the states of all keys must be read, and of these."""
+    """The known states do not suffice: the states of all keys of the transaction must be read, and of these additional
+    keys.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__("states are needed")
@@ -429,7 +436,7 @@ class NeedStates(Exception):
 
 
 class HasDescendants(InvalidKey):
-    """Raised if a key to be bound to a session has znodes below it, among which there may be keys."""
+    """A key that is to be bound to a session has znodes below it, which may be keys."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
@@ -438,12 +445,12 @@ class HasDescendants(InvalidKey):
 
 @dataclass(frozen=True, slots=True)
 class KnownStates:
-    """What was seen before compiling.
+    """The states that were known before compiling.
 
     Attributes:
-        nodes: States by key; other keys were not read.
-        gone: Checked sessions whose marker is gone.
-        fresh: Whether all of it was read linearizably for this compilation.
+        nodes: The states by key. Keys without one were not read.
+        gone: The checked sessions whose marker does not exist.
+        fresh: Whether all states were read linearizably for this compilation.
     """
 
     nodes: Mapping[str, Znode]
@@ -452,7 +459,7 @@ class KnownStates:
 
 
 class MultiPart(NamedTuple):
-    """A part of a ZooKeeper transaction, and its role: guard, marker, check, probe, op or parent."""
+    """An operation of a ZooKeeper transaction and its role: guard, marker, check, probe, op or parent."""
 
     role: str
     key: str
@@ -461,12 +468,13 @@ class MultiPart(NamedTuple):
 
 @dataclass(slots=True)
 class PlannedEntry:
-    """How the entry of a Put or Create follows from the reply.
+    """How to build the entry of a Put or Create from the reply.
 
     Attributes:
-        key, value, owner: Of the entry.
-        at: The index among the op parts of the setData whose stat has the dataVersion; None: created, so 0.
-        created: None: by this multi.
+        key, value, owner: Those of the entry.
+        at: The index, among the parts with the role op, of the setData whose reply has the dataVersion. None if the
+            znode is created, so that it is 0.
+        created: The number of the transaction that created the key. None if this one does.
         born: Whether the key has a ``#born`` node.
     """
 
@@ -480,15 +488,15 @@ class PlannedEntry:
 
 @dataclass(slots=True)
 class MultiPlan:
-    """A multi and the meaning of its success.
+    """A ZooKeeper transaction, and how to decode its results.
 
     Attributes:
-        parts: In the order of the multi, without the evidence.
-        entries: Of Put and Create, in the order of the operations.
-        deleted: Keys that Delete removes, in the order of the operations.
-        writes: Whether it changes keys; otherwise it only checks.
-        bumped: The index of the setData on a bucket's guard, by bucket.
-        emptied: Implied parents that may be childless afterwards.
+        parts: The operations in order, without the one that sets the evidence.
+        entries: The entries that Put and Create write, in the order of the operations.
+        deleted: The keys that Delete removes, in the order of the operations.
+        writes: Whether it changes keys. Otherwise it only checks.
+        bumped: For each bucket, the index of the setData on its guard.
+        emptied: Parents that may have no children afterwards.
         makes: Parents that it creates.
     """
 
@@ -509,13 +517,13 @@ class MultiPlan:
 def written_entries(
     plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]
 ) -> tuple[Entry, ...]:
-    """Return the entries that a transaction has written, given the server's reply.
+    """Return the entries that a transaction has written, given the reply of the server.
 
     Args:
         plan: The transaction.
-        results: The results of its parts. Without them, the versions are incomplete.
+        results: The results of its operations. If they are empty, the versions of the entries are incomplete.
         token: The number of the transaction.
-        gens: The version of each bucket's guard, before or in this transaction.
+        gens: The version of each bucket's guard, from before or in this transaction.
     """
     entries = []
     for planned in plan.entries:

@@ -1,4 +1,4 @@
-"""Implied parents: created before a multi that would be too long with them, removed when they are empty."""
+"""Parents without a value: created before a transaction that would be too long with them, and removed when empty."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 _BATCH = 100
 
 
-def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
-    """Create missing parents before a transaction that would be too long with them."""
+def create_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
+    """Create missing parents before a transaction that would be too long if it created them itself."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
         raise TransactionTooLarge(
@@ -37,27 +37,32 @@ def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
 
 
 def find_missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
-    """Return which of a parent and the znodes above it do not exist, the topmost first."""
+    """Return the znodes that do not exist among a parent and the znodes above it, the topmost first."""
     ups = ancestors(parent_key)
     try:
         known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
-    except NoReply as cut:
-        raise task.error(cut, write=False) from cut
+    except NoReply as no_reply:
+        raise task.no_reply_error(no_reply, is_write=False) from no_reply
     return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]
 
 
-def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
-    """Remove empty parents below a key that is to be bound to a session. Return True if there were none.
+def remove_empty_parents_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
+    """Remove the empty parents below a key that is to be bound to a session.
 
-    ``cleared`` is the result of the previous call for this task.
-
+    Args:
+        lister: Lists the keys below it.
+        task: The call that writes.
+        found: The error that names the key.
+        cleared: The result of the previous call for this task.
+    Returns:
+        True if there were none.
     Raises:
-        InvalidKey: There are keys, or a permanent parent of sequential keys.
+        InvalidKey: There are keys below it, or a permanent parent of sequential keys.
     """
     try:
         names, childless = yield from lister.children(task.connection, found.key, task.deadline)
-    except NoReply as cut:
-        raise task.error(cut, write=False) from cut
+    except NoReply as no_reply:
+        raise task.no_reply_error(no_reply, is_write=False) from no_reply
     if names:
         raise InvalidKey(str(found))
     if not childless and cleared:
@@ -65,12 +70,14 @@ def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, clear
             f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
             "their numbering stays there forever; bind another key"
         )
-    yield from sweep(lister.reader, task.connection, childless, task.deadline)
+    yield from remove_empty_parents(lister.reader, task.connection, childless, task.deadline)
     return not childless
 
 
-def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
-    """Remove those of the parents that have no children, and then their parents. Errors are ignored."""
+def remove_empty_parents(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
+    """Remove the given parents that have no children, and then their own parents in the same way. Errors are
+    ignored.
+    """
     left = sorted(keys, key=len, reverse=True)
     while left:
         try:
@@ -80,7 +87,7 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
                 node = known.nodes[key]
                 is_known = UNKNOWN not in {node.gen, node.data}
                 if node.exists and node.version is None and not node.children and not node.leaf and is_known:
-                    removal = wire.multi(_encode_removal(reader.layout, key, node))
+                    removal = wire.encode_multi(_encode_removal(reader.layout, key, node))
                     flying.append((key, connection.call(MULTI, removal, deadline)))
             above = set()
             for key, call in flying:
@@ -93,6 +100,10 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
 
 
 def _encode_removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
-    """Return the parts of a transaction that removes a parent, unless a key was created there meanwhile."""
-    mark = [wire.delete(layout.born_path(key))] if node.is_marked else []
-    return [wire.set_data(layout.guard_path(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]
+    """Return the operations of a transaction that removes a parent. It fails if a key was created there meanwhile."""
+    mark = [wire.encode_delete(layout.born_path(key))] if node.is_marked else []
+    return [
+        wire.encode_set_data(layout.guard_path(key), b"", node.gen),
+        *mark,
+        wire.encode_delete(layout.path(key), node.data),
+    ]

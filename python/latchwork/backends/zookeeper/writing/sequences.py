@@ -1,10 +1,11 @@
-"""Sequential and ordered keys, which ZooKeeper's own counter numbers.
+"""The creation of sequential and ordered keys, which ZooKeeper's own counter numbers.
 
-``#keep`` prevents the removal of a parent of sequential keys.
+The znode ``#keep`` prevents the removal of a parent of sequential keys.
 
-That counter has 31 bits, and names beyond its end would sort before all others. A million numbers before the end, the
-number behind it is written into ``#keep``. Clients that count with the server check that nothing was written there, and
-count with ``#keep`` from then on, one creator at a time. docs/design/zookeeper.md has the races.
+ZooKeeper's counter has 31 bits, and names after its end would sort before all others. A million numbers before the end,
+the first number after the end is written into ``#keep``. Clients that use the server's counter check that nothing was
+written there. From then on they use the number in ``#keep``, one creator at a time. docs/design/zookeeper.md describes
+the races.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
-from latchwork.backends.zookeeper.layout import Version, below, bucket, encode, parent
+from latchwork.backends.zookeeper.layout import Version, bucket, child_keys, encode, parent
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import (
@@ -31,7 +32,7 @@ from latchwork.backends.zookeeper.wire import (
     Reply,
 )
 from latchwork.backends.zookeeper.writing.parents import find_missing_parents
-from latchwork.backends.zookeeper.writing.states import VersionMemory
+from latchwork.backends.zookeeper.writing.states import VersionCache
 from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Create, Entry, Ordered
@@ -43,27 +44,35 @@ _UNTOUCHED = 0
 _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
-def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
-    """Create a key with a number as suffix. A parent without ``#keep`` is prepared first."""
+def create_sequential(reader: Reader, memory: VersionCache, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
+    """Create a key with a number as suffix. If its parent has no ``#keep`` yet, create that first.
+
+    Args:
+        reader: Reads the counter.
+        memory: The known versions.
+        task: The call that writes.
+        key: The key without the number.
+        value: The value.
+    """
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
     data, keep = encode(value, task.session_id), layout.keep_path(above)
-    by_server = [wire.check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
+    by_server = [wire.encode_check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
     parts, made, taken = by_server, "", 0
     while not task.connection.is_late(task.deadline):
         gens = reader.guard_versions()
         try:
             reply: Reply = yield task.connection.write(parts, task.deadline)
-        except NoReply as cut:
-            raise task.error(cut, write=True) from cut
+        except NoReply as no_reply:
+            raise task.no_reply_error(no_reply, is_write=True) from no_reply
         result = wire.parse_multi(reply)
         if reply.settled or result.error == OK:
             if parts is by_server:
                 made = yield from _key_numbered_by_server(reader, task, key, reply, result)
-            memory.note_kept(above)
+            memory.record_kept(above)
             version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
             entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
-            memory.note(entry)
+            memory.record(entry)
             return entry
         if result.failed == len(parts):
             task.check_evidence(result)
@@ -74,7 +83,7 @@ def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, ke
             number, version_of_keep = yield from _next_number(reader, task, above)
             made = numbered(key, number + taken)
             parts = [
-                wire.set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
+                wire.encode_set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
                 layout.create(layout.path(made), data, flags),
             ]
         else:
@@ -83,9 +92,16 @@ def create_sequential(reader: Reader, memory: VersionMemory, task: WriteTask, ke
 
 
 def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
-    """Return the key that the server has numbered.
+    """Return the key that was created with a number of the server's counter.
 
-    If its counter is nearly used up, continue to count in this client.
+    If that counter is nearly used up, make all clients use the number in ``#keep``.
+
+    Args:
+        reader: Has the paths of the root.
+        task: The call that writes.
+        key: The key without the number.
+        reply: The reply to the transaction.
+        result: The decoded reply.
     """
     above = parent(key)
     if reply.settled:
@@ -95,18 +111,20 @@ def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Re
         made = f"{above}/{name}" if above else name
     if int(made[-SUFFIX_DIGITS:]) >= FIRST_OF_OURS - MARGIN:
         with contextlib.suppress(LatchworkError):  # the next one does it
-            yield from task.send([wire.set_data(reader.layout.keep_path(above), b"%d" % FIRST_OF_OURS, _UNTOUCHED)])
+            yield from task.send(
+                [wire.encode_set_data(reader.layout.keep_path(above), b"%d" % FIRST_OF_OURS, _UNTOUCHED)]
+            )
     return made
 
 
 def _next_number(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
-    """Return the next number below a parent for which the client counts, and the version of the parent's ``#keep``."""
+    """Return the next number in the ``#keep`` of a parent, and the version of that znode."""
     try:
-        context, barrier = reader.begin(task.connection, task.deadline)
+        context, barrier = reader.begin_read(task.connection, task.deadline)
         (found,) = yield from reader.read_data(context, [reader.layout.keep_path(above)])
         yield barrier
-    except NoReply as cut:
-        raise task.error(cut, write=False) from cut
+    except NoReply as no_reply:
+        raise task.no_reply_error(no_reply, is_write=False) from no_reply
     if not isinstance(found, Data):
         raise Unavailable(f"{task.what}: the counter of {above!r} was deleted by another program; nothing was changed")
     return max(FIRST_OF_OURS, int(found.data) if found.data.isdigit() else 0), found.stat.version
@@ -128,23 +146,26 @@ def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiRep
 
 
 def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
-    """Return the key that a creation without a reply has made: the child that was created by this transaction."""
+    """Return the key that a creation without a reply has created: the child whose transaction number is ``token``."""
     above = parent(key)
     try:
-        names = yield from reader.names(task.connection, above, task.deadline)
-        keys = [each for each in below(above, names) if each.startswith(key)]
-        entries = yield from reader.read_keys(reader.context(task.connection, task.deadline), keys)
-    except NoReply as cut:
-        raise task.error(NoReply(sent=True, over=cut.over), write=True) from cut
+        names = yield from reader.list_names(task.connection, above, task.deadline)
+        keys = [each for each in child_keys(above, names) if each.startswith(key)]
+        entries = yield from reader.read_keys(reader.make_context(task.connection, task.deadline), keys)
+    except NoReply as no_reply:
+        raise task.no_reply_error(NoReply(sent=True, has_ended=no_reply.has_ended), is_write=True) from no_reply
     for entry in entries:
         if entry is not None and entry.created == token:
             made: str = entry.key
             return made
-    raise task.error(NoReply(sent=True, over=False), write=True)
+    raise task.no_reply_error(NoReply(sent=True, has_ended=False), is_write=True)
 
 
-def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
-    """Create a key, and request the names below its parent directly after it, without waiting for the first reply."""
+def create_ordered(reader: Reader, memory: VersionCache, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
+    """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``.
+
+    The names below the parent are requested directly after the creation, without waiting for the first reply.
+    """
     key, layout = f"{op.key}-", reader.layout
     above = parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
@@ -157,8 +178,8 @@ def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem:
         names = Request(GET_CHILDREN, wire.encode_path_request(layout.path(above)), task.deadline)
         try:
             reply: Reply = yield task.connection.write([*parts, create], task.deadline, names)
-        except NoReply as cut:
-            raise task.error(cut, write=True) from cut
+        except NoReply as no_reply:
+            raise task.no_reply_error(no_reply, is_write=True) from no_reply
         result = wire.parse_multi(reply)
         if reply.settled or result.error == OK:
             found = yield from _names(reader, above, names)
@@ -169,9 +190,9 @@ def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem:
             key = f"{above}/{made}" if above else made
             version = Version(reply.zxid, 0, gens[bucket(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
-            memory.note(entry)
+            memory.record(entry)
             known = found is not None and made in found
-            return Ordered(entry, older(made, stem.rpartition("/")[2], found or ()) if known else None)
+            return Ordered(entry, find_older_names(made, stem.rpartition("/")[2], found or ()) if known else None)
         if result.failed == len(parts) + 1:
             task.check_evidence(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
@@ -181,8 +202,14 @@ def create_ordered(reader: Reader, memory: VersionMemory, task: WriteTask, stem:
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def older(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the same kind whose numbers are smaller than that of ``own``, the smallest first."""
+def find_older_names(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names with the same stem and a smaller number than a name, the smallest first.
+
+    Args:
+        own: The name.
+        stem: The beginning of the names.
+        names: All names below the parent.
+    """
     ours, found = _number(own), []
     for name in names:
         number = _number(name) if name.startswith(stem) else None
@@ -208,13 +235,13 @@ def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None
 
 
 def _find(reader: Reader, task: WriteTask, key: str, names: Sequence[str] | None) -> Steps[str]:
-    """Return the key that a creation without a reply has made: the only name with its unique text."""
+    """Return the key that a creation without a reply has created: the only name with its unique text."""
     beginning = key.rpartition("/")[2]
     try:
-        names = names or (yield from reader.names(task.connection, parent(key), task.deadline))
-    except NoReply as cut:
-        raise task.error(NoReply(sent=True, over=cut.over), write=True) from cut
+        names = names or (yield from reader.list_names(task.connection, parent(key), task.deadline))
+    except NoReply as no_reply:
+        raise task.no_reply_error(NoReply(sent=True, has_ended=no_reply.has_ended), is_write=True) from no_reply
     for name in names or ():
         if name.startswith(beginning):
             return name
-    raise task.error(NoReply(sent=True, over=False), write=True)
+    raise task.no_reply_error(NoReply(sent=True, has_ended=False), is_write=True)

@@ -1,4 +1,4 @@
-"""What is known of the keys of a transaction: versions remembered from replies, or states that were read for it."""
+"""The known states of the keys of a transaction: remembered versions, or states that were read for it."""
 
 from __future__ import annotations
 
@@ -32,30 +32,35 @@ _COMING = Znode(True, None, UNKNOWN, 1, UNKNOWN)
 V = TypeVar("V")
 
 
-class ParentGuesses:
+class ParentCache:
     """Guesses which parents exist, so that a key below a new parent is created with one request. Thread-safe.
 
-    A parent that was seen lately exists. Any other one exists, unless the last unseen sibling was missing, because a
-    tree of keys is created one parent after the other. A wrong guess makes the multi fail, and the states are read.
+    A parent that was recently seen exists. Any other parent is assumed to exist, unless the last unknown sibling did
+    not exist, because a tree of keys is created one parent after the other. If a guess is wrong, the transaction fails
+    and the states are read.
 
-    A parent that a write in flight creates exists for later writes on the same connection, which the server executes in
-    order. If it is refused, they fail and read.
+    A parent that a write in flight creates exists for later writes on the same connection, because the server executes
+    them in order. If that write is refused, they fail and the states are read.
     """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        self._there: RecentValues[bool] = RecentValues(most)
-        self._growing: RecentValues[bool] = RecentValues(most)  # whose children were missing when one was looked for
+        self._there: RecentValueCache[bool] = RecentValueCache(most)
+        self._growing: RecentValueCache[bool] = RecentValueCache(
+            most
+        )  # whose children were missing when one was looked for
         self._coming: dict[str, tuple[Connection | None, MultiPlan]] = {}
 
     def missing(self, key: str, connection: Connection | None = None) -> str | None:
-        """Return the parent of a new key if it probably does not exist and must be created too, else None."""
+        """Return the parent of a new key if it probably does not exist, so that it must be created too. Otherwise
+        return None.
+        """
         above = parent(key)
         if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
             return None
         return above
 
     def above(self, key: str) -> Iterable[str]:
-        """Return the parents of a key that should be read before a write: one if it existed lately."""
+        """Yield the parents of a key that should be read before a write, if they existed recently."""
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
@@ -65,76 +70,78 @@ class ParentGuesses:
         return maker is not None and maker[0] is connection
 
     def record_sent(self, plan: MultiPlan, connection: Connection | None) -> None:
-        """Record that a write was sent. Later requests on the connection come after it."""
+        """Record that a write is in flight. The server executes later requests on this connection after it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
 
     def record_ended(self, plan: MultiPlan) -> None:
-        """Record that a write has ended, or may have ended."""
+        """Record that a write is no longer in flight, or may have finished."""
         for above in plan.makes:
             maker = self._coming.get(above)
             if maker is not None and maker[1] is plan:
                 self._coming.pop(above, None)
 
     def record_existence(self, above: str, *, exists: bool) -> None:
-        """Record whether a parent was seen to exist."""
+        """Record whether a parent was found to exist."""
         if not exists:
-            self._there.forget([above])
-            self._growing.note(parent(above), True)
+            self._there.discard([above])
+            self._growing.put(parent(above), True)
         elif above not in self._there:
-            self._growing.forget([parent(above)])
-            self._there.note(above, True)
+            self._growing.discard([parent(above)])
+            self._there.put(above, True)
 
     def record_key_written(self, above: str) -> None:
-        """Record that a key below a parent was written, so that the parent exists."""
+        """Record that a parent exists, because a key below it was written."""
         if above not in self._there:
-            self._there.note(above, True)
+            self._there.put(above, True)
 
     def record_emptied(self, parents: Iterable[str]) -> None:
-        """Record that parents may have become empty, so that they may be removed."""
-        self._there.forget(parents)
+        """Record that parents may have been removed, because they may be empty."""
+        self._there.discard(parents)
 
 
-class VersionMemory:
-    """Remembers the last seen versions of a limited number of keys, to save reads. Thread-safe.
+class VersionCache:
+    """A cache of the last known versions of a limited number of keys, to save reads. Thread-safe.
 
     Attributes:
-        kept: Parents with a ``#keep``, which are never swept.
-        parents: Guesses whether parents exist.
+        kept: Parents with a ``#keep``, which are never removed.
+        parents: Guesses which parents exist.
     """
 
     def __init__(self) -> None:
-        self._versions: RecentValues[Version] = RecentValues(_REMEMBERED)
-        self._new: RecentValues[bool] = RecentValues(
+        self._versions: RecentValueCache[Version] = RecentValueCache(_REMEMBERED)
+        self._new: RecentValueCache[bool] = RecentValueCache(
             _REMEMBERED
         )  # parents of which the key that was put unseen last was missing
         self.kept: set[str] = set()
-        self.parents = ParentGuesses()
+        self.parents = ParentCache()
 
-    def note(self, entry: Entry | None) -> None:
-        """Remember the version of an entry that was read or written."""
+    def record(self, entry: Entry | None) -> None:
+        """Store the version of an entry that was read or written."""
         if entry is None:
             return
         version = entry.version
         assert isinstance(version, Version)
-        self._note(entry.key, version)
+        self._record(entry.key, version)
 
-    def _note(self, key: str, version: Version) -> None:
+    def _record(self, key: str, version: Version) -> None:
         if UNKNOWN not in {version.gen, version.data}:
-            self._versions.note(key, version)
+            self._versions.put(key, version)
 
-    def note_kept(self, above: str) -> None:
-        """Remember a parent of sequential keys, which need not be checked for emptiness."""
+    def record_kept(self, above: str) -> None:
+        """Record a parent of sequential keys, which is never removed, so that it need not be checked for being
+        empty.
+        """
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
         self.kept.add(above)
 
-    def forget(self, keys: Iterable[str]) -> None:
-        """Forget keys that were deleted."""
-        self._versions.forget(keys)
+    def discard(self, keys: Iterable[str]) -> None:
+        """Remove the cached versions of deleted keys."""
+        self._versions.discard(keys)
 
     def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> KnownStates:
-        """Return what is remembered or can be guessed about the keys of a transaction."""
+        """Return the cached or guessed states of the keys of a transaction."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
         for each in (*checks, *ops):
@@ -155,7 +162,9 @@ class VersionMemory:
         return KnownStates(nodes)
 
     def _is_newer(self, check: At) -> bool:
-        """Return whether the version in a check is also remembered, with a later version of its bucket's guard."""
+        """Return whether the version in a check is also in the cache, there with a later version of the bucket's
+        guard.
+        """
         before, seen = self._versions.get(check.key), check.version
         if before is None or not isinstance(seen, Version) or before != seen:
             return False
@@ -180,9 +189,9 @@ class VersionMemory:
     def with_coming(
         self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
     ) -> KnownStates:
-        """Return the known states, in which missing parents exist if a write in flight creates them.
+        """Return the known states, changed so that parents exist if a write in flight creates them.
 
-        Keys of the transaction itself are excluded, because their states must be true.
+        Keys of the transaction itself are not changed, because their states must be correct.
         """
         named = {each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
         coming = {
@@ -195,12 +204,14 @@ class VersionMemory:
     def _record_put(self, key: str, known: KnownStates) -> None:
         node = known.nodes.get(key)
         if node is not None and not node.exists:
-            self._new.note(parent(key), True)
+            self._new.put(parent(key), True)
         else:
-            self._new.forget([parent(key)])
+            self._new.discard([parent(key)])
 
     def learn(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
-        """Remember from a read what the next similar transaction needs: the checked keys, and parents."""
+        """Store the states that were read for a transaction, for similar transactions: the checked keys, and
+        parents.
+        """
         for op in ops:
             if isinstance(op, Put):
                 self._record_put(op.key, known)
@@ -208,7 +219,7 @@ class VersionMemory:
             if isinstance(check, (At, Exists)):
                 node = known.nodes[check.key]
                 if node.version is not None:
-                    self._note(check.key, node.version)
+                    self._record(check.key, node.version)
         for above in {parent(key) for key in known.nodes} - {""}:
             seen = known.nodes.get(above)
             if seen is not None:
@@ -224,15 +235,24 @@ def read_states(
     sessions: Sequence[str] = (),
     above: Iterable[str] = (),
 ) -> Steps[KnownStates]:
-    """Read everything that a transaction may need, linearizably: keys, their parents, and sessions."""
+    """Read everything that a transaction may need, linearizably.
+
+    Args:
+        reader: Reads the keys.
+        connection: The connection for the requests.
+        keys: The keys of the transaction.
+        deadline: Local clock time.
+        sessions: IDs of the sessions whose existence is checked.
+        above: The parents whose states are needed.
+    """
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
     buckets = sorted({bucket(key) for key in (*keys, *parents)})
-    reads = [wire.read_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
+    reads = [wire.encode_get_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:
-        reads += [wire.read_data(layout.path(key)), wire.read_data(layout.born_path(key))]
-    reads += [wire.read_data(layout.session_path(each)) for each in sessions]
-    payload = wire.multi(reads)
+        reads += [wire.encode_get_data(layout.path(key)), wire.encode_get_data(layout.born_path(key))]
+    reads += [wire.encode_get_data(layout.session_path(each)) for each in sessions]
+    payload = wire.encode_multi(reads)
     together = False
     while not together:
         call = connection.read(MULTI_READ, payload, deadline)
@@ -258,7 +278,7 @@ def _take_guards(reader: Reader, buckets: Sequence[int], found: Sequence[Found])
     for number, guard in zip(buckets, found, strict=False):
         if isinstance(guard, Data):
             gens[number] = guard.stat.version
-            reader.learn(number, guard.stat.version)
+            reader.record_guard_version(number, guard.stat.version)
     return gens
 
 
@@ -279,7 +299,9 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
 
 
 def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
-    """Return the state of a parent, given its metadata, which show whether it is a key but not its owner."""
+    """Return the state of a parent, given its metadata. They show whether it is a key, but not the session to which it
+    is bound.
+    """
     gen = gens[bucket(key)]
     if reply.error != OK:
         check_found(reply.error, "read", key)
@@ -290,11 +312,12 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
     return Znode(True, version if stat.data_length and not leaf else None, stat.version, stat.children, gen, leaf)
 
 
-class RecentValues(Generic[V]):
-    """Recently used values: at most ``most``, and at least half as many.
+class RecentValueCache(Generic[V]):
+    """A cache of recently used values: at most ``most``, and at least half as many. Thread-safe.
 
-    There are two generations. When the young one is full it becomes the old one, whose values are dropped unless they
-    are read. Thread-safe: a race may lose or restore a value, which is only a guess.
+    It has two generations. When the new one is full, it becomes the old one, and values of the previous old one are
+    dropped unless they were read meanwhile. A race between threads may lose or restore a value, which is acceptable
+    because values are only guesses.
     """
 
     def __init__(self, most: int) -> None:
@@ -309,21 +332,21 @@ class RecentValues(Generic[V]):
         return self.get(key) is not None
 
     def get(self, key: str) -> V | None:
-        """Return a value, which is then kept longer, or None if there is none."""
+        """Return a value, which then stays in the cache longer. None if there is none."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)
             if value is not None:
-                self.note(key, value)
+                self.put(key, value)
         return value
 
-    def note(self, key: str, value: V) -> None:
+    def put(self, key: str, value: V) -> None:
         """Store a value."""
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
         self._young[key] = value
 
-    def forget(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """Remove values."""
         for key in keys:
             self._young.pop(key, None)

@@ -1,4 +1,4 @@
-"""A call that writes, and the evidence that it needs: an ephemeral znode in which a connection numbers its writes."""
+"""A call that writes, and the creation of its evidence: an ephemeral znode in which a connection numbers its writes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from latchwork.errors import LatchworkError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """A call that writes.
+    """The parameters of a call that writes.
 
     Attributes:
-        connection: The connection to use.
+        connection: The connection for the requests.
         deadline: Local clock time.
-        session_id: ID of the session; None without one.
-        what: The call and its key, for messages.
+        session_id: ID of the session. None for the store's main connection.
+        what: Description of the call with its key, for messages.
     """
 
     connection: Connection
@@ -30,31 +30,40 @@ class WriteTask:
     session_id: str | None
     what: str
 
-    def error(self, cut: NoReply, *, write: bool) -> LatchworkError:
-        """Return the error for a lost connection."""
-        return no_reply_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
+    def no_reply_error(self, no_reply: NoReply, *, is_write: bool) -> LatchworkError:
+        """Return latchwork's error for a request without a reply.
+
+        Args:
+            no_reply: The error of the request.
+            is_write: Whether the request could change data.
+        """
+        return no_reply_error(no_reply, what=self.what, is_write=is_write, session_id=self.session_id, closed=True)
 
     def refusal_error(self, code: int, key: str) -> LatchworkError:
-        """Return the error for a request that the server refused."""
+        """Return latchwork's error for a request that the server refused.
+
+        Args:
+            code: ZooKeeper's error code.
+            key: The key that the request concerns.
+        """
         return code_error(code, what=self.what, key=key)
 
     def may_retry(self) -> bool:
-        """Return whether there is a connection and time for another attempt."""
-        return not self.connection.over and not self.connection.is_late(self.deadline)
+        """Return whether there is time for another attempt and the connection has not ended."""
+        return not self.connection.has_ended and not self.connection.is_late(self.deadline)
 
     def send(self, parts: list[bytes]) -> Steps[wire.MultiReply]:
-        """Send a transaction that may be repeated, so that it need not be numbered."""
+        """Send a transaction that may be executed twice, so that it needs no number. Return its decoded reply."""
         try:
-            return wire.parse_multi((yield self.connection.call(MULTI, wire.multi(parts), self.deadline)))
-        except NoReply as cut:
-            raise self.error(cut, write=False) from cut
+            return wire.parse_multi((yield self.connection.call(MULTI, wire.encode_multi(parts), self.deadline)))
+        except NoReply as no_reply:
+            raise self.no_reply_error(no_reply, is_write=False) from no_reply
 
     def check_evidence(self, result: wire.MultiReply) -> None:
-        """Raise the error for a transaction that failed because the znode that numbers this connection's writes is
-        missing.
+        """Raise the error for a transaction that was refused because the evidence znode does not exist.
 
         Raises:
-            EvidenceGone: The store's own connection needs new evidence. Nothing was written.
+            EvidenceGone: The evidence of the store's main connection must be created again. Nothing was written.
             SessionLost: The session has ended.
         """
         if result.error != NO_NODE:
@@ -66,14 +75,18 @@ class WriteTask:
 
 
 def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
-    """Create the znode in which the connection numbers its writes at a new path, and the root if it does not exist.
+    """Create the evidence znode of a connection at a new path. Also create the root if it does not exist.
 
+    Args:
+        reader: Receives the versions of the guards.
+        task: The call that writes.
+        path: The path of the znode.
     Returns:
-        The number of the transaction that created it. The reader learns the versions of the guards.
+        The number of the transaction that created it.
     """
     layout = reader.layout
     payload = wire.encode_single_request(layout.create(path, flags=wire.EPHEMERAL))
-    guards = wire.multi([wire.read_data(guard) for guard in layout.guards])
+    guards = wire.encode_multi([wire.encode_get_data(guard) for guard in layout.guards])
     while not task.connection.is_late(task.deadline):
         try:
             created = task.connection.call(CREATE, payload, task.deadline)
@@ -85,13 +98,13 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
             if reply.error not in {OK, NODE_EXISTS}:
                 raise task.refusal_error(reply.error, layout.root)
             versions: Reply = yield read
-        except NoReply as cut:
-            if cut.sent and not cut.over and task.may_retry():
+        except NoReply as no_reply:
+            if no_reply.sent and not no_reply.has_ended and task.may_retry():
                 continue  # the path is unique: if it is there already, it is ours
-            raise task.error(cut, write=False) from cut
+            raise task.no_reply_error(no_reply, is_write=False) from no_reply
         for number, guard in enumerate(wire.parse_multi_read(versions.body)):
             if isinstance(guard, Data):
-                reader.learn(number, guard.stat.version)
+                reader.record_guard_version(number, guard.stat.version)
         task.connection.evidence = path
         return reply.zxid
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
@@ -109,6 +122,6 @@ def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
         if there.error != OK:
             raise task.refusal_error(reply.error, layout.root)
     parts = [layout.create(path) for path in (*layout.folders, *layout.guards)]
-    error = wire.parse_multi((yield task.connection.call(MULTI, wire.multi(parts), task.deadline))).error
+    error = wire.parse_multi((yield task.connection.call(MULTI, wire.encode_multi(parts), task.deadline))).error
     if error not in {OK, NODE_EXISTS}:
         raise task.refusal_error(error, layout.root)

@@ -1,7 +1,7 @@
-"""Transactions: the loop around ``compile_plan``, and deletions of whole trees by several of them.
+"""The commit of transactions: the loop around ``compile_plan``. Also deletions of whole trees, in several transactions.
 
-A commit is one multi and one round trip if the remembered states are true. Otherwise the states are read and it is
-compiled again, until it succeeds, a fresh check fails, or the time has passed.
+A commit takes one multi and one round trip if the remembered states are current. Otherwise the states are read and the
+transaction is compiled again, until it succeeds, a check fails with fresh states, or the deadline has passed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from latchwork.backends.zookeeper.writing.compiler import (
     compile_plan,
     written_entries,
 )
-from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
-from latchwork.backends.zookeeper.writing.states import VersionMemory, read_states
+from latchwork.backends.zookeeper.writing.parents import (
+    create_parents,
+    remove_empty_parents,
+    remove_empty_parents_below,
+)
+from latchwork.backends.zookeeper.writing.states import VersionCache, read_states
 from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
@@ -43,19 +47,19 @@ class Writer:
     """Commits transactions through any connection. Thread-safe.
 
     Args:
-        on_emptied: Called with parents that may have lost their last child. Must not block.
+        on_emptied: Called with parents that may have no more children. Must not block.
     """
 
     def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
         self._lister = lister
         self._reader = lister.reader
         self._timer = timer
-        self.memory = VersionMemory()
+        self.memory = VersionCache()
         self._on_emptied = on_emptied
 
     def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
-        """Commit a transaction: compile it from what is known of the keys, and compile it again after reading them if
-        necessary.
+        """Commit a transaction. Compile it from the known states of its keys. If they are outdated, read them and
+        compile it again.
         """
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.known(checks, ops, task.connection)
@@ -67,12 +71,12 @@ class Writer:
             except NeedStates as need:
                 extra |= need.keys
             except HasDescendants as found:
-                cleared = yield from clear_below(self._lister, task, found, cleared=cleared)
+                cleared = yield from remove_empty_parents_below(self._lister, task, found, cleared=cleared)
             else:
                 if not plan.writes and not checks:
                     return Committed(0)
                 if plan.size > wire.MAX_PAYLOAD - _EVIDENCE_BYTES:
-                    yield from make_parents(task, plan)
+                    yield from create_parents(task, plan)
                     known = KnownStates({})
                     continue
                 gens = self._reader.guard_versions()
@@ -89,7 +93,15 @@ class Writer:
     def _read_states(
         self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
     ) -> Steps[KnownStates]:
-        """Read the states of all keys of a transaction, after a pause if there were several attempts."""
+        """Read the states of all keys of a transaction. Pause first if there were several attempts.
+
+        Args:
+            task: The call that writes.
+            checks: The checks.
+            ops: The operations.
+            extra: Additional keys to read.
+            attempt: The number of the attempt.
+        """
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
         if attempt and task.connection.is_late(task.deadline):
@@ -103,9 +115,9 @@ class Writer:
                 known = yield from read_states(
                     self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
                 )
-            except NoReply as cut:
+            except NoReply as no_reply:
                 if not task.may_retry():
-                    raise task.error(cut, write=False) from cut
+                    raise task.no_reply_error(no_reply, is_write=False) from no_reply
                 continue
             at_any = [self._reader.layout.guard_path(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
@@ -113,7 +125,9 @@ class Writer:
                 if attempt:  # whom it has misled once sees to its parents itself
                     return known
                 return self.memory.with_coming(known, checks, ops, task.connection)
-            yield from task.send([wire.set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)])  # one further
+            yield from task.send(
+                [wire.encode_set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)]
+            )  # one further
 
     def _send(self, task: WriteTask, plan: MultiPlan) -> Steps[Reply | None]:
         parts = [part.data for part in plan.parts]
@@ -121,11 +135,11 @@ class Writer:
         try:
             if plan.writes:
                 return (yield from self._write(task, plan, parts))
-            reply: Reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
-        except NoReply as cut:
+            reply: Reply = yield connection.call(MULTI, wire.encode_multi(parts), task.deadline)
+        except NoReply as no_reply:
             if not plan.writes and task.may_retry():
                 return None
-            raise task.error(cut, write=plan.writes) from cut
+            raise task.no_reply_error(no_reply, is_write=plan.writes) from no_reply
         return reply
 
     def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> Steps[Reply]:
@@ -145,14 +159,14 @@ class Writer:
             guard = results[index] if results else None
             now[number] = guard.version if isinstance(guard, wire.Stat) else UNKNOWN
             if isinstance(guard, wire.Stat):
-                self._reader.learn(number, guard.version)
+                self._reader.record_guard_version(number, guard.version)
         if not plan.writes:
             return Committed(0)
         entries = written_entries(plan, results, token, now)
-        self.memory.forget(plan.deleted)
+        self.memory.discard(plan.deleted)
         parents = self.memory.parents
         for entry in entries:
-            self.memory.note(entry)
+            self.memory.record(entry)
             parents.record_key_written(parent(entry.key))
         for above in plan.makes:
             parents.record_key_written(above)
@@ -163,7 +177,7 @@ class Writer:
         return Committed(token, entries, tuple(plan.deleted))
 
     def _raise_permanent(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
-        """Raise an error if the reason for a failed transaction would not change by reading again."""
+        """Raise an error if a transaction failed for a reason that reading the states again cannot change."""
         self.memory.parents.record_ended(plan)
         if result.failed == len(plan.parts):
             task.check_evidence(result)
@@ -180,18 +194,19 @@ class Writer:
             raise task.refusal_error(result.error, part.key or plan.parts[-1].key)
 
     def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
-        """Delete all keys that exist now at and below a prefix, the deepest first, in transactions of some keys
-        each.
+        """Delete all keys at and below a prefix, the deepest first, in several transactions. Return their number.
+
+        Keys that are created meanwhile may remain.
         """
         try:
-            context, barrier = self._reader.begin(task.connection, task.deadline)
+            context, barrier = self._reader.begin_read(task.connection, task.deadline)
             asked = self._lister.send_subtree_requests(context, prefix)
             entries = yield from self._lister.read_subtree_with_root(context, prefix, asked)
             yield barrier
-        except NoReply as cut:
-            raise task.error(cut, write=False) from cut
+        except NoReply as no_reply:
+            raise task.no_reply_error(no_reply, is_write=False) from no_reply
         for entry in entries:
-            self.memory.note(entry)
+            self.memory.record(entry)
         keys = sorted((entry.key for entry in entries), reverse=True)
         deleted = 0
         for at in range(0, len(keys), _BATCH):
@@ -203,5 +218,5 @@ class Writer:
                 raise partly_deleted(task.what, deleted, len(keys), error) from error
             deleted += len(committed.deleted)
         above = {each for key in keys for each in ancestors(key)}
-        yield from sweep(self._reader, task.connection, above, task.deadline)
+        yield from remove_empty_parents(self._reader, task.connection, above, task.deadline)
         return deleted

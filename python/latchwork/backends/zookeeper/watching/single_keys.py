@@ -1,15 +1,15 @@
-"""Watches of single session-bound keys, by the server's one-shot watch.
+"""Watches of single session-bound keys, which use one-shot watches of the server.
 
-One request reads the first state and sets the watch. The event of the watch is the end, and nothing has to be removed.
-The cost of a lock handover depends on this. With ``siblings``, the thread that receives the event asks for the sibling
-names at once, usually before the key's owner writes again.
+One request reads the first state and sets the watch. The event of the watch reports the deletion, and nothing must be
+removed. The time to hand over a lock depends on this. With ``siblings``, the thread that receives the event requests
+the sibling names at once, usually before the owner of the key writes again.
 
-A state *without* the key counts only behind a barrier, because the connected server may lag behind. A deletion counts
+A state *without* the key is valid only after a barrier, because the connected server may be behind. A deletion is valid
 if it follows a state with the key on the same connection while no read is in flight. Otherwise the key is read again.
 
 A server before 3.9 keeps one watch per path and connection: a one-shot watch would replace a persistent one of
-``WatchHub`` at the same path. There the events of the other hub are used, and when it removes its watch the key is read
-again. Both hubs share a lock that orders these requests.
+``WatchHub`` at the same path. There the events of ``WatchHub`` are used, and the key is read again when ``WatchHub``
+removes its watch. Both classes share a lock that orders these requests.
 
 The server does not report revoked permissions, and hides later changes. So one request reads all keys every few
 seconds.
@@ -45,7 +45,7 @@ _UNKNOWN_AGE = float("-inf")
 
 
 class SingleKeyWatch(DeliveringWatch):
-    """A watch of a single session-bound key. ``SingleKeyWatches`` keeps its state and delivers its events."""
+    """A watch of a single session-bound key. ``SingleKeyWatches`` delivers its events."""
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[SingleKeyWatch], None], *, siblings: bool) -> None:
         super().__init__(prefix, sink, drop)
@@ -53,7 +53,7 @@ class SingleKeyWatch(DeliveringWatch):
         self.asks = 0  # an answer to an ask that is not the newest is of no use
         self.waits = False  # for an answer
         self.told: int | None = None  # token of the last reported state; None before the first
-        self.over = False
+        self.has_ended = False
 
 
 class SingleKeyWatches:
@@ -63,8 +63,8 @@ class SingleKeyWatches:
         connection: The connection on which the watches are set.
         reader: Reads the keys.
         timer: Schedules later reads.
-        lock: The lock shared with the watches of prefixes.
-        is_watched: Returns whether a watch of prefixes watches exactly this key. Called with the lock held.
+        lock: The lock that is shared with the watches of prefixes.
+        is_watched: Returns whether a watch of prefixes exists for exactly this key. Called with the lock held.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class SingleKeyWatches:
         self._beating = False
 
     def watch(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
-        """Start to watch a key. The first event, with its current state, is delivered when it was read.
+        """Watch a key. The first event has its current state.
 
         Args:
             prefix: The key.
-            sink: Receives the events.
+            sink: Callback for the events.
             siblings: Also read the names next to the key when it is deleted.
         """
         watch = SingleKeyWatch(prefix, sink, self._drop, siblings=siblings)
@@ -103,9 +103,9 @@ class SingleKeyWatches:
         return watch
 
     def _drop(self, watch: SingleKeyWatch) -> None:
-        """Remove a closed watch. Also remove the server's watch if it has not fired and no other watch needs it."""
+        """Remove a closed watch, and the server's watch if no other watch needs it."""
         with self._lock:
-            self._forget(watch, remove=not watch.over)
+            self._forget(watch, remove=not watch.has_ended)
 
     def close(self) -> None:
         """Close all watches."""
@@ -113,19 +113,24 @@ class SingleKeyWatches:
             watch.close()
 
     def read_again(self, prefix: str) -> None:
-        """Read the key again, because the server's watches of it were removed."""
+        """Read a key again, because the server's watches of it were removed."""
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
 
     # Called by the connection.
 
-    def on_up(self) -> None:
-        """Set all watches again on a new connection, because the server keeps them for the old one only."""
+    def on_connected(self) -> None:
+        """Set all watches again on a new connection, because a server keeps them for one connection only."""
         for watch in self._all():
             self._ask(watch)
 
     def on_event(self, kind: int, path: str) -> None:
-        """Handle an event of the server, which may concern another watch."""
+        """Handle a watch event of the server. It may belong to a watch of a prefix.
+
+        Args:
+            kind: ZooKeeper's event type.
+            path: The path of the znode.
+        """
         if path not in self._watches:
             return
         for watch in self._at(path):
@@ -145,7 +150,12 @@ class SingleKeyWatches:
             return list(self._watches.get(path, ()))
 
     def _forget(self, watch: SingleKeyWatch, *, remove: bool) -> None:
-        """Remove a watch. The caller holds the lock."""
+        """Remove a watch. The caller holds the lock.
+
+        Args:
+            watch: The watch.
+            remove: Whether to remove the server's watch, too.
+        """
         path = self._layout.path(watch.prefix)
         same = self._watches.get(path, [])
         if watch not in same:
@@ -159,14 +169,16 @@ class SingleKeyWatches:
 
     def _ask(self, watch: SingleKeyWatch, *, barrier: bool = False) -> None:
         with self._lock:
-            if watch.closed or watch.over:
+            if watch.closed or watch.has_ended:
                 return
             watch.asks += 1
             watch.waits = True
             number = watch.asks
             path = self._layout.path(watch.prefix)
             payload = (
-                wire.read_and_watch(path) if not self._is_watched(watch.prefix) else wire.encode_path_request(path)
+                wire.encode_get_data_and_watch(path)
+                if not self._is_watched(watch.prefix)
+                else wire.encode_path_request(path)
             )
             send = self._connection.read if barrier else self._connection.call
             call = send(GET_DATA, payload)
@@ -178,7 +190,7 @@ class SingleKeyWatches:
         watch.waits = False
         error = call.exception()
         if error is not None:
-            if not (isinstance(error, NoReply) and self._connection.over):
+            if not (isinstance(error, NoReply) and self._connection.has_ended):
                 self._read_again_later(watch, number)
             return
         reply = call.result()
@@ -194,7 +206,12 @@ class SingleKeyWatches:
             self._ask(watch, barrier=True)
 
     def _read_again_later(self, watch: SingleKeyWatch, number: int) -> None:
-        """Read the key of a watch again after an error. A new connection does so earlier."""
+        """Read the key of a watch again some time after an error. With a new connection this happens earlier.
+
+        Args:
+            watch: The watch.
+            number: The number of the failed read. Nothing is done if a later one was sent.
+        """
 
         def again() -> None:
             if watch.asks == number:
@@ -203,15 +220,15 @@ class SingleKeyWatches:
         self._timer.call_later(_RETRY_S, again)
 
     def _read_all_again(self) -> None:
-        """Read again those keys that have changed unnoticed, or that may no longer be read."""
+        """Read all keys, to find missed changes and revoked permissions."""
         with self._lock:
             paths = list(self._watches)
-            self._beating = bool(paths) and not self._connection.over
+            self._beating = bool(paths) and not self._connection.has_ended
         if not self._beating:
             return
         for at in range(0, len(paths), _AT_ONCE):
             some = paths[at : at + _AT_ONCE]
-            call = self._connection.call(MULTI_READ, wire.multi([wire.read_data(path) for path in some]))
+            call = self._connection.call(MULTI_READ, wire.encode_multi([wire.encode_get_data(path) for path in some]))
             call.add_done_callback(functools.partial(self._apply_answers, some))
         self._timer.call_later(_RIGHTS_EVERY_S, self._read_all_again)
 
@@ -240,20 +257,22 @@ class SingleKeyWatches:
 
     def _end(self, watch: SingleKeyWatch, as_of: float) -> None:
         with self._lock:
-            watch.over = True
+            watch.has_ended = True
             self._forget(watch, remove=False)
         if watch.told is None:
             watch.deliver(Snapshot((), as_of))
         elif watch.siblings:
-            names = drive(self._reader.names(self._connection, parent(watch.prefix), self._connection.deadline()))
+            names = drive(self._reader.list_names(self._connection, parent(watch.prefix), self._connection.deadline()))
             names.add_done_callback(lambda read: self._report_end(watch, read))
         else:
             self._report_end(watch, None)
 
     def _report_end(self, watch: SingleKeyWatch, names: Future[list[str]] | None) -> None:
-        """Report the deletion of the key, with the names of the keys next to it.
+        """Report the deletion of the key.
 
-        If they could not be read, report None.
+        Args:
+            watch: The watch.
+            names: The future of the names next to the key, or None. If they could not be read, None is reported.
         """
         siblings = tuple(names.result()) if names is not None and names.exception() is None else None
         watch.deliver(Delta((Change(watch.prefix, None),), siblings=siblings))
