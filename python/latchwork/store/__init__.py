@@ -1,4 +1,4 @@
-"""The store contract above the backends: sessions, transactions, watches, mirrors."""
+"""Stores: keys, sessions, transactions, watches and mirrors, on any backend."""
 
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import URL_VARIABLE, connect, session_ttl_s

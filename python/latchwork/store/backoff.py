@@ -8,12 +8,12 @@ _DOUBLINGS = 30
 
 
 class Backoff:
-    """Pauses that double with each consecutive failure. For one thread.
+    """Increasing random pauses between retries. The maximum doubles with each consecutive failure. For one thread.
 
     Args:
         first_s: Maximum length of the first pause, in seconds.
         longest_s: Maximum length of any pause, in seconds.
-        jitter: Random fraction of a pause: 0 for none, 1 for all of it.
+        jitter: The part of a pause that is random: 0 for none, 1 for all of it.
     """
 
     def __init__(self, first_s: float = 0.02, longest_s: float = 1.0, *, jitter: float = 0.5) -> None:

@@ -1,7 +1,4 @@
-"""Waits for a backend's answers, at most for the call timeout and for the ownership the caller works under.
-
-Performs no I/O.
-"""
+"""Timeouts of store calls: the call timeout, and the remaining time of a lock or lease that limits the calls."""
 
 from __future__ import annotations
 
@@ -22,10 +19,11 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OwnershipLimit:
-    """Limits how long calls made under an ownership may wait. Performs no I/O.
+    """The limit for calls that must not wait longer than the caller owns something, such as a lock.
 
     Attributes:
-        remaining_s: Returns the seconds that the ownership certainly lasts, by the local clock. Renewals increase it.
+        remaining_s: Returns the seconds for which the ownership certainly lasts, by the local clock. Renewals increase
+            it.
         error: The error that calls raise after the ownership has ended.
     """
 
@@ -33,7 +31,7 @@ class OwnershipLimit:
     error: type[OwnershipLost]
 
     def check(self) -> float:
-        """Return how many seconds the ownership still lasts.
+        """Return the seconds for which the ownership certainly lasts.
 
         Raises:
             OwnershipLost: The ownership has ended.
@@ -45,9 +43,13 @@ class OwnershipLimit:
 
 
 class CallTimeouts:
-    """Waits for the futures of one store. Thread-safe.
+    """Waits for the answers to a store's calls and enforces their timeouts. Thread-safe.
 
-    The URL is for messages, and contains no password. With a limit, the calls are made under an ownership.
+    Args:
+        url: The URL of the store for messages, without a password.
+        clock: The local clock.
+        call_timeout_s: The store's call timeout in seconds.
+        limit: The limit for calls of the owner of a lock or lease, or None.
     """
 
     def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: OwnershipLimit | None = None) -> None:
@@ -58,30 +60,40 @@ class CallTimeouts:
 
     @property
     def call_timeout_s(self) -> float:
-        """The timeout in seconds of a call that starts now: the store's call timeout, or less if an ownership ends
+        """The timeout in seconds for a call that starts now: the store's, or less if the lock or lease in use ends
         earlier.
         """
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return for how many more seconds an event loop should wait for the answer to a call.
+        """Return the number of seconds for which an event loop should still wait for the answer to a call.
 
         Args:
-            since: Local clock time at which the call was made; None for now.
+            since: Local clock time at which the call was made. None means now.
         """
         left_s = self._call_timeout_s + _GRACE_S - (0.0 if since is None else self._clock.now() - since)
         return left_s if self._limit is None else min(left_s, self._limit.remaining_s())
 
     def with_limit(self, limit: OwnershipLimit) -> CallTimeouts:
-        """Return a copy that also ends each wait when an ownership ends, such as that of a lock."""
+        """Return a copy whose waits also end when the ownership of a lock or lease ends."""
         return CallTimeouts(self._url, self._clock, self._call_timeout_s, limit)
 
     def wait_for_read(self, future: Future[T], what: str) -> T:
-        """Wait for a read and return its result."""
+        """Wait for a read until its timeout, and return its result.
+
+        Args:
+            future: The future of the read.
+            what: Description of the call for error messages.
+        """
         return self._wait(future, what, writes=False)
 
     def wait_for_write(self, future: Future[T], what: str) -> T:
-        """Wait for a write and return its result."""
+        """Wait for a write until its timeout, and return its result.
+
+        Args:
+            future: The future of the write.
+            what: Description of the call for error messages.
+        """
         return self._wait(future, what, writes=True)
 
     def _wait(self, future: Future[T], what: str, *, writes: bool) -> T:
@@ -107,7 +119,12 @@ class CallTimeouts:
                     raise
 
     def timeout_error(self, what: str, *, writes: bool) -> LatchworkError:
-        """Return the error to raise for a call that was not answered in time."""
+        """Return the error for a call that was not answered in time.
+
+        Args:
+            what: Description of the call for the message.
+            writes: Whether the call may have changed data, so that its outcome is unknown.
+        """
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"
         if over is not None:

@@ -1,6 +1,6 @@
-"""The store's calls as futures, used by ``Store`` and ``Pipeline``.
+"""The calls of a store as futures. ``Store`` and ``Pipeline`` use them.
 
-Validates each call before any I/O.
+Each call is validated before any I/O.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _MANY = 2**31 - 1
 
 
 class Calls:
-    """Makes calls and returns futures. Thread-safe.
+    """The calls of a store. Each returns a future. Thread-safe.
 
-    A call is refused when its ownership limit has ended, or when ``check`` raises because the store may not be used.
+    A call raises an error if the lock or lease that limits the calls has ended, or if ``check`` raises because the
+    store cannot be used.
     """
 
     def __init__(
@@ -60,24 +61,23 @@ class Calls:
 
     @property
     def _backend(self) -> Backend:
-        """The backend to use for a call that starts now.
+        """The backend for a call that starts now.
 
-        Raises an error if the store may not be used or the ownership has ended.
+        Raises:
+            Closed, ForkedProcess: The store cannot be used.
+            OwnershipLost: The lock or lease that limits the calls has ended.
         """
         return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
-        """Start to read a key. The future's result is the entry of the key, or None if the key does not exist."""
+        """Read a key asynchronously. The future returns its entry, or None if it does not exist."""
         self._check()
         absolute = self._scope.absolute_key_for_read(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
         return mapped(future, self._scope.relative_entry_or_none) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Start to read several keys.
-
-        The future's result has the entry of each key, or None, in the order of the keys.
-        """
+        """Read several keys asynchronously. The future returns an entry or None for each key, in order."""
         self._check()
         absolute = [self._scope.absolute_key_for_read(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
@@ -92,7 +92,7 @@ class Calls:
         start_after: str | None = None,
         stale_ok: bool = False,
     ) -> Future[Entries]:
-        """Start to list the entries below a prefix."""
+        """List the entries below a prefix asynchronously, sorted by key. See ``Store.list`` for the arguments."""
         absolute = self._prefix(prefix)
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, not {limit}")
@@ -106,18 +106,25 @@ class Calls:
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """Start to list the names directly below a prefix."""
+        """List the names directly below a prefix asynchronously. See ``Store.children``."""
         absolute = self._prefix(prefix)
         return self._backend.children(absolute, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
-        """Start to create or overwrite a key."""
+        """Create or overwrite a key asynchronously. The future returns the entry."""
         return mapped(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
     ) -> Future[Entry]:
-        """Start to create a key. The future fails with ``KeyExists`` if the key exists."""
+        """Create a key asynchronously. The future returns the entry, or fails with ``KeyExists``.
+
+        Args:
+            key: The key, or the text before the suffix with ``sequential``.
+            value: The value.
+            session: The session to which the key is bound, or None.
+            sequential: Append a suffix that is greater than every earlier one below the same parent.
+        """
         if not sequential:
             written = self._write(Create(key, value, session))
             return mapped(written, self._only_entry, lambda error: _key_exists_error(error, key))
@@ -131,10 +138,7 @@ class Calls:
     def create_ordered(
         self, stem: str, unique: str, value: bytes, *, session: Session | None = None
     ) -> Future[Ordered]:
-        """Start to create a key that joins a queue.
-
-        The future's result also has the names of the older keys of the queue.
-        """
+        """Create a key asynchronously, and return the older keys with the same stem. See ``Store.create_ordered``."""
         self._check()
         if not unique or "/" in unique:
             raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
@@ -150,24 +154,24 @@ class Calls:
         return Ordered(self._scope.relative_entry(made.entry), made.older)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
-        """Start to delete a key. The future's result is whether the key existed."""
+        """Delete a key asynchronously. The future returns whether the key existed."""
         if version is None:
             return mapped(self._write(Delete(key)), _was_there)
         return mapped(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Start to delete a prefix and all keys below it. The future's result is the number of deleted keys."""
+        """Delete a prefix and all keys below it asynchronously. The future returns the number of deleted keys."""
         self._check()
         return self._backend.delete_tree(self._scope.absolute_prefix(prefix))
 
     def commit(
         self, checks: Sequence[Check], ops: Sequence[Op | Resolved], *, by: Session | None = None
     ) -> Future[Committed]:
-        """Start to commit a transaction.
+        """Commit a transaction asynchronously: apply all operations if all checks hold, otherwise none.
 
         Args:
-            checks: Conditions that must all hold.
-            ops: The writes.
+            checks: The checks.
+            ops: The operations.
             by: A session that the transaction also renews, if the backend supports it.
         """
         self._check()
@@ -184,7 +188,7 @@ class Calls:
         return mapped(future, self._scope.relative_result, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
-        """Commit one operation without checks. This is a faster form of ``commit`` that rejects the same operations."""
+        """Commit one operation without checks. This is faster than ``commit`` and has the same validation."""
         self._check()
         (sent,) = self._scope.absolute_ops([op])
         if not isinstance(sent, Delete):
@@ -198,9 +202,15 @@ class Calls:
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
     ) -> BaseException:
-        """Convert a conflict of the backend to one that names the caller's keys and checks.
+        """Convert a ``Conflict`` of the backend to one that names the caller's keys and checks.
 
-        Return any other error unchanged.
+        Other errors are returned unchanged.
+
+        Args:
+            error: The error of the backend.
+            parts: The checks that were sent, with the caller's check for each.
+            sent: The operations that were sent.
+            ops: The caller's operations.
         """
         if not isinstance(error, Conflict):
             return error
@@ -232,9 +242,8 @@ def _was_there(done: Committed) -> bool:
 
 
 def _key_exists_error(error: BaseException, key: str) -> BaseException:
-    """Return ``KeyExists`` if the error is a conflict, because the key existed already.
-
-    Return any other error unchanged.
+    """Convert a ``Conflict`` to ``KeyExists`` if its cause is that the key exists. Other errors are returned
+    unchanged.
     """
     if not isinstance(error, Conflict):
         return error
@@ -256,11 +265,11 @@ def _tell(failed: object) -> str:
 
 
 def check_value(key: str, value: bytes) -> None:
-    """Raise an error if a value is not ``bytes``, or if the value and its key are too large.
+    """Check that a value is ``bytes`` and not too large.
 
     Raises:
         TypeError: The value is not ``bytes``.
-        ValueTooLarge: Value and key exceed 1,000,000 bytes.
+        ValueTooLarge: The value and its key together exceed 1,000,000 bytes.
     """
     given: object = value  # callers without a type checker pass anything
     if not isinstance(given, bytes):
@@ -272,7 +281,7 @@ def check_value(key: str, value: bytes) -> None:
 
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
-    """Return the size of a transaction's checks in bytes, as counted against the size limit.
+    """Return the number of bytes that a transaction's checks contribute to its size limit.
 
     The key of an ``Absent`` check counts twice, because a server may check it by writing and deleting the key.
     """
@@ -284,10 +293,14 @@ def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
 
 
 def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed: Capabilities) -> HasId | None:
-    """Raise an error if a transaction contradicts itself or exceeds the limits of the backend.
+    """Validate a transaction: it must not contradict itself or exceed the limits of the backend.
 
+    Args:
+        checks: The checks.
+        ops: The operations.
+        allowed: The limits of the backend.
     Returns:
-        The session to which it binds keys.
+        The session to which the transaction binds keys, or None.
     Raises:
         ValueError: A key is written twice, or two sessions are used.
         InvalidKey: A key is written below a key that the transaction binds to a session.
@@ -326,9 +339,9 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed:
 
 
 def _check_leaves(ops: Sequence[Op]) -> None:
-    """Raise an error if a transaction writes a key below a key that it binds to a session.
+    """Raise ``InvalidKey`` if a transaction writes a key below another one that it binds to a session.
 
-    The backend makes the same check against the keys that are already stored.
+    The backend makes the same check against the keys that already exist.
     """
     written = [op for op in ops if not isinstance(op, Delete)]
     leaves = tuple([f"{op.key}/" for op in written if op.session is not None])

@@ -62,8 +62,15 @@ def connect_for(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Store:
-    """Open a store like ``connect``, and record where the caller created it, for the warning about a store not
-    closed.
+    """Open a store like ``connect``.
+
+    Args:
+        created: The place in the caller's code, for the warning about a store that was not closed.
+        url: The URL, or None for the environment variable ``LATCHWORK_URL``.
+        client: A client of python-etcd3, instead of a URL.
+        clock: Clock for sessions and waits. None uses the system clock.
+        observers: Notified of each call and each session.
+        overrides: URL options by name, which override those in the URL.
     """
     if client is not None:
         if url is not None:
@@ -79,12 +86,12 @@ def connect_for(
 
 
 def session_ttl_s(store: Store | str, given: float | None, default: float) -> float:
-    """Return a component's session TTL in seconds: its option, else the URL's, else the default.
+    """Return the session TTL of a component in seconds: its option, the TTL in the URL, or the default, in this order.
 
     Args:
         store: The component's store, or a store URL.
-        given: The component's option; None if not given.
-        default: Default TTL in seconds.
+        given: The component's option. None if it was not given.
+        default: The default TTL in seconds.
     Raises:
         ValueError: The option is not a number of seconds above 0.
         InvalidURL: The URL is invalid.

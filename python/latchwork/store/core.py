@@ -1,4 +1,6 @@
-"""The state that a store and its namespaces share: backend, sessions and watches, and the order in which they close."""
+"""The connection, sessions and watches that a store and its namespaces share, and the order in which they are
+closed.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ _CLEANUP_TIMEOUT_S = 2.0
 
 
 class Shared(Protocol):
-    """An object made once per store and closed with it."""
+    """An object that is created once per store and closed with it."""
 
     def close(self) -> None:
         """Close the object. May be called from any thread. Idempotent."""
 
 
 class Core:
-    """The state shared by a store and its namespaces. Thread-safe."""
+    """The state that a store and its namespaces share: the backend, the sessions and the watches. Thread-safe."""
 
     def __init__(
         self,
@@ -83,11 +85,11 @@ class Core:
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has completed without an error."""
+        """Whether ``close`` has completed without an error."""
         return self._has_closed
 
     def ensure_usable(self) -> None:
-        """Check that the store may be used.
+        """Check that the store can be used.
 
         Raises:
             Closed: The store was closed.
@@ -99,13 +101,13 @@ class Core:
             raise self._home.error()
 
     def reconnect(self) -> Core:
-        """Open a new connection with the same settings, and return its core."""
+        """Open a new connection with the same settings. Return the new shared state."""
         if self._again is None:
             raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
         return self._again()
 
     def primary(self) -> Session:
-        """Return the store's default session. Open a new one if the last one was lost or closed."""
+        """Return the default session of the store. Open a new one if the last one was lost or closed."""
         with self._opening:  # one opener; the lock that guards the fields is not held during I/O
             session = self._primary
             if session is None or session.has_ended:
@@ -113,13 +115,15 @@ class Core:
             return session
 
     def find_open_primary(self) -> Session | None:
-        """Return the store's default session if it is open and has not ended, else None. Never opens a session."""
+        """Return the default session of the store if it is open. Return None otherwise, without opening one."""
         self.ensure_usable()
         session = self._primary
         return None if session is None or session.has_ended else session
 
     def primary_future(self) -> Future[Session]:
-        """Return a future of the store's default session. Concurrent callers share one thread that opens it."""
+        """Return a future of the default session of the store. If it must be opened, concurrent callers share one
+        thread for that.
+        """
         session = self._primary
         if session is not None and not session.has_ended:
             return completed(session)
@@ -130,7 +134,7 @@ class Core:
         return then(opening, lambda opened: opened)
 
     def open_session(self, ttl_s: float) -> Session:
-        """Open another session and return it. It is closed with the store.
+        """Open a separate session, which is closed with the store.
 
         Args:
             ttl_s: TTL of the session in seconds.
@@ -180,7 +184,15 @@ class Core:
     def add_feed(
         self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, beats: bool = False
     ) -> None:
-        """Start watching an absolute prefix for a watch or mirror, and close it together with the store."""
+        """Watch an absolute prefix on behalf of a ``Watch`` or ``Mirror``, which is closed with the store.
+
+        Args:
+            feed: The watch or mirror, which receives the events.
+            prefix: The absolute prefix.
+            leaf: Watch a single session-bound key, and report only its deletion.
+            siblings: With ``leaf``, also read the names next to the key after its deletion.
+            beats: Request heartbeats, which confirm that an unchanged state is up to date.
+        """
         self.ensure_usable()
         with self._lock:
             self._feeds[feed] = None
@@ -188,9 +200,10 @@ class Core:
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
-        """Return the object that the store keeps under this key.
+        """Return the object that is stored under this key. The first call creates it with ``make``, which must do no
+        I/O.
 
-        The first call makes the object, without I/O. The store closes it when it is closed itself.
+        It is closed with the store.
         """
         self.ensure_usable()
         with self._lock:
@@ -201,9 +214,9 @@ class Core:
             return self._shared[key]
 
     def close(self) -> None:
-        """Close shared objects, sessions, watches and the backend, in that order.
+        """Close shared objects, sessions, watches and the backend, in this order. Idempotent.
 
-        If an interrupt ends the call, call it again to continue. In a forked child nothing is closed, because it all
+        If an interrupt ends the call, call it again to continue. A forked child closes nothing, because everything
         belongs to the parent process.
         """
         if self._home.is_foreign:

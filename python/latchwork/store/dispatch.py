@@ -1,8 +1,8 @@
-"""Runs user callbacks in order, in bounded pools of named threads, never in a client library's thread.
+"""Threads for user callbacks, so that these never run in a thread of a client library.
 
-A serial drain serves one listener. A signal runs its drain function in the pool, one run at a time. Signals during a
-run are merged into one more run. A callback queue makes each of its calls, such as the callbacks of a future: calls are
-never merged, nor dropped when the store is closed.
+A serial drain serves one listener: each signal runs its function in a thread pool, one run at a time, and signals
+during a run cause only one more run. A callback queue makes every submitted call, such as a callback of a future, even
+after the store is closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _here = threading.local()
 
 @contextmanager
 def callback_scope() -> Iterator[None]:
-    """Mark the current thread as running a user callback for the duration of a ``with`` block."""
+    """Mark the current thread as running a user callback during a ``with`` block."""
     before = is_in_callback()
     _here.is_in_callback = True
     try:
@@ -44,13 +44,13 @@ def callback_scope() -> Iterator[None]:
 
 
 def is_in_callback() -> bool:
-    """Return whether the current thread is running a user callback, in which a long wait may cause a deadlock."""
+    """Return whether the current thread is running a user callback. A long wait in it may cause a deadlock."""
     caller = current()
     return getattr(_here, "is_in_callback", False) if caller is None else caller.acts_for is not None
 
 
 class Dispatcher:
-    """Bounded pools of callback threads. Thread-safe."""
+    """Pools of a limited number of callback threads. Thread-safe."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
         self._home = ForkGuard("callbacks")
@@ -58,35 +58,40 @@ class Dispatcher:
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def serial_drain(self, drain: Callable[[], None], label: str) -> SerialDrain:
-        """Return an object that runs ``drain`` in the thread pool after each signal, one run at a time."""
+        """Return an object that calls ``drain`` in the thread pool after each signal, one call at a time.
+
+        Args:
+            drain: Processes everything that is waiting.
+            label: Description of the listener for messages.
+        """
         return SerialDrain(self._pool, drain, label)
 
     def callback_queue(self) -> CallbackQueue:
-        """Return a queue that makes the calls submitted to it in order.
+        """Return a queue that makes submitted calls in order.
 
-        The queue still works after ``close``. After ``close_callback_queues`` it makes each call in the thread that
-        submits it.
+        It still works after ``close``. After ``close_callback_queues`` it makes each call in the thread that submits
+        it.
         """
         return CallbackQueue(self._futures, self._home)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Run a function in the thread pool and return a future of its result."""
+        """Call a function in the thread pool, and return a future of its result."""
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Stop starting functions of ``serial_drain``. Functions that are already running complete."""
+        """Start no more runs of ``serial_drain``. A function that is running completes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close_callback_queues(self) -> None:
-        """Stop the threads of the callback queues after they have made all submitted calls."""
+        """Make all submitted calls of the callback queues, and then stop their threads."""
         self._futures.shutdown(wait=False)
 
 
 class CallbackQueue:
-    """Makes submitted calls one at a time, in order, marked as callbacks. Thread-safe.
+    """Makes submitted calls one at a time, in order, in a pool thread. Thread-safe.
 
-    It uses a pool thread. After the pool is closed, and in a forked child, it uses the submitting thread, because an
-    event loop that awaits a future must be called in any case.
+    After the pool is closed, and in a forked child, the submitting thread makes the calls, because an event loop that
+    awaits a future must always be called.
     """
 
     __slots__ = ("_calls", "_home", "_lock", "_pool", "_running")
@@ -99,7 +104,7 @@ class CallbackQueue:
         self._running = False
 
     def __call__(self, fn: Callable[[Any], object], value: Any) -> None:
-        """Submit ``fn(value)``, to run after everything submitted before."""
+        """Submit the call ``fn(value)``, which is made after all calls that were submitted earlier."""
         if self._home.is_foreign:
             self._call(fn, value)
             return
@@ -140,7 +145,7 @@ class CallbackQueue:
 
 
 class SerialDrain:
-    """Runs the drain function of one listener in the pool. Thread-safe."""
+    """Calls the drain function of one listener in a thread pool. Thread-safe."""
 
     def __init__(self, pool: ThreadPoolExecutor, drain: Callable[[], None], label: str) -> None:
         self._pool = pool
@@ -153,7 +158,7 @@ class SerialDrain:
         self._closed = False
 
     def signal(self) -> None:
-        """Make sure that the ``drain`` function runs at least once after this call."""
+        """Make sure that the drain function is called at least once after now."""
         with self._lock:
             if self._closed or self._queued:
                 return
@@ -164,7 +169,7 @@ class SerialDrain:
         self._submit()
 
     def close(self) -> None:
-        """Stop starting the ``drain`` function. A run in progress completes."""
+        """Do not start the drain function again. A call in progress completes."""
         with self._lock:
             self._closed = True
 
@@ -195,13 +200,13 @@ class SerialDrain:
 
 
 class CallbackThread:
-    """Calls batches of listeners in order, in a daemon thread that exists while there are any. Thread-safe.
+    """A daemon thread that makes queued calls in order, and exists only while there are any. Thread-safe.
 
-    Unlike a ``CallbackQueue`` it needs no pool, whose threads slow callbacks may occupy.
+    Unlike a ``CallbackQueue``, it does not use the pool, all of whose threads may be occupied by slow callbacks.
 
     Args:
         name: Name of the thread.
-        what: The listeners in log messages, such as ``a state listener of session 7f3a``.
+        what: Description of the listeners in log messages, such as ``a state listener of session 7f3a``.
     """
 
     def __init__(self, name: str, what: str) -> None:
@@ -212,16 +217,16 @@ class CallbackThread:
         self._running = False
 
     def add(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Append calls to the queue. Does not start the thread: call ``start`` afterwards."""
+        """Append calls to the queue. This does not start the thread: call ``start`` afterwards."""
         if calls:
             with self._lock:
                 self._batches.append(calls)
 
     def start(self) -> bool:
-        """Start the thread if there are calls to make and it is not running. The caller must not hold a mutex.
+        """Start the thread if calls are queued and it is not running. The caller must not hold a mutex.
 
         Returns:
-            False if no thread could be started. The calls are made after the next ``start``, or by ``run``.
+            False if no thread could be started. The calls are then made after the next ``start``, or by ``run``.
         """
         with self._lock:
             if self._running or not self._batches:

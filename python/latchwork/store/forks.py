@@ -1,7 +1,4 @@
-"""Guards against the use of objects in a forked child of the process that made them.
-
-Performs no I/O.
-"""
+"""Detects the use of objects in a forked child of the process that created them."""
 
 from __future__ import annotations
 
@@ -26,22 +23,24 @@ if hasattr(os, "register_at_fork"):
 
 
 def make_lost_signal() -> Signal:
-    """Return a signal that is already set, for an ownership that a forked child inherited and must consider lost."""
+    """Return a signal that is already set, for a lock or session that a forked child inherited and must consider
+    lost.
+    """
     lost = Signal()
     lost.set()
     return lost
 
 
 class ForkGuard:
-    """Detects the use of an object in a forked child of the process that made it. Thread-safe and fork-safe.
+    """Detects the use of an object in a forked child of the process that created it. Thread-safe and fork-safe.
 
     Attributes:
-        is_foreign: True in a child. Cheap to read.
+        is_foreign: True in a forked child. Cheap to read.
 
     Args:
         what: The object, as named in the error message.
         made: The verb in the message.
-        remedy: What to do in the child.
+        remedy: What to do in the child, for the message.
     """
 
     __slots__ = ("__weakref__", "_pid", "_remedy", "_what", "is_foreign")

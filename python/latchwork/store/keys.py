@@ -1,7 +1,7 @@
-"""Key syntax, and the scope of a namespace. Performs no I/O.
+"""The syntax of keys, and the conversion between keys of a namespace and absolute keys.
 
-Latchwork's components keep their keys below reserved segments, such as ``@jobs``, at the root or in a namespace.
-Callers may read keys with such segments, but not write them. Only ``system_namespace`` opens them for writing.
+The components of latchwork keep their keys below reserved segments, such as ``@jobs``, at the root or in a namespace.
+Callers may read keys with such segments, but not write them. Only ``system_namespace`` allows that.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _RULE = "a key is segments joined by single slashes, each 1-120 characters of A-
 
 
 def validate_key(key: str) -> str:
-    """Return the key unchanged if a caller may write it: well formed, not too long, and without reserved segments.
+    """Return the key unchanged if a caller may write it: it is well formed, not too long, and has no reserved segments.
 
     Raises:
-        InvalidKey: The key is invalid. The message names the faulty segment and the rule.
+        InvalidKey: The key is invalid. The message names the invalid segment and the rule.
     """
     given: object = key  # callers without a type checker pass anything
     if not isinstance(given, str) or not _KEY.match(given):
@@ -77,19 +77,24 @@ def validate_key_for_read(key: str) -> str:
 
 
 def is_segment(text: object) -> bool:
-    """Return whether a text is valid as one segment of a key, and is not reserved."""
+    """Return whether a text is a valid segment of a key and not reserved."""
     return isinstance(text, str) and _SEGMENT.match(text) is not None
 
 
 def validate_prefix(prefix: str) -> str:
-    """Return the prefix unchanged if it is a valid key, or "" for the root. Raise ``InvalidKey`` otherwise."""
+    """Return the prefix unchanged if it is a valid key, or "" for the root.
+
+    Raises:
+        InvalidKey: The prefix is invalid.
+    """
     return prefix if prefix == "" else validate_key(prefix)
 
 
 def validate_prefix_for_read(prefix: str) -> str:
-    """Return the prefix unchanged if a caller may read below it. "" is the root. Raise ``InvalidKey`` otherwise.
+    """Return the prefix unchanged if a caller may read below it. "" is the root. It may contain reserved segments.
 
-    Unlike a written key, the prefix may contain reserved segments, such as ``@jobs``.
+    Raises:
+        InvalidKey: The prefix is invalid.
     """
     return prefix if prefix == "" else validate_key_for_read(prefix)
 
@@ -139,7 +144,7 @@ def _too_long(absolute: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """An operation with an absolute key, for a transaction in any namespace of its store.
+    """An operation that already has an absolute key, for a transaction in any namespace of its store.
 
     Attributes:
         sent: The operation with its absolute key.
@@ -152,14 +157,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Translates between the keys of a namespace and absolute keys, which are relative to the URL's root."""
+    """Converts between the keys of a namespace and absolute keys, which are relative to the root in the URL."""
 
     prefix: str = ""
 
     def join(self, key: str) -> str:
-        """Return the absolute form of a key of this namespace.
+        """Return the absolute form of a key of this namespace, without validating it.
 
-        "" becomes the namespace itself. Does not validate the key.
+        "" becomes the namespace itself.
         """
         if not self.prefix:
             return key
@@ -175,14 +180,14 @@ class Scope:
 
     @property
     def is_inside_system(self) -> bool:
-        """Whether the namespace is below a reserved segment, and thus belongs to a component of latchwork."""
+        """Whether the namespace is below a reserved segment, and so belongs to a component of latchwork."""
         return self.prefix.startswith("@") or "/@" in self.prefix
 
     def component_scope(self, name: str) -> Scope:
         """Return the scope in which a component of latchwork keeps its keys.
 
-        This is the reserved segment ``@name`` below this scope, or this scope itself if it already belongs to a
-        component.
+        This is the reserved segment ``@name`` below this scope. If this scope already belongs to a component, it is
+        this scope.
         """
         return self if self.is_inside_system else self._with_prefix(self.join(f"@{name}"))
 
@@ -231,25 +236,25 @@ class Scope:
         return absolute
 
     def relative_key(self, key: str) -> str:
-        """Return an absolute key relative to this namespace. The key of the namespace itself becomes ""."""
+        """Convert an absolute key to a key of this namespace. The key of the namespace itself becomes ""."""
         return key[len(self.prefix) + 1 :] if self.prefix else key
 
     def relative_entry(self, entry: Entry) -> Entry:
-        """Return a copy of the entry whose key is relative to this namespace."""
+        """Return a copy of the entry with a key of this namespace instead of an absolute one."""
         if not self.prefix:
             return entry
         key = entry.key[len(self.prefix) + 1 :]
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
     def relative_entry_or_none(self, entry: Entry | None) -> Entry | None:
-        """Return a copy of the entry whose key is relative to this namespace, or None if the entry is None."""
+        """Return a copy of the entry with a key of this namespace, or None if the entry is None."""
         if entry is None or not self.prefix:
             return entry
         key = entry.key[len(self.prefix) + 1 :]  # not `replace`, which takes seven times as long
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
     def relative_changes(self, changes: list[Change]) -> list[Change]:
-        """Return copies of the changes whose keys are relative to this namespace."""
+        """Return copies of the changes with keys of this namespace instead of absolute ones."""
         if not self.prefix:
             return changes
         start = len(self.prefix) + 1
@@ -262,7 +267,7 @@ class Scope:
         return found
 
     def relative_result(self, done: Committed) -> Committed:
-        """Return a copy of a transaction's result whose keys are relative to this namespace."""
+        """Return a copy of a transaction's result with keys of this namespace instead of absolute ones."""
         if not self.prefix:
             return done
         start = len(self.prefix) + 1

@@ -20,20 +20,21 @@ WITHOUT_OTHERS = 1.125
 
 
 class Lease:
-    """Decides when to renew a lease, and whether it has ended. A confirmation after its end is ignored. Pure.
+    """The state of a lease: when to renew it, and whether it has ended. A confirmation after its end is ignored.
 
-    A renewal extends the lease from its send time. With a gap, it only counts once another confirmed renewal, or a
-    touch, was sent at least that much later. A touch counts once a confirmed renewal was sent that much later
-    (docs/design/locks.md).
+    A renewal extends the lease from the time at which it was sent. With a gap, it counts only once another confirmed
+    renewal, or a touch, was sent at least that much later. A touch is a cheap request that shows that the server
+    answers. It counts once a confirmed renewal was sent that much later. docs/design/locks.md explains why. The class
+    does no I/O and reads no clock.
 
     Args:
-        opened_at: Local clock time at which the request that created it was sent.
+        opened_at: Local clock time at which the request that created the lease was sent.
         ttl_s: Duration without a renewal, in seconds.
         confirm_gap_s: The gap in seconds.
-        renew_s: Seconds from the send of a confirmed renewal to the next; None for a third of the TTL.
-        retry_s: Seconds from the send of a failed renewal to the next; None for an eighth of the TTL.
-        unanswered_s: Seconds from the send of an unanswered renewal to the next; None for an eighth of the TTL.
-        touch_after_s: Seconds from the send of a confirmed renewal to each touch before the next renewal.
+        renew_s: Seconds from a confirmed renewal to the next renewal. None is a third of the TTL.
+        retry_s: Seconds from a failed renewal to the next. None is an eighth of the TTL.
+        unanswered_s: Seconds from an unanswered renewal to the next. None is an eighth of the TTL.
+        touch_after_s: Seconds from a confirmed renewal to each touch before the next renewal.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class Lease:
 
     @property
     def expires_at(self) -> float:
-        """The local clock time at which the lease expires if no other renewal is confirmed, or at which it ended."""
+        """The local clock time at which the lease expires without another renewal, or at which it ended."""
         return min(self._ended_at, self._counted + self._ttl_s)
 
     def remaining_s(self, now: float) -> float:
-        """Return how many seconds the lease still lasts. The result is 0 after its end."""
+        """Return the seconds until the lease expires. 0 after its end."""
         return max(0.0, min(self._ended_at, self._counted + self._ttl_s) - now)
 
     def has_ended(self, now: float) -> bool:
@@ -80,7 +81,7 @@ class Lease:
         """Return the local clock time at which to send the next renewal. A time after the expiry means never.
 
         Args:
-            within_s: Send as often as for a lease of this duration, if that is more often.
+            within_s: Renew at least as often as for a lease of this many seconds.
         """
         pause_s = self._retry_s if self._has_failed else self._unanswered_s
         if self._sent_at <= self._confirmed_at:
@@ -91,7 +92,7 @@ class Lease:
         """Return the local clock time at which to send the next touch, a cheap request that shows that the server
         answers.
 
-        The result is infinity if a renewal must be sent instead.
+        The result is infinity if a renewal must be sent first.
         """
         if self._sent_at > self._confirmed_at:
             return math.inf
@@ -110,14 +111,14 @@ class Lease:
             self._count()
 
     def record_renewal(self, now: float) -> None:
-        """Record that a renewal is sent now. The lease is extended only when the renewal is confirmed."""
+        """Record that a renewal is sent now. It extends the lease only when it is confirmed."""
         self._sent_at = max(self._sent_at, now)
         self._has_failed = self._renewed_by_others = False
 
     def record_renewal_by_others(self, sent_at: float) -> None:
-        """Record that another request renewed the lease at ``sent_at``.
+        """Record that another request, such as a transaction, has renewed the lease at ``sent_at``.
 
-        Such requests are expected to continue, so the next renewal is sent a little later than usual.
+        More such requests are expected, so the next renewal is sent a little later than usual.
         """
         self.record_renewal(sent_at)
         self._renewed_by_others = True
@@ -151,18 +152,18 @@ class Lease:
 
 
 class Renewer:
-    """Renews one lease; its owner calls ``step`` in a thread. Thread-safe.
+    """Sends the renewals of one lease. Its owner calls ``step`` repeatedly in a thread. Thread-safe.
 
     Args:
-        lease: The lease, not shared with other users.
+        lease: The lease, which no one else changes.
         clock: The local clock.
-        send: Sends a renewal and returns a future of the local send time. Must not block.
-        answered: Called for each ended renewal with its error or None, and whether renewing has recovered, in a client
-            library's thread.
-        touch: Sends a touch, like ``send``; None if the lease does not use touches.
+        send: Sends a renewal. Returns a future of the local clock time at which it was sent. Must not block.
+        answered: Called after each renewal with its error or None, and whether renewals work again after a failure.
+            Runs in a thread of a client library.
+        touch: Sends a touch, like ``send``. None if the lease does not use touches.
 
     Attributes:
-        is_failing: True after a renewal failed or too many were in flight, until one is confirmed.
+        is_failing: Whether a renewal has failed, or too many are unanswered, since the last confirmed one.
     """
 
     def __init__(
@@ -185,11 +186,11 @@ class Renewer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the lease has ended, even if listeners have not been notified yet."""
+        """Whether the lease has ended. Listeners may not have been notified yet."""
         return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
-        """Return how many seconds the lease still lasts. The result is 0 after its end."""
+        """Return the seconds until the lease expires. 0 after its end."""
         left_s = self._lease.remaining_s(self._clock.now())
         if left_s > 0.0:
             return left_s
@@ -203,7 +204,7 @@ class Renewer:
 
     @property
     def expires_at(self) -> float:
-        """The local clock time at which the lease expires if it is not renewed, or at which it ended."""
+        """The local clock time at which the lease expires without another renewal, or at which it ended."""
         with self._lock:
             return self._lease.expires_at
 
@@ -218,10 +219,10 @@ class Renewer:
             self._in_a_hurry = True
 
     def record_other_renewal(self, sent_at: float) -> None:
-        """Record that another request of this process has renewed the lease, and that the server has confirmed it.
+        """Record that another request of this process, such as a transaction, has renewed the lease.
 
         Args:
-            sent_at: Local clock time at which the request was sent.
+            sent_at: Local clock time at which the request was sent. The server has confirmed it.
         """
         with self._lock:
             self._lease.record_renewal_by_others(sent_at)
@@ -232,10 +233,10 @@ class Renewer:
         """Send a renewal if one is due, and return when to call this method again.
 
         Args:
-            within_s: Renew as often as for a lease of this duration in seconds, if that is more often.
+            within_s: Renew at least as often as for a lease of this many seconds.
         Returns:
-            The local clock time of the next call at the latest, and the number of unanswered renewals if one was due.
-                None if the lease has ended.
+            The local clock time by which to call it again, and the number of unanswered renewals if one was due. None
+                if the lease has ended.
         """
         with self._lock:
             now = self._clock.now()

@@ -1,4 +1,4 @@
-"""A mirror: a local read-only mapping kept current by a watch."""
+"""A mirror: a local read-only copy of keys that a watch keeps up to date."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from latchwork.types import Change, Entry
 
 
 class Mirror(Feed, Mapping[str, Entry]):
-    """The last reported state of every key at and below a prefix, by full key. Iterates sorted by key.
+    """A local read-only mapping from each key at and below a prefix to its last reported entry, sorted by key.
 
-    It may lag behind the server: ``stale_s()`` returns by how much at most. Thread-safe; reads perform no I/O. Entries
-    of different keys may reflect different points in time. In a forked child, a read raises ``ForkedProcess``.
+    It may lag behind the server: ``stale_s()`` returns by how much at most. Thread-safe. Reads perform no I/O. Entries
+    of different keys may be from different points in time. In a forked child, a read raises ``ForkedProcess``.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Mirror(Feed, Mapping[str, Entry]):
         return {self._scope.relative_key(key): self._scope.relative_entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Return the seconds since the state was last known to be current.
+        """Return the seconds since the state was last known to be up to date.
 
-        Infinite before the first state, and in a forked child.
+        The result is infinite before the first state has arrived, and in a forked child.
 
-        On ZooKeeper, proving this needs a transaction. It runs once per second for half a minute after each call of
-        this method. The first answer after a quiet time may therefore be as old as the last change.
+        On ZooKeeper, a confirmation needs a transaction. It is sent once per second for half a minute after each call
+        of this method. So the first result after a quiet time may be the age of the last change.
         """
         if self._home.is_foreign:
             return math.inf
@@ -78,10 +78,10 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     @driven
     async def ready(self, timeout_s: float | None = None) -> Mirror:
-        """Wait for the first state, and return the mirror.
+        """Wait until the first state has arrived, and return the mirror itself.
 
         Raises:
-            WaitTimeout: It did not arrive in time.
+            WaitTimeout: The first state did not arrive in time.
             Closed: The mirror or its store was closed.
         """
         return await self._await(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
@@ -91,7 +91,7 @@ class Mirror(Feed, Mapping[str, Entry]):
         """Wait until ``predicate(mirror)`` is true. The predicate is called in this thread after each change.
 
         Raises:
-            WaitTimeout: It did not become true in time.
+            WaitTimeout: The predicate was not true in time.
             Closed: The mirror or its store was closed.
         """
         self._home.check()
@@ -105,15 +105,15 @@ class Mirror(Feed, Mapping[str, Entry]):
             await self._await(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
 
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``fn`` with each batch of changes, in order, in the store's callback pool.
+        """Call ``fn`` with each batch of changes, in order, in a callback thread of the store.
 
-        The first batch is the current state. States may be merged: a batch has the latest state of each key that
-        changed since the last batch. A slow listener may miss intermediate states, but never the last one.
+        The first batch is the current state. Later batches contain the latest state of each key that has changed since
+        the previous batch. A slow listener may miss intermediate states, but never the last one.
 
         Returns:
             A function that removes the listener.
         Raises:
-            TypeError: ``fn`` is not a plain function.
+            TypeError: ``fn`` is a coroutine function, or cannot be called.
         """
         self._home.check()
         check_listener(fn)
@@ -134,7 +134,7 @@ class Mirror(Feed, Mapping[str, Entry]):
         return lambda: self._remove(drain_task)
 
     def close(self) -> None:
-        """Stop updating the mapping, which keeps its last state. Idempotent."""
+        """Stop updating the mapping. Its last state can still be read. Idempotent."""
         super().close()
         for drain_task in self._listeners if not self._home.is_foreign else ():
             self._remove(drain_task)

@@ -1,8 +1,8 @@
-"""Calls observers and listeners, so that their errors cannot disturb the component that calls them.
+"""Calls observers and listeners in such a way that their errors do not affect the component that calls them.
 
-An observer is called in the thread where the event happens, so it must not block. An exception that it raises is
-logged, once for each of its methods. ``listen`` and ``call_each`` do the same for plain functions. See ``user_code``
-for the exceptions this covers.
+An observer is called in the thread in which the event happens, so it must not block. An exception that it raises is
+logged, once for each of its methods. ``listen`` and ``call_each`` do the same for plain functions. ``user_code`` says
+which exceptions are included.
 """
 
 from __future__ import annotations
@@ -25,16 +25,24 @@ Listener = TypeVar("Listener", bound=Callable[..., None])
 
 
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener after checking that it is callable. Return a function that removes it again.
+    """Register a listener after checking that it can be called. Return a function that removes it.
 
+    Args:
+        to: The registered listeners.
+        fn: The listener.
     Raises:
-        TypeError: See ``check_listener``.
+        TypeError: ``fn`` is a coroutine function, or cannot be called.
     """
     return register(to, check_listener(fn))
 
 
 def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener that was already checked. Return a function that removes it again at any time."""
+    """Register a listener that was already checked. Return a function that removes it, at any time.
+
+    Args:
+        to: The registered listeners.
+        fn: The listener.
+    """
     number = object()
     to[number] = fn
 
@@ -45,9 +53,15 @@ def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
-    """Call each function in the current thread. An error in one is logged and does not stop the others.
+    """Call each function in the current thread. An error of one is logged, and the others are still called.
 
     An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised after all were called.
+
+    Args:
+        calls: The functions.
+        log: The logger.
+        problem: The message to log for an error.
+        about: The arguments of the message.
     """
     interrupt: BaseException | None = None
     for call in calls:
@@ -62,12 +76,12 @@ def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem:
 
 
 class Observers(Generic[T]):
-    """Calls all observers of one component. Thread-safe.
+    """The observers of one component. Thread-safe.
 
     Args:
-        observers: Called in this order.
-        kind: Their class; None does not check it.
-        error: Raised for an object of another class.
+        observers: The observers, in the order in which they are called.
+        kind: The class that they must have. None accepts any.
+        error: The error to raise for an object of another class.
     """
 
     def __init__(
@@ -85,13 +99,15 @@ class Observers(Generic[T]):
         return not self._observers
 
     def notify(self, method: str, *args: Any) -> None:
-        """Call the method with this name on each observer, in order. Errors of observers are handled, not raised."""
+        """Call the method with this name on each observer, in order. An error of an observer is logged and not
+        raised.
+        """
         for each in self._observers:
             self._guarded(each, method, methodcaller(method, *args), each)
 
     @contextmanager
     def surround(self, method: str, *args: Any) -> Iterator[None]:
-        """Wrap the body of a ``with`` statement in the context managers that a method of each observer returns.
+        """Run a ``with`` block inside the context managers that a method of each observer returns.
 
         Args:
             method: Name of the method.

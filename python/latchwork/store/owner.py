@@ -1,4 +1,4 @@
-"""Closes a store that its user dropped without closing."""
+"""Closes a store that was garbage collected before it was closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Closable(Protocol):
-    """The object that an owner closes: a core."""
+    """The object that an owner closes: the shared state of a store."""
 
     url: str
 
@@ -29,7 +29,7 @@ class Closable(Protocol):
         """Whether ``close`` has completed without an error."""
 
     def close(self) -> None:
-        """Close the connection with everything that uses it. May block."""
+        """Close the connection and everything that uses it. May block."""
 
 
 #: File and line of a call.
@@ -48,17 +48,17 @@ def origin() -> Origin:
 
 
 class CallbackHolder(Protocol[T_contra]):
-    """An object that can take over its users' callbacks when the owner of the store is dropped."""
+    """An object that can keep its users' callbacks itself when the owner of the store is garbage collected."""
 
     def hold_callbacks(self, value: T_contra) -> None:
-        """Keep a strong reference to the callbacks from now on, because the owner was dropped. May block."""
+        """Keep a strong reference to the callbacks from now on, because the owner was garbage collected. May block."""
 
 
 class StoreOwner:
-    """Held by a store and all its namespaces: when the last of them is dropped, the core is closed.
+    """An object that a store and all its namespaces refer to. When it is garbage collected, the store is closed.
 
-    A core and its threads must not hold a reference to the owner. The owner holds the users' callbacks, which may refer
-    to the store, so that the garbage collector can find such cycles.
+    The shared state of the store and its threads must not refer to the owner. The owner refers to the users' callbacks,
+    which may refer to the store, so that the garbage collector can find such cycles.
     """
 
     __slots__ = ("__weakref__", "_core", "_is_disabled", "_is_dropped", "_kept", "_origin", "_pid")
@@ -72,10 +72,10 @@ class StoreOwner:
         self._kept: dict[CallbackHolder[Any], Any] = {}
 
     def keep(self, holder: CallbackHolder[T], value: T) -> bool:
-        """Keep a strong reference to a holder's callbacks.
+        """Keep a strong reference to the callbacks of a holder.
 
         Returns:
-            False if the owner was dropped meanwhile. Nothing is kept then.
+            False if the owner was garbage collected meanwhile. Then nothing is kept.
         """
         self._kept[holder] = value
         if self._is_dropped:  # a weak reference revives an object that is being finalized
@@ -83,11 +83,13 @@ class StoreOwner:
         return not self._is_dropped
 
     def forget(self, holder: CallbackHolder[Any]) -> None:
-        """Remove the reference to a holder's callbacks."""
+        """Remove the reference to the callbacks of a holder."""
         self._kept.pop(holder, None)
 
     def disable_closing(self) -> None:
-        """Do not close the store when this owner is dropped, because another store has taken it over."""
+        """Do not close the store when this owner is garbage collected, because another store is responsible for
+        that.
+        """
         self._is_disabled = True
 
     def __del__(self) -> None:
@@ -104,16 +106,15 @@ Owner = weakref.ref[StoreOwner]
 
 
 def keep_with_owner(owner: Owner | None, holder: CallbackHolder[Any], value: T) -> Callable[[], T | None]:
-    """Keep a value alive as long as a store's owner exists, without a reference from the store's threads to the value.
-
-    Without an owner, the returned function keeps the value alive.
+    """Keep a value alive as long as a store's owner exists, without a reference from the store's threads to it.
 
     Args:
-        owner: A weak reference to the owner, or None.
-        holder: Receives the value when the owner is dropped.
+        owner: A weak reference to the owner. None keeps the value alive as long as the returned function.
+        holder: Receives the value when the owner is garbage collected.
         value: The value, such as users' callbacks.
     Returns:
-        A function that returns the value. It returns None between the drop of the owner and ``hold_callbacks``.
+        A function that returns the value. It returns None after the owner was garbage collected and before
+            ``hold_callbacks`` is called.
     """
     ownership = owner() if owner is not None else None
     if ownership is None or not ownership.keep(holder, value):
@@ -122,7 +123,7 @@ def keep_with_owner(owner: Owner | None, holder: CallbackHolder[Any], value: T) 
 
 
 def forget(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
-    """Remove the owner's reference to a holder's callbacks."""
+    """Remove the owner's reference to the callbacks of a holder, such as a watch or a session."""
     ownership = owner() if owner is not None else None
     if ownership is not None:
         ownership.forget(holder)

@@ -1,4 +1,4 @@
-"""Makes many store calls at once, returning futures."""
+"""Makes many calls of a store at the same time, with futures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ DEFAULT_MAX_IN_FLIGHT = 1000
 def _as_pipeline_method(
     call: Callable[Concatenate[Calls, P], Future[T]],
 ) -> Callable[Concatenate[Pipeline, P], Future[T]]:
-    """Wrap a store call as a method of ``Pipeline`` that first waits until fewer than the maximum of calls are in
-    flight.
-    """
+    """Wrap a store call as a method of ``Pipeline`` that waits while the maximum number of calls is in flight."""
     name = call.__name__
 
     @wraps(call)
@@ -52,20 +50,20 @@ def _as_pipeline_method(
 
 
 class Pipeline:
-    """The store's calls, each returning a future immediately.
+    """The calls of a store, each of which returns a future immediately.
 
     A call blocks while ``max_in_flight`` calls are in flight.
 
     Calls in flight are unordered: wait for the future of a call before making a call that must follow it. As a context
-    manager, it waits at the end until every call has ended; errors stay in their futures. Thread-safe.
+    manager, the pipeline waits at the end until every call has ended. Errors stay in their futures. Thread-safe.
 
-    Callbacks added to its futures run one at a time, in the order in which the calls end, in a callback thread of the
-    store, even for futures that have already ended. They may call the store. A slow callback delays only the callbacks
-    of this pipeline. Callbacks must not wait for locks and other primitives, which raise ``LatchworkError`` there, nor
-    for other callbacks of this pipeline. After ``Store.close``, a callback may run in the thread that adds it. Not
+    Callbacks of its futures run one at a time, in the order in which the calls end, in a callback thread of the store,
+    even for futures that are already done. They may call the store. A slow callback delays only the callbacks of this
+    pipeline. Callbacks must not wait for locks and other primitives, which raise ``LatchworkError`` there, nor for
+    other callbacks of this pipeline. After ``Store.close``, a callback may run in the thread that adds it. Not
     promised: that a callback has run when ``flush`` or ``result`` returns.
 
-    The futures cannot be cancelled: ``cancel`` always returns False.
+    The futures cannot be canceled: ``cancel`` always returns False.
     """
 
     def __init__(
@@ -98,10 +96,10 @@ class Pipeline:
         self.flush()
 
     def flush(self) -> None:
-        """Wait until every call that was started before has ended.
+        """Wait until every call that was made earlier has ended.
 
         Raises:
-            ForkedProcess: The calls were made by this process's parent.
+            ForkedProcess: The calls were made by the parent of this process.
         """
         self._home.check()
         wait(list(self._in_flight))

@@ -1,4 +1,4 @@
-"""Drivers of protocols other than the calling thread: background threads and event loops, and how they are woken.
+"""Ways to run a protocol, which is a coroutine that awaits only ``Step`` objects, in background threads or event loops.
 
 Only ``loop``, ``helper`` and ``dedicated_loop`` import asyncio.
 """

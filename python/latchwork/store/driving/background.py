@@ -1,4 +1,6 @@
-"""Background protocols, each in a separate thread or many in one."""
+"""Protocols that run in the background, each in a separate thread or many in one. A protocol is a coroutine of
+steps.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from latchwork.store.steps import Steps, Until, run
 
 
 class Background(Until):
-    """A protocol that runs in the background. Awaiting the object waits until the protocol has ended.
+    """A coroutine that runs in the background. Awaiting this object waits until the coroutine has ended.
 
-    It runs in a separate thread, unless a task of an event loop made the object: then the task's driver runs it.
+    It runs in a separate thread. If a task of an event loop created the object, it runs in the background event loop.
 
     Args:
-        protocol: Called without arguments, in the background.
+        protocol: Called without arguments in the background to create the coroutine.
         name: Name of the thread.
-        made_by: The task that made the object; None detects it.
+        made_by: The task that created the object. None detects it.
     """
 
     __slots__ = ("_driver", "_ended")
@@ -37,23 +39,23 @@ class Background(Until):
 
     @property
     def is_running_here(self) -> bool:
-        """Whether the caller is the background protocol itself, which would deadlock if it waited for its own end."""
+        """Whether the caller is the background coroutine itself, which would deadlock if it waited for its own end."""
         return self._driver in {current(), threading.current_thread()}
 
     @property
     def is_alive(self) -> bool:
-        """Whether the protocol is still running."""
+        """Whether the coroutine is still running."""
         return self._driver.is_alive() if isinstance(self._driver, threading.Thread) else not self._ended.is_set()
 
     def block(self) -> bool:
-        """Block until the protocol and its thread have ended."""
+        """Block until the coroutine and its thread have ended."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join()
             return True
         return self._ended.wait()
 
     def join(self, timeout_s: float) -> bool:
-        """Block until the protocol has ended. Return False if it is still running after ``timeout_s`` seconds."""
+        """Block until the coroutine has ended. Return False after ``timeout_s`` seconds."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join(timeout_s)
             return not self._driver.is_alive()

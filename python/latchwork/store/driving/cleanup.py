@@ -1,4 +1,4 @@
-"""Background cleanup: one thread per store removes leftovers of interrupted and cancelled calls."""
+"""The cleanup thread of a store, which removes what interrupted and canceled calls have left."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CleanupJob = Callable[[], Steps["float | None"]]
 
 
 class Cleanup:
-    """Runs cleanup jobs one at a time, in a thread that exists while there are jobs. Thread-safe.
+    """Runs cleanup jobs one at a time, in a thread that exists only while there are jobs. Thread-safe.
 
-    A burst of cancelled calls leaves hundreds of jobs, too many for a thread per job.
+    A burst of canceled calls adds hundreds of jobs, which is too many for one thread per job.
 
     Args:
         clock: The clock for pauses between attempts.
@@ -40,10 +40,11 @@ class Cleanup:
         self._is_closed = False
 
     def add(self, job: CleanupJob, after_s: float = 0.0) -> None:
-        """Schedule a cleanup job, which is attempted in the background until it returns None. Does not block.
+        """Schedule a cleanup job. It is attempted in the background until it returns None. Does not block.
 
         Args:
-            job: Makes one attempt. A job that raises an error is not repeated.
+            job: Makes one attempt. Returns the seconds until the next attempt, or None if it has succeeded. After an
+                error it is not repeated.
             after_s: Seconds until the first attempt.
         """
         with self._changed.mutex:
@@ -55,14 +56,14 @@ class Cleanup:
                     self._thread = Background(self._run, self._name)
 
     def close(self) -> None:
-        """Discard all jobs that have not started. The attempt in progress may still succeed or fail. Idempotent."""
+        """Discard all jobs that have not started. An attempt in progress continues. Idempotent."""
         with self._changed.mutex:
             self._is_closed = True
             self._jobs.clear()
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the cleanup thread has ended, for at most ``timeout_s`` seconds.
+        """Wait at most ``timeout_s`` seconds until the cleanup thread has ended.
 
         The timeout is needed because a client library may block the thread forever after an interrupt.
         """

@@ -1,4 +1,4 @@
-"""An event loop in a dedicated thread, for users' ``async def`` functions that library threads wait for."""
+"""An event loop in a separate thread, for users' ``async def`` functions that threads of the library wait for."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ OnStop = Callable[[Callable[[], None]], Callable[[], object]]
 
 
 class DedicatedLoop:
-    """A thread and its event loop, started by the first function and ended by ``close``. Thread-safe.
+    """A thread with an event loop. It is started by the first call and stopped by ``close``. Thread-safe.
 
-    All functions run in one loop, so that they can share objects bound to it, such as connections, pools and locks.
+    All functions run in one loop, so that they can share objects that are bound to it, such as connections, pools and
+    locks.
 
     Args:
         name: Name of the thread.
@@ -43,8 +44,7 @@ class DedicatedLoop:
     def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
         """Run ``await fn()`` as a task of the loop, and block this thread until the task has ended.
 
-        The task sees the context variables of this thread. A request to stop cancels the task, but there is no
-        guarantee that it then ends.
+        The task has the context variables of this thread. A request to stop cancels the task, which may ignore that.
 
         Args:
             fn: Called in the loop's thread.
@@ -70,7 +70,7 @@ class DedicatedLoop:
             take_back()
 
     def is_inside(self, who: object) -> bool:
-        """Return whether the current task was started by ``run`` for the caller ``who``."""
+        """Return whether the current task was started by a call of ``run`` with this ``who``."""
         if threading.current_thread() is not self._thread:
             return False
         task = asyncio.current_task(self._loop)
@@ -78,10 +78,10 @@ class DedicatedLoop:
             return task is not None and any(call.who is who and call.task is task for call in self._calls)
 
     def close(self, timeout_s: float) -> bool:
-        """Refuse further functions, and stop the loop once it is idle. Idempotent.
+        """Refuse further functions, and stop the loop when no function is running. Idempotent.
 
         Returns:
-            False if functions still run after ``timeout_s`` seconds.
+            False if functions are still running after ``timeout_s`` seconds.
         """
         with self._lock:
             self._is_closed = True
@@ -134,7 +134,7 @@ class DedicatedLoop:
 
 
 class _Call:
-    """A call in progress. All its methods but ``stop_soon`` run in the loop's thread."""
+    """A call in progress. All its methods except ``stop_soon`` run in the loop's thread."""
 
     def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], who: object) -> None:
         self._fn = fn
@@ -181,7 +181,7 @@ class _Call:
 
 
 def _tidy(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the remaining tasks and shut the loop down, as ``asyncio.run`` does at its end."""
+    """Cancel the remaining tasks and shut the loop down, in the same way as ``asyncio.run``."""
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()

@@ -1,7 +1,7 @@
-"""One thread per process drives the background work of all its event loops.
+"""The background event loop of this process, which runs background work for all event loops of the application.
 
-It exists while there is something to drive. A loop that is busy, closing or closed therefore does not delay the
-deadlines of sessions, latches and keepers.
+Its thread exists only while there is work. So an event loop that is busy, closing or closed does not delay deadlines,
+such as those of sessions and locks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINGER_S = 0.5
 
 
 class _LoopThread:
-    """The background thread and its event loop, both started on first use. Thread-safe."""
+    """The background thread and its event loop, which are started on first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = mutex()
@@ -36,7 +36,12 @@ class _LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self, protocol: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
-        """Run a protocol as a task of the background event loop, and return at once. Starts the thread if necessary."""
+        """Run a coroutine as a task of the background event loop, and return at once. Start the thread if necessary.
+
+        Args:
+            protocol: Called without arguments to create the coroutine.
+            name: The name of the task.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -90,7 +95,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
-    """Start a protocol in the background event loop, and return the caller that identifies its task."""
+    """Start a coroutine in the background event loop.
+
+    Args:
+        protocol: Called without arguments to create the coroutine.
+        name: The name of the task.
+    Returns:
+        The ``Caller`` that identifies the task, as the owner of locks for example.
+    """
     caller = Caller(spawn)
 
     async def run_protocol() -> None:
@@ -101,14 +113,14 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
 
 
 async def drive(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
-    """Run a protocol in the current asyncio task, and return its result.
+    """Run a protocol, which is a coroutine of steps, in the current asyncio task, and return its result.
 
-    A cancellation leaves nothing behind: it is raised in the protocol. Its cleanup is awaited for at most a second; the
-    rest continues in the background.
+    When the task is canceled, the protocol receives the cancellation and cleans up. The task waits for that at most one
+    second. The rest of the cleanup continues in the background.
 
     Args:
-        protocol: Called without arguments to make the protocol.
-        is_shielded: No cancellation is raised in the protocol, which runs to completion.
+        protocol: Called without arguments to create the coroutine.
+        is_shielded: The protocol does not receive a cancellation and runs to its end.
     """
     protocol_run = ProtocolRun(protocol(), current_task_caller(spawn), is_shielded=is_shielded)
     try:

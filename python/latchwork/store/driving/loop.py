@@ -1,10 +1,12 @@
-"""Drives protocols in an event loop: asyncio's, uvloop's, and any loop that runs on one of them.
+"""Runs protocols in an event loop. A protocol is a coroutine that awaits only ``Step`` objects.
+
+Works with the loops of asyncio and uvloop, and with any loop that runs on one of them.
 
 A task awaits ``drive(protocol, ...)``: the protocol runs in that task until a step has to wait, which yields to the
 loop. Waits that end in another thread at the same time wake the loop only once.
 
-A cancellation is raised in the protocol at its await, like an interrupt in a thread. The protocol's cleanup is then
-awaited for a limited time, and not through a second cancellation. The rest continues in the background.
+A cancellation is raised in the protocol at its await, like an interrupt in a thread. The task then waits for the
+cleanup of the protocol for a limited time, which a second cancellation ends. The rest continues in the background.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
 
 
 class LoopMailbox:
-    """Queues calls from any thread for one event loop, and wakes the loop once for many of them. Thread-safe."""
+    """Queues calls from any thread for one event loop, and wakes the loop once for several calls. Thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -59,10 +61,13 @@ class LoopMailbox:
         self._limits: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
 
     def in_flight_limit(self, connection: object) -> InFlightLimit:
-        """Return the limit on concurrent calls that tasks of this loop may have on a connection.
+        """Return the limit on the calls that tasks of this loop may have in flight on a connection.
 
         Waiting tasks are served in order. Without a limit, calls would queue on the connection, and the last one could
         exceed its call timeout.
+
+        Args:
+            connection: Identifies the connection.
         """
         limit = self._limits.get(connection)
         if limit is None:
@@ -79,10 +84,10 @@ class LoopMailbox:
         return known
 
     def post(self, call: Callable[[Any], object], value: Any) -> bool:
-        """Schedule ``call(value)`` in the loop's thread, after the calls that were posted before.
+        """Schedule ``call(value)`` in the loop's thread, after all calls that were posted earlier.
 
         Returns:
-            False if the loop has been closed.
+            False if the loop is closed.
         """
         self._calls.append((call, value))
         if not self._is_due:  # a thread that sees it set has added its call before the calls are made
@@ -94,10 +99,10 @@ class LoopMailbox:
         return True
 
     def add_waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
-        """Return a loop future that completes with ``future``, or after ``within_s`` seconds at the latest.
+        """Return an asyncio future that completes with ``future``, or at the latest after ``within_s`` seconds.
 
-        The timeout may be up to one second late, because all waiters share one timer. It is a fallback: the awaited
-        operation has a timeout itself. Pass the returned future to ``remove_waiter`` afterwards.
+        All waiters share one timer, so the timeout may be up to one second late. It is only a fallback, because the
+        operation has its own timeout. Pass the returned future to ``remove_waiter`` afterwards.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
@@ -108,7 +113,7 @@ class LoopMailbox:
         return waiter
 
     def remove_waiter(self, waiter: asyncio.Future[None]) -> None:
-        """Stop checking the timeout of a waiter that ``add_waiter`` returned."""
+        """Stop the timeout of a future that ``add_waiter`` returned."""
         del self._waiters[waiter]
 
     def _wake_soon(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
@@ -136,7 +141,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs in the current thread.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: No event loop runs in this thread.
     """
     try:
         return asyncio.get_running_loop()
@@ -148,7 +153,9 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
-    """Return the object that identifies the current asyncio task as a caller. It is made on first use.
+    """Return the ``Caller`` that identifies the current asyncio task, as the owner of locks for example.
+
+    It is created on first use.
 
     Args:
         spawn: Starts background work for the task.
@@ -163,12 +170,12 @@ def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
 
 
 def share_caller(task: asyncio.Task[Any], caller: Caller) -> None:
-    """Let a task count as the same caller as another task that waits for it."""
+    """Make a task count as the same caller as another task, which waits for it."""
     _callers[task] = caller
 
 
 class ProtocolRun(Generic[T]):
-    """One run of a protocol, which begins in one event loop and may be completed in another."""
+    """One run of a protocol. It starts in one event loop and may be completed in the background event loop."""
 
     __slots__ = (
         "_answer",
@@ -198,7 +205,7 @@ class ProtocolRun(Generic[T]):
         self._note: str | None = None  # about the unknown outcome of the cancelled step
 
     async def run(self) -> T:
-        """Run the protocol to its end in the running event loop, and return its result."""
+        """Run the protocol in the running event loop until it has ended, and return its result."""
         mailbox = LoopMailbox.for_running_loop()
         turn_ends = time.perf_counter() + _TURN_S
         try:
@@ -263,19 +270,21 @@ class ProtocolRun(Generic[T]):
         self._future = self._step = None
 
     def cancellation_error(self, left: BaseException) -> BaseException:
-        """Return the cancellation error to raise after the rest of the protocol was left to the background loop."""
+        """Return the cancellation error to raise when the background event loop completes the protocol.
+
+        Args:
+            left: The error that said so.
+        """
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
     def with_note(self, error: BaseException) -> BaseException:
-        """Add a note to an error about the unknown outcome of a cancelled call, if there is one, and return the
-        error.
-        """
+        """Return the error, with a note about the unknown outcome of a canceled call if there is one."""
         return with_note(error, self._note)
 
     @property
     def cancellation(self) -> BaseException | None:
-        """The cancellation error that the task received, or None. A shielded protocol never sees it."""
+        """The cancellation error that the task has received, or None."""
         return self._cancelled
 
     @property
@@ -284,7 +293,7 @@ class ProtocolRun(Generic[T]):
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
     def _advance(self) -> tuple[bool, Any]:
-        """Run the protocol until it waits again. Return whether it has ended, and its result if so."""
+        """Run the protocol until it waits again. Return whether it has ended, and its result if it has."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
         with acting_for(self._caller):
@@ -340,13 +349,13 @@ class ProtocolRun(Generic[T]):
                 return
 
     async def _wait_or_cancel(self, waiter: Any) -> bool:
-        """Wait for a loop future. Return False if the task was cancelled meanwhile.
+        """Wait for an asyncio future. Return False if the task was canceled meanwhile.
 
-        A cancellation is raised in the protocol next, unless the protocol is shielded. Waits after it are limited to
-        ``CLEAN_UP_S`` in total.
+        A cancellation is raised in the protocol next, unless it is shielded. After a cancellation, all waits together
+        are limited to ``CLEAN_UP_S``.
 
         Raises:
-            LeftToBackground: The time for cleanup is used up. The background loop must complete the protocol.
+            LeftToBackground: The time for cleanup has passed. The background event loop must complete the protocol.
         """
         until = self._cleaning_until
         try:
@@ -377,7 +386,7 @@ class ProtocolRun(Generic[T]):
 
 
 async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
-    """Wait until a cancelled step has ended, and ignore further cancellations meanwhile."""
+    """Wait until a canceled step has ended. Ignore further cancellations meanwhile."""
     mailbox = LoopMailbox.for_running_loop()
     while not future.done():
         waiter = mailbox.loop.create_future()
@@ -389,14 +398,14 @@ async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
 
 
 def with_note(error: BaseException, note: str | None) -> BaseException:
-    """Add a note to an error, unless the note is None, and return the error."""
+    """Return the error, with a note unless the note is None."""
     if note is not None:
         error.add_note(note)
     return error
 
 
 class LeftToBackground(Exception):
-    """Raised when the background loop must complete a protocol."""
+    """Raised when the background event loop must complete a protocol."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -405,10 +414,10 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class InFlightLimit:
-    """A fixed number of slots for tasks of one loop. A free slot is taken without a task switch.
+    """A limit on the calls in flight for the tasks of one event loop. Taking a free slot needs no task switch.
 
-    A released slot goes to the longest waiter, first in, first out. Call ``try_acquire``, and if no slot is free, await
-    ``acquire``. Then call ``release`` once per slot held.
+    A released slot goes to the task that has waited longest. Call ``try_acquire``, and if no slot is free, await
+    ``acquire``. Call ``release`` once for each slot.
     """
 
     __slots__ = ("_free", "_loop", "_waiting")
@@ -426,7 +435,7 @@ class InFlightLimit:
         return True
 
     async def acquire(self) -> None:
-        """Wait for a slot and take it. A cancelled wait takes no slot."""
+        """Wait for a slot and take it. If the wait is canceled, no slot is taken."""
         waiter = self._loop.create_future()
         self._waiting.append(waiter)
         try:
@@ -439,7 +448,7 @@ class InFlightLimit:
             raise
 
     def release(self) -> None:
-        """Release a slot: give it to the task that has waited longest, or mark it as free."""
+        """Release a slot, which goes to the task that has waited longest, if any."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done() and not self._loop.is_closed():

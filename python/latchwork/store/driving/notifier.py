@@ -1,4 +1,4 @@
-"""A mutex and its notifier, for protocols that wait for a change of the guarded state."""
+"""A mutex with notification, for coroutines that wait until the state that it guards has changed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from latchwork.store.steps import Step, future_when
 class Notifier:
     """A mutex, and waiters that are woken when the guarded state changes. Thread-safe.
 
-    Hold ``notifier.mutex`` to change the guarded state and to call ``notify_all``. To wait for a condition, read
+    Hold ``notifier.mutex`` to change the state and to call ``notify_all``. To wait for a condition, read
     ``notifier.version`` and check the condition with the mutex held. Then, without the mutex, await
     ``notifier.changed_since(version, ...)``, and check again.
 
     Attributes:
-        version: Number of calls of ``notify_all`` so far.
+        version: The number of calls of ``notify_all`` so far.
 
     Args:
-        of: An existing mutex; several notifiers of one mutex each wake only their waiters.
+        of: An existing mutex. Several notifiers can share one, and each wakes only its own waiters.
     """
 
     def __init__(self, of: threading.Lock | None = None) -> None:
@@ -35,7 +35,7 @@ class Notifier:
     def notify_all(self) -> None:
         """Wake all waiters. The caller must hold the mutex.
 
-        The calls that were registered for event loops are made in this thread. Each only wakes its loop.
+        Functions that were registered for event loops are called in this thread. Each only wakes its loop.
         """
         self.version += 1
         for call in tuple(self._calls.values()):
@@ -43,20 +43,20 @@ class Notifier:
         self._calls.clear()
 
     def changed_since(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """Return an awaitable that waits until ``notify_all`` is called after ``version`` was read.
+        """Return an awaitable that waits for the next ``notify_all`` after ``version`` was read.
 
         Its result is True, or False after ``timeout_s`` seconds.
         """
         return _Change(self, version, clock, timeout_s)
 
     def call_on_change(self, version: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a call once, when ``notify_all`` is called after ``version`` was read, or at once if it already was.
+        """Call a function once at the next ``notify_all`` after ``version`` was read, or now if it was already called.
 
         Args:
             version: The notifier's version, as read by the caller.
-            call: Must be quick and idempotent.
+            call: The function, which must be fast and idempotent.
         Returns:
-            A function that cancels the call.
+            A function that removes the registration.
         """
         number = object()
         with self.mutex:
@@ -69,7 +69,7 @@ class Notifier:
 
 
 class _Change(Step[bool]):
-    """Waits until a notifier's version has changed. The result is False if the timeout comes first."""
+    """Waits until a notifier's version has changed. The result is False if the timeout passes first."""
 
     __slots__ = ("_clock", "_notifier", "_version")
 

@@ -1,4 +1,4 @@
-"""Observers of a store's calls and sessions, and of a session's states.
+"""Observers of a store's calls and sessions, and metrics made of them.
 
-`latchwork.store` exports the observer. Import `StoreMetrics` from `metrics.py`. The rest is internal.
+``latchwork.store`` exports the observer. Import ``StoreMetrics`` from ``metrics.py``. The rest is internal.
 """

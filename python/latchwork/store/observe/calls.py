@@ -1,6 +1,6 @@
-"""Observers of a store: notified of each call when it ends, and of each session when it is opened.
+"""Observers of a store, which are notified when a call has ended and when a session was opened.
 
-Pass them as ``connect(url, observers=[...])``. Performs no I/O.
+Pass them as ``connect(url, observers=[...])``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class CallInfo:
     """A call that has ended.
 
     Attributes:
-        call: One of ``backends.base.CALLS``; a put, a create and a delete are commits.
+        call: The name of the backend's method, one of ``backends.base.CALLS``. A put, a create and a delete are
+            commits.
         seconds: Its duration.
-        error: Its error, if any, including ``Conflict``.
+        error: Its error or None. ``Conflict`` is an error, too.
     """
 
     call: str
@@ -33,7 +34,7 @@ class CallInfo:
 
 
 class StoreObserver:
-    """Base class of observers. Methods are called in several threads concurrently, and must not block."""
+    """Base class of observers. Its methods are called in several threads at the same time, and must not block."""
 
     def called(self, info: CallInfo) -> None:
         """Called when a call has ended, with its name, duration and error."""
@@ -41,7 +42,7 @@ class StoreObserver:
     def opened(self, session: Session) -> None:
         """Called when a session was opened.
 
-        Register a listener with ``session.on_state`` to observe the session further.
+        ``session.on_state`` can be used to observe the session further.
         """
 
 
@@ -49,7 +50,7 @@ NOBODY = Observers[StoreObserver]()
 
 
 class ObservedBackend:
-    """Wraps a backend to notify observers of its calls."""
+    """A wrapper of a backend that notifies observers of each call."""
 
     def __init__(self, backend: Backend, observers: Observers[StoreObserver]) -> None:
         self._backend = backend
@@ -61,16 +62,16 @@ class ObservedBackend:
 
     @property
     def waiting(self) -> Backend:
-        """The observed form of the backend's ``waiting``, for callers that wait for each answer immediately."""
+        """The variant of this backend for callers that block until each answer arrives, also observed."""
         return observed(self._backend.waiting, self._observers)
 
     @property
     def for_event_loop(self) -> Backend:
-        """The observed form of the backend's ``for_event_loop``, for callers that must not block."""
+        """The variant of this backend for callers that must not block, also observed."""
         return observed(self._backend.for_event_loop, self._observers)
 
     def within(self, limit_s: float) -> Backend:
-        """Return the observed form of the backend with a shorter call timeout."""
+        """Return a variant of this backend with a shorter call timeout, also observed."""
         return observed(self._backend.within(limit_s), self._observers)
 
     def _told(self, name: str, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -89,5 +90,5 @@ class ObservedBackend:
 
 
 def observed(backend: Backend, observers: Observers[StoreObserver]) -> Backend:
-    """Wrap a backend so that the observers are called for each of its calls."""
+    """Return a wrapper of a backend that notifies observers of each call."""
     return cast("Backend", ObservedBackend(backend, observers))

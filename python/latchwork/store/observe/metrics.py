@@ -1,4 +1,5 @@
-"""Prometheus metrics of a store's calls and sessions. Names begin with ``latchwork_``; all have the label ``store``.
+"""Prometheus metrics of a store's calls and sessions. Their names start with ``latchwork_``. All have the label
+``store``.
 
 Pass ``connect(url, observers=[StoreMetrics()])``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
 """
@@ -32,7 +33,7 @@ _STATES = ("active", "suspect", "lost", "closed")
 
 
 class _Families(GaugeCollector):
-    """The metrics of one registry, made once."""
+    """The metrics in one registry, which are created once for all stores."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.calls = Counter("latchwork_store_calls", "Calls ended.", ["store", "call", "outcome"], registry=registry)
@@ -48,7 +49,7 @@ class _Families(GaugeCollector):
         registry.register(self)
 
     def prepare(self, store: str) -> None:
-        """Create all metrics of a store, so that they exist before its first call."""
+        """Create all metrics of a store, so that they exist with the value 0 before its first call."""
         for call in CALLS:
             self.seconds.labels(store, call)
             for outcome in _OUTCOMES:
@@ -60,14 +61,14 @@ class _Families(GaugeCollector):
             self._sessions.setdefault(store, WeakSet())
 
     def add(self, store: str, session: Session) -> None:
-        """Add a session to the metric of open sessions."""
+        """Include a session in the metric of open sessions."""
         self.opened.labels(store).inc()
         session.on_state(lambda state: self.changes.labels(store, state).inc())
         with self._mutex:
             self._sessions[store].add(session)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a metric with the states of the open sessions."""
+        """Yield a metric with the number of open sessions in each state. Called by the client library."""
         states = GaugeMetricFamily("latchwork_sessions", "Sessions in this state.", labels=["store", "state"])
         left = GaugeMetricFamily(
             "latchwork_session_remaining_seconds",
@@ -89,11 +90,11 @@ class _Families(GaugeCollector):
 
 
 class StoreMetrics(StoreObserver):
-    """The metrics of one store.
+    """An observer that counts the calls and sessions of one store in Prometheus metrics.
 
     Args:
         store: Value of the label ``store``.
-        registry: Registry of the metrics; defaults to the client library's registry.
+        registry: Registry of the metrics. Defaults to the registry of the client library.
     """
 
     def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
@@ -107,7 +108,7 @@ class StoreMetrics(StoreObserver):
         self._families.seconds.labels(self._store, info.call).observe(info.seconds)
 
     def opened(self, session: Session) -> None:
-        """Count a new session and record its state from now on."""
+        """Count a new session, and record its state from now on."""
         self._families.add(self._store, session)
 
 
