@@ -125,7 +125,7 @@ class Session:
         return self._closed or self._home.is_foreign or self._has_expired()
 
     def remaining_s(self) -> float:
-        """Return for how many seconds the session certainly lasts.
+        """Return the seconds for which the session certainly lasts.
 
         The result is 0 after its end and in a forked child.
         """
@@ -135,7 +135,7 @@ class Session:
 
     @property
     def ends_at(self) -> float:
-        """The local clock time at which the session ends if it is not renewed, or at which it ended."""
+        """The local clock time at which the session expires without another renewal, or at which it ended."""
         return -math.inf if self._home.is_foreign else self._renewer.expires_at
 
     @property
@@ -148,10 +148,10 @@ class Session:
 
     @property
     def fence(self) -> Fence:
-        """Return a check that the session has not ended on the server, for transactions that depend on it.
+        """Return a fence for transactions that must fail if the session has ended on the server.
 
         Raises:
-            ForkedProcess: The session was opened by this process's parent.
+            ForkedProcess: The session was opened by the parent of this process.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -194,16 +194,16 @@ class Session:
         return self._states.listen(fn)
 
     def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn`` once when the session is lost or closed, in the thread that ends it, or at once if it has already
-        ended.
+        """Call ``fn`` once when the session is lost or closed, in the thread that ends it. If it has already ended,
+        call it now.
 
-        For waking waiters: ``fn`` must not block, call the store, or raise.
+        Intended for waking waiting threads: ``fn`` must not block, call the store, or raise.
 
         Returns:
-            A function that removes the listener; it may be called at any time.
+            A function that removes the listener, at any time.
         Raises:
-            TypeError: ``fn`` is not a plain function.
-            ForkedProcess: The session was opened by this process's parent.
+            TypeError: ``fn`` is a coroutine function, or cannot be called.
+            ForkedProcess: The session was opened by the parent of this process.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -215,12 +215,12 @@ class Session:
         return lambda: None
 
     def ensure_usable(self) -> None:
-        """Raise an error if the session has ended.
+        """Check that the session has not ended.
 
         Raises:
-            SessionLost: It was lost, or its deadline has just passed.
-            Closed: This client closed it.
-            ForkedProcess: It was opened by this process's parent.
+            SessionLost: The session was lost, or has just expired.
+            Closed: This client closed the session.
+            ForkedProcess: The session was opened by the parent of this process.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -231,12 +231,13 @@ class Session:
             raise SessionLost(msg)
 
     def commit(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction that binds keys to this session. It also renews the session if the backend supports it.
+        """Commit a transaction that binds keys to this session. It also renews the session if the backend supports
+        that.
 
         Args:
             backend: The backend that commits.
-            checks: Conditions that must all hold.
-            ops: The writes.
+            checks: The checks.
+            ops: The operations.
         """
         handle = self._backend
         if not isinstance(handle, RenewsWithCommit):
@@ -250,7 +251,7 @@ class Session:
         return then(handle.commit(checks, ops), mark_renewed)
 
     def close(self) -> None:
-        """End the session. Its keys disappear immediately if the server is reachable.
+        """End the session. Its keys are deleted at once if the server is reachable.
 
         Idempotent. If an interrupt ends the call, call it again to continue.
         """
@@ -278,7 +279,7 @@ class Session:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def mark_ended(self) -> None:
-        """Record that the server has ended the session. May be called in any thread."""
+        """Record that the session has ended on the server. May be called in any thread."""
         self._renewer.end()
         self._wake.set()
 
@@ -286,7 +287,9 @@ class Session:
         call_each(end_listeners, _log, "session %s: a wake-up listener raised; please report this", self.id)
 
     def hold_callbacks(self, value: _Callbacks) -> None:
-        """Keep the listeners alive after the store's owner was dropped, and call those that are already due."""
+        """Keep the listeners alive after the store's owner was garbage collected, and call those that are already
+        due.
+        """
         with self._lock:
             self._held = lambda: value
             if not (self._closed or self._lost.is_set()):
@@ -344,9 +347,9 @@ class Session:
         self._end()
 
     def _end(self) -> None:
-        """End the session on the server, so that no write in flight that depends on it can still be committed.
+        """End the session on the server, so that no write in flight that depends on it can be committed later.
 
-        Errors are raised if the server is unreachable.
+        Raises an error if the server is unreachable.
         """
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
@@ -364,7 +367,7 @@ class Session:
 
 
 class _Callbacks:
-    """Listeners for the loss of a session, and for any end of it."""
+    """The listeners for the loss of a session, and those for its end."""
 
     def __init__(self) -> None:
         self.listeners: dict[object, Callable[[], None]] = {}
@@ -372,7 +375,7 @@ class _Callbacks:
 
 
 class _WhenClosed:
-    """A listener that is also called when the session is closed."""
+    """A listener for the loss of a session that is also called when the session is closed."""
 
     def __init__(self, fn: Callable[[], None]) -> None:
         self._fn = fn
@@ -386,10 +389,10 @@ def _when_closed(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], N
 
 
 class SessionStates:
-    """Notifies the state listeners of one session. Thread-safe.
+    """The state listeners of one session, and the state that they know. Thread-safe.
 
     Args:
-        session_id: Its ID, for log messages.
+        session_id: ID of the session, for log messages.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -401,12 +404,12 @@ class SessionStates:
         )
 
     def listen(self, fn: StateListener) -> Callable[[], None]:
-        """Register a listener for state changes. Return a function that removes it again at any time."""
+        """Register a listener for state changes. Return a function that removes it, at any time."""
         with self._mutex:
             return listen(self._listeners, fn)
 
     def note(self, state: SessionState) -> None:
-        """Record the state of the session, and notify the listeners if it has changed. Does not block."""
+        """Set the state of the session. Notify the listeners if it has changed. Does not block."""
         with self._mutex:
             if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):
                 return

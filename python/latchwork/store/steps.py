@@ -1,10 +1,10 @@
-"""Steps: the wait operations of protocols, so that a protocol is written once for threads and for event loops.
+"""The operations for which a protocol waits, called steps. They let one coroutine run in a thread and in an event loop.
 
-A protocol is an ``async def`` function that awaits only steps and other protocols. A driver runs it: ``run`` waits for
-each step in the calling thread. An event loop begins each step and continues when its future ends. An interrupt of a
-wait is raised in the protocol at its ``await``, and ``finally`` blocks there may wait in turn.
+A protocol is an ``async def`` function that awaits only steps and other protocols. In a thread, ``run`` waits for each
+step. An event loop starts each step and continues when its future is done. An interrupt of a wait is raised in the
+protocol at its ``await``. The ``finally`` blocks there may wait, too.
 
-A protocol holds no mutex at an ``await``, because that would block an event loop. Performs no I/O.
+A protocol holds no mutex at an ``await``, because that would block an event loop.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Steps = Coroutine[Any, Any, T]
 
 
 class Step(ABC, Generic[T]):
-    """An operation that a protocol waits for, such as a call to the server or a pause. Awaited once.
+    """An operation that a protocol awaits once, such as a call to the server or a pause.
 
     Attributes:
-        timeout_s: Seconds after which an event loop calls ``on_timeout``; None for never. ``block`` keeps time by
-            itself.
+        timeout_s: Seconds after which an event loop calls ``on_timeout``. None means never. ``block`` has its own
+            timeout.
     """
 
     __slots__ = ("timeout_s",)
@@ -63,37 +63,37 @@ class Step(ABC, Generic[T]):
     def as_future(self) -> Future[T]:
         """Start the operation without blocking, and return a future of its result.
 
-        The future may complete in any thread. Cancelling it stops the operation.
+        The future may complete in any thread. Canceling it stops the operation.
         """
 
     def extension_s(self) -> float:
-        """Return by how many seconds to extend the wait after its timeout has passed. 0 means that it has timed out."""
+        """Return the seconds by which to extend the wait after its timeout has passed. 0 means that it has timed
+        out.
+        """
         return 0.0
 
     def cancel(self, future: Future[T]) -> bool:
-        """Stop the operation.
+        """Stop the operation of this future.
 
         Returns:
-            False if the operation cannot be stopped and its end must be awaited.
+            False if the operation cannot be stopped, so that the caller must wait for its end.
         """
         future.cancel()
         return True
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Release the result of an operation that completed after it was cancelled, so that the protocol never received
+        """Release the result of an operation that completed after its cancellation, so that the protocol never received
         it.
         """
 
     def outcome_note(self) -> str | None:
-        """Return a note for the user about what is unknown if the operation is cancelled, or None if nothing is
-        unknown.
-        """
+        """Return a note for the user about what is unknown after a cancellation, or None."""
         return None
 
     def on_timeout(self) -> T:
-        """Return the result to use after a timeout, or raise the error.
+        """Return the result of an operation that has timed out, or raise its error.
 
-        Not called for an operation without a timeout.
+        Not called if the operation has no timeout.
         """
         raise AssertionError
 
@@ -103,8 +103,8 @@ def run(steps: Steps[T]) -> T:
 
     An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
 
-    After a step has ended with ``OutcomeUnknown``, the protocol raises no error that says "not applied"; see
-    ``after_unknown``. Event loops follow the same rule.
+    After a step has ended with ``OutcomeUnknown``, the protocol raises no error which says that nothing was applied.
+    See ``after_unknown``. Event loops follow the same rule.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
@@ -144,18 +144,18 @@ def _drive(steps: Steps[T], error: BaseException | None) -> T:
 
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Decorate an ``async def`` protocol so that it can be called like an ordinary function, which blocks until it has
+    """Decorator of an ``async def`` protocol: it becomes an ordinary function, which blocks until the protocol has
     ended.
 
-    A signal handler that calls it during another call is refused; see ``interrupts.entrance``.
+    A signal handler that calls it during another call gets an error. See ``interrupts.entrance``.
     """
     return _driven(protocol, is_shielded=False)
 
 
 def shielded(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Decorate a protocol like ``driven`` does. A cancellation in an event loop does not interrupt the protocol.
+    """Decorator like ``driven``, for a protocol that the cancellation of an asyncio task does not interrupt.
 
-    The loop waits for it for a limited time, then it continues in the background.
+    The task waits for it for a limited time. Then it continues in the background.
     """
     return _driven(protocol, is_shielded=True)
 
@@ -189,7 +189,13 @@ def is_driven(function: object) -> bool:
 
 
 def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
-    """Return a ``TypeError`` that suggests ``timeout_s`` for an unknown option named ``timeout``, and the like."""
+    """Return a ``TypeError`` that suggests the right name for an unknown option, such as ``timeout_s`` for ``timeout``.
+
+    Args:
+        protocol: The called function.
+        options: The names of the given options.
+        error: The original error.
+    """
     known = signature(protocol).parameters
     for name in options:
         if name not in known and f"{name}_s" in known:
@@ -198,7 +204,9 @@ def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[s
 
 
 def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
-    """Return the coroutine function behind a function decorated with ``driven``, to await it in another protocol."""
+    """Return the coroutine function behind a function that is decorated with ``driven``, to await it in another
+    protocol.
+    """
     protocol: Callable[..., Steps[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
     return protocol if owner is None else partial(protocol, owner)
@@ -206,7 +214,7 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
 
 @contextmanager
 def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` if an interrupt or a cancellation, but not an ordinary error, ends the ``with`` block.
+    """Call ``undo`` if an interrupt or a cancellation ends the ``with`` block. Ordinary errors do not call it.
 
     ``undo`` must return quickly.
     """
@@ -224,25 +232,32 @@ class CallTarget(Protocol):
 
     @property
     def connection(self) -> object:
-        """The connection of the store and its namespaces.
+        """The connection that the store and its namespaces share.
 
-        An event loop limits the number of calls in flight on each one.
+        An event loop limits the number of its calls in flight.
         """
 
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
-        """Start a call of the store without blocking, and return a future of its result."""
+        """Start the call with this method name without blocking, and return a future of its result."""
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return for how many more seconds to wait for the answer to a call that was made at the local time
-        ``since``.
+        """Return the number of seconds for which to wait for the answer to a call.
+
+        Args:
+            since: Local clock time at which the call was made. None means now.
         """
 
     def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
-        """Return the error to raise for a call that was not answered in time."""
+        """Return the error for a call that was not answered in time.
+
+        Args:
+            method: The name of the method.
+            args: Its arguments.
+        """
 
 
 class Ask(Step[T]):
-    """A call to the server: ``await ask(store.get, key)``. The store limits its time."""
+    """A call to the server, with a timeout: ``await ask(store.get, key)``."""
 
     __slots__ = ("_args", "_at", "_call", "_options")
 
@@ -273,13 +288,13 @@ class Ask(Step[T]):
         return future
 
     def extension_s(self) -> float:
-        """Return for how many more seconds to wait if the ownership under which the call is made was renewed
+        """Return the seconds by which to extend the wait, because the lock or lease that limits the call was renewed
         meanwhile.
         """
         return self.target.call_wait_s(self._at)
 
     def outcome_note(self) -> str | None:
-        """Return a note about the unknown outcome of a cancelled write, or None for a read."""
+        """Return a note about the unknown outcome of a canceled write, or None for a read."""
         return cancelled_write_note(self._call.__name__, self._args)
 
     def on_timeout(self) -> T:
@@ -288,7 +303,7 @@ class Ask(Step[T]):
 
 
 class PendingCall(Step[T]):
-    """A call already in flight: ``await PendingCall(future)``. The store limits its time."""
+    """A call that is already in flight, with a timeout: ``await PendingCall(future)``."""
 
     __slots__ = ("_future",)
 
@@ -306,7 +321,12 @@ class PendingCall(Step[T]):
 
 
 def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
-    """Return a note for the user that a cancelled write may or may not have been applied. Return None for a read."""
+    """Return a note for the user that a canceled write may or may not have been applied. Return None for a read.
+
+    Args:
+        name: The name of the store's method.
+        args: Its arguments.
+    """
     if name not in WRITES:
         return None
     what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
@@ -317,14 +337,13 @@ ask = Ask
 
 
 class Tracked(Ask[T]):
-    """A write that is awaited even if the call is cancelled: ``await Tracked(answered, store.create, key, ...)``.
+    """A write whose answer is awaited even after a cancellation: ``await Tracked(answered, store.create, key, ...)``.
 
     Otherwise it would be unknown whether it was applied, and whether there is something to remove. In a thread, an
     interrupt ends it like any other call, and its outcome stays unknown.
 
     Args:
-        answered: Called with the ended future after a cancellation only, before the cancellation is raised in the
-            protocol.
+        answered: Called with the completed future, only after a cancellation and before that is raised in the protocol.
     """
 
     __slots__ = ("_answered",)
@@ -338,29 +357,31 @@ class Tracked(Ask[T]):
         self._answered = answered
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Pass the ended call to the ``answered`` function."""
+        """Call ``answered`` with the completed call."""
         self._answered(future)
 
 
 async def call_user_function(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a user's function and return its result. A result that is a ``Step`` is awaited first."""
+    """Call a user's function and return its result. If the result is a ``Step``, await it first."""
     result = call_outside(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
 async def call_library(function: Callable[[], T]) -> T:
-    """Call one of our functions and return its result. A function decorated with ``driven`` is awaited."""
+    """Call a function of this library and return its result. A function that is decorated with ``driven`` is
+    awaited.
+    """
     return await steps_of(function)() if is_driven(function) else function()
 
 
 class Until(Step[bool]):
-    """Waits until a condition is true or a timeout has passed. The result is True if the condition is true.
+    """Waits until a condition is true. The result is False if the timeout passes first.
 
     Args:
-        timeout_s: Timeout in seconds; None waits forever.
+        timeout_s: Timeout in seconds. None waits forever.
         block: Waits in the calling thread up to the timeout.
-        listen: Registers a call to make when the condition holds; returns a function that removes it.
-        condition: Returns whether the condition holds now.
+        listen: Registers a function that is called when the condition is true. Returns a function that removes it.
+        condition: Returns whether the condition is true now.
     """
 
     __slots__ = ("_condition", "_listen", "_wait")
@@ -387,7 +408,7 @@ class Until(Step[bool]):
 
 
 class Pause(Until):
-    """Waits until a signal is set or a timeout has passed. The result is True if the signal is set."""
+    """Waits until a signal is set. The result is False if the timeout passes first."""
 
     __slots__ = ()
 
@@ -396,11 +417,10 @@ class Pause(Until):
 
 
 def future_when(listen: Listen) -> Future[bool]:
-    """Return a future that completes with True when a registered call is made.
+    """Return a future that completes with True when the registered function is called.
 
     Args:
-        listen: Registers the call, and returns a function that removes it. The call is removed when the future has
-            ended.
+        listen: Registers a function, and returns a function that removes it. It is removed when the future is done.
     """
     future: Outcome[bool] = Outcome()
     remove = listen(lambda: resolve(future, True))

@@ -1,7 +1,7 @@
-"""The store: one contract over every backend.
+"""The store, whose methods behave in the same way on every backend.
 
 A ``Store`` validates calls before any I/O, waits for the backend's futures, and owns the sessions, watches and mirrors
-opened through it. Namespaces are views that share all of that.
+that are opened through it. Namespaces are views that share all of that.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Store:
 
     @property
     def server_notices(self) -> tuple[str, ...]:
-        """One sentence for each problem that the server will soon have, such as a database that approaches its quota.
+        """One sentence for each upcoming problem of the server, such as a database that approaches its quota.
 
         Reading the property does no I/O. The sentences may be up to an hour older than the previous read of the
         property.
@@ -114,8 +114,8 @@ class Store:
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
         """Return the entry of each key in order, or None for a key that does not exist.
 
-        Each read is linearizable, unless ``stale_ok`` is true. The list is not a snapshot. With ``stale_ok``, up to 100
-        keys are read in order, each from a state that is not older than that of the key before.
+        Each read is linearizable, unless ``stale_ok`` is true, but the keys are not read at one point in time. With
+        ``stale_ok``, up to 100 keys are read in order, each from a state that is not older than that of the key before.
         """
         return self._timeouts.wait_for_read(
             self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys"
@@ -148,10 +148,9 @@ class Store:
 
     @entrance
     def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
-        """Return the names directly below a prefix: those of keys and of parents that only have keys below them.
+        """Return the names directly below a prefix, sorted and unique, including names that only have keys below them.
 
-        The names are sorted and unique. ``stale_ok`` lowers the cost. All names may then come from one older state, and
-        include parents that are now empty.
+        ``stale_ok`` lowers the cost. The names may then be those of an older state, and include names without any keys.
         """
         return self._timeouts.wait_for_read(self._calls.children(prefix, stale_ok=stale_ok), f"children of {prefix!r}")
 
@@ -192,20 +191,20 @@ class Store:
 
     @entrance
     def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
-        """Create a key and return the names of the older keys of the same kind, for a queue of waiters.
+        """Create a key for a queue of waiters, and return the names of the older keys of that queue.
 
-        Keys are of one kind if they have the same parent, begin with the same ``stem`` and were created by this method.
-        They are ordered by ``created``.
+        The keys of a queue have the same parent, begin with the same ``stem`` and were created by this method. They are
+        ordered by ``created``.
 
         Args:
             stem: The parent and the beginning of the last segment: ``orders/t-``.
-            unique: The rest of the last segment, never used before for this kind.
+            unique: The rest of the last segment, never used before in this queue.
             value: Up to 1,000,000 bytes with the key.
             session: Bind the key to this session.
         Returns:
             The entry, whose key may have a suffix, and the names of the older keys that existed when it was created or
-                later. No other older key of the kind exists, now or later. The names are None if unknown: list the keys
-                then.
+                later. There are no other older keys in the queue, now or later. The names are None if unknown: list the
+                keys then.
         Raises:
             KeyExists: The key exists. Not every backend can detect it.
             ValueTooLarge, InvalidKey, SessionLost: As for ``put``.
@@ -215,21 +214,21 @@ class Store:
 
     @entrance
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
-        """Delete a key. Keys below it stay.
+        """Delete a key. Keys below it are not deleted.
 
         Args:
             key: The key.
-            version: Delete it only if it was not written since it was read with this version.
+            version: Delete the key only if this is still its version.
         Returns:
-            False if it did not exist.
+            False if the key did not exist.
         Raises:
-            Conflict: The version differs, or the key is gone.
+            Conflict: The key has another version, or does not exist.
         """
         return self._timeouts.wait_for_write(self._calls.delete(key, version=version), f"delete {key!r}")
 
     @entrance
     def delete_tree(self, prefix: str) -> int:
-        """Delete the key at a prefix and all keys below it. Return how many were deleted.
+        """Delete the key at a prefix and all keys below it. Return the number of deleted keys.
 
         The deletion is not atomic. "" deletes all keys below the root.
         """
@@ -240,16 +239,16 @@ class Store:
         """Write several keys in one atomic transaction if all checks hold.
 
         Args:
-            checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` and every ``Fence``; at most 100 after expanding
-                fences. They all hold at the time of the write.
-            ops: ``Put``, ``Create``, ``Delete``; at most 100, each key once. Keys, values and the keys of checks total
-                at most 1,000,000 bytes; the key of an ``Absent`` counts twice.
+            checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` or ``Fence`` objects. At most 100, where each check
+                in a fence counts. They all hold at the time of the write.
+            ops: ``Put``, ``Create`` or ``Delete`` objects. At most 100, and each key at most once. Keys, values and the
+                keys of checks together have at most 1,000,000 bytes. The key of an ``Absent`` counts twice.
         Returns:
-            The token of the commit, the entries written in order, and the keys that existed and were deleted.
+            The token of the commit, the written entries in order, and the deleted keys that existed.
         Raises:
-            Conflict: A check failed, or a key to create exists; ``failed`` names at least one.
+            Conflict: A check failed, or a key to create exists. ``failed`` names at least one.
             TransactionTooLarge, ValueTooLarge: A limit is exceeded. Raised before any I/O.
-            InvalidKey: A key is written below one that is bound to a session, here or before.
+            InvalidKey: A key is below one that is bound to a session, in this transaction or before.
             ValueError: A key is written twice, or two sessions are used.
         """
         return self._timeouts.wait_for_write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
@@ -258,19 +257,19 @@ class Store:
     async def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
         """Read and write in one transaction, and repeat it after a conflict.
 
-        ``fn(tx)`` may run several times and should only read and write through ``tx``. The commit checks all its reads,
-        even if it wrote nothing, so its returned result is consistent. Before the commit it may see keys from different
-        points in time. An error that it raises is raised immediately.
+        ``fn(tx)`` may be called several times, and should only read and write through ``tx``. The commit checks all
+        reads of ``tx``, even if nothing was written, so the returned result is based on a consistent state. Before the
+        commit, ``fn`` may see keys from different points in time. An error that ``fn`` raises is raised at once.
 
         Args:
-            fn: Called with a ``Tx``; its result is returned.
+            fn: Called with a ``Tx``. Its result is returned.
             guard: A key that is read first, checked and rewritten. It makes ``tx.list`` consistent among transactions
                 with the same guard, but not with other writes or expiring keys.
-            attempts: Number of attempts, with jittered backoff between them.
+            attempts: Number of attempts, with random and increasing pauses between them.
         Raises:
             Conflict: Every attempt was refused.
-            TransactionTooLarge: It read or wrote more than 100 keys.
-            OutcomeUnknown: As for any write; not retried.
+            TransactionTooLarge: More than 100 keys were read or written.
+            OutcomeUnknown: The outcome of the commit is unknown. It is not retried.
         """
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
@@ -294,7 +293,9 @@ class Store:
         raise AssertionError
 
     def fence(self, token: int, *checks: Check) -> Fence:
-        """Return a fence made of these checks. It is valid in every namespace of the same store URL.
+        """Return a fence, which makes a transaction fail if one of these checks does not hold.
+
+        It proves an ownership, and is valid in every namespace of the same store URL.
 
         Args:
             token: A number that is greater than the tokens of all earlier owners.
@@ -303,10 +304,10 @@ class Store:
         return Fence(token, tuple(self._scope.absolute_checks(checks)))
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """Return an object with the same calls that returns futures, so that many calls can be in flight.
+        """Return an object whose calls return futures, so that many calls can be in flight at the same time.
 
         Args:
-            max_in_flight: Maximum number of calls in flight. A call blocks while there are that many.
+            max_in_flight: Maximum number of calls in flight. Further calls block.
         """
         return Pipeline(self._calls_in_flight(), self._core.dispatcher.callback_queue(), max_in_flight, store=self)
 
@@ -319,11 +320,11 @@ class Store:
 
         Args:
             prefix: A key, or "" for the root.
-            leaf: The key is session-bound, and only its end matters: cheaper on some servers. Its changes and its end
-                are reported. A key created or bound again under its name may not be. The first state may be an older
-                one.
-            siblings: With ``leaf``, read the names of its siblings as soon as it is gone, if that is faster than a
-                later request; see ``Watch.siblings``.
+            leaf: Watch a single session-bound key, which is cheaper on some servers. Its changes and its deletion are
+                reported. If a key with the same name is created afterwards, that may not be reported. The first state
+                may be an older one.
+            siblings: With ``leaf``, read the names next to the key as soon as it is deleted, if that is faster than a
+                later request. See ``Watch.siblings``.
         """
         absolute = self._scope.absolute_prefix_for_read(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
@@ -331,12 +332,14 @@ class Store:
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:
-        """Return a local read-only mapping of all keys at and below a prefix, kept up to date. Close it after use.
+        """Return a local read-only copy of all keys at and below a prefix, which is kept up to date. Close it after
+        use.
 
         Args:
             prefix: A key, or "" for the root.
-            wait: Return after the first state has arrived; otherwise call ``ready``.
-            values: False for entries with empty values, if values are large and only the keys and their changes matter.
+            wait: Wait until the first state has arrived. Otherwise call ``ready``.
+            values: Whether the entries have their values. With False the values are empty, which saves memory if only
+                the keys and their changes matter.
         Raises:
             Unavailable: The first state did not arrive within the call timeout.
         """
@@ -346,17 +349,21 @@ class Store:
         return run(self.ready(mirror)) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:
-        """Return the calls of this store in a form that returns futures and does not block the caller's thread."""
+        """Return the calls of this store as futures that do not block the caller's thread."""
         return Calls(self._core.backend, self._scope, self._core.ensure_usable, self._limit)
 
     @property
     def connection(self) -> object:
-        """The connection of the store and its namespaces. An event loop limits the number of calls in flight on it."""
+        """The connection that the store and its namespaces share. An event loop limits the number of its calls in
+        flight.
+        """
         return self._core
 
     @property
     def cleanup(self) -> Cleanup:
-        """The background thread that removes what interrupted calls have left, for the store and all its namespaces."""
+        """The background thread that removes what interrupted calls have left. The store and its namespaces share
+        it.
+        """
         return self._core.cleanup
 
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
@@ -370,18 +377,25 @@ class Store:
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # not a backend call
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return for how many more seconds an event loop should wait for the answer to a call made at local time
-        ``since``.
+        """Return the number of seconds for which an event loop should still wait for the answer to a call.
+
+        Args:
+            since: Local clock time at which the call was made. None means now.
         """
         return self._timeouts.call_wait_s(since)
 
     def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
-        """Return the error to raise for a call of an event loop that was not answered in time."""
+        """Return the error for a call of an event loop that was not answered in time.
+
+        Args:
+            method: The name of the method.
+            args: Its arguments.
+        """
         what = f"{method} {args[0]!r}" if args and isinstance(args[0], str) else method
         return self._timeouts.timeout_error(what, writes=method in WRITES)
 
     async def ready(self, mirror: Mirror) -> Mirror:
-        """Wait until a mirror has its first state, and return the mirror. Close the mirror on a timeout."""
+        """Wait until a mirror has its first state, and return the mirror. On a timeout the mirror is closed."""
         timeout_s = self._core.call_timeout_s
         try:
             timeout_s = self._timeouts.call_timeout_s
@@ -398,21 +412,21 @@ class Store:
     @property
     @entrance
     def session(self) -> Session:
-        """The default session. It is opened on first use, and opened again on the next use after it was lost."""
+        """The default session. It is opened on first use. After it was lost, the next use opens a new one."""
         return self.primary_session()
 
     @property
     def given_session_ttl_s(self) -> float | None:
-        """The ``session_ttl_s`` in seconds as given in the URL or to ``connect``, or None if it was not given."""
+        """The ``session_ttl_s`` that was given in the URL or to ``connect``, in seconds. None if it was not given."""
         return self._core.given_session_ttl_s
 
     def primary_session(self) -> Session:
-        """Return the default session, like ``session``. It opens the session if necessary. Protocols may await it."""
+        """Return the default session, like ``session``, and open it if necessary. Protocols may await this."""
         self._core.ensure_usable()
         return self._core.primary()
 
     def opened_session(self) -> Session | None:
-        """Return the default session if it is open and has not ended, else None. Never opens a session."""
+        """Return the default session if it is open. Return None otherwise, without opening one."""
         return self._core.find_open_primary()
 
     @entrance
@@ -420,28 +434,28 @@ class Store:
         """Open a separate session.
 
         Args:
-            ttl_s: TTL in seconds, adjusted to the server's minimum or maximum with a logged warning. ``session.ttl_s``
-                is the granted TTL.
+            ttl_s: TTL in seconds. If the server allows only a longer or shorter one, that is used and a warning is
+                logged. ``session.ttl_s`` is the granted TTL.
         Raises:
-            ValueError: It is not above 0, or above 1,000,000 (eleven days).
+            ValueError: The TTL is not above 0, or above 1,000,000 (eleven days).
         """
         return self._core.open_session(ttl_s)
 
     def namespace(self, prefix: str) -> Store:
-        """Return a store whose keys are all below a prefix. It shares this store's connection and sessions.
+        """Return a store whose keys are all below a prefix. It shares the connection and the sessions of this store.
 
-        Closing this store closes the namespace too.
+        Closing this store also closes the namespace.
         """
         return _Namespace(self._owner, self._core, self._scope.nested_scope(prefix), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
         """Return an object that all users of this store and prefix share, such as a thread for many small objects.
 
-        The first call makes the object. It is closed before the store is closed.
+        The first call creates the object. It is closed before the store is closed.
 
         Args:
             kind: Identifies the object.
-            make: Makes it without I/O, from a store with this prefix. It needs an idempotent ``close()``.
+            make: Creates it without I/O, from a store with this prefix. It needs an idempotent ``close()``.
         Raises:
             Closed: The store was closed, or is being closed.
         """
@@ -450,21 +464,22 @@ class Store:
         return cast("S", made)
 
     def time_left_s(self) -> float | None:
-        """Return for how many seconds calls may still wait under the ownership given to ``within``, or None without
-        one.
-        """
+        """Return the seconds until the lock or lease expires that was passed to ``within``. None without one."""
         return None if self._limit is None else max(0.0, self._limit.remaining_s())
 
     def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
-        """Return a view of this store for work under an ownership. No call waits longer than the ownership lasts.
+        """Return a view of this store for the work of a lock or lease owner. No call waits longer than the ownership
+        lasts.
 
-        A call without an answer raises when the ownership ends: a read raises ``error``, a write ``OutcomeUnknown``.
-        Later calls raise ``error`` before any I/O. Not promised: that a write already sent does not commit later. Use
-        its fence to prevent that. Sessions and watches opened through it, and futures of its pipelines, are not
-        limited. It shares this store's connection and sessions, and closes with it.
+        When the ownership ends, a call that is still waiting for its answer raises: a read raises ``error``, a write
+        ``OutcomeUnknown``. Later calls raise ``error`` before any I/O. Not promised: that a write that was sent is not
+        committed later. Use a fence to prevent that. Sessions and watches that are opened through the view, and futures
+        of its pipelines, are not limited. The view shares the connection and the sessions of this store, and is closed
+        with it.
 
         Args:
-            remaining_s: Returns the seconds that the ownership certainly lasts. Called often; must perform no I/O.
+            remaining_s: Returns the seconds for which the ownership certainly lasts. Called often, so it must perform
+                no I/O.
             error: The error that calls raise after the ownership has ended.
         """
         return _Namespace(self._owner, self._core, self._scope, OwnershipLimit(remaining_s, error))
@@ -473,18 +488,20 @@ class Store:
         """Connect again with the same URL, options, clock and observers, and return a new store with the same
         namespace.
 
-        For a forked child, where this store and the objects made with it belong to the parent: ``store =
-        store.reopen()``, once in each child. This store is unchanged and keeps its sessions, locks and watches.
+        This is for a forked child, where the store and the objects created with it belong to the parent: call ``store =
+        store.reopen()`` once in each child. The old store is unchanged and keeps its sessions, locks and watches.
 
         Raises:
             ConnectFailed, AuthenticationFailed: As for ``connect``.
-            LatchworkError: The store was not made by ``connect``, but for tests, from another store.
+            LatchworkError: The store was not opened with ``connect``.
         """
         return self.reopen_for(origin())
 
     def reopen_for(self, created: Origin) -> Store:
-        """Connect again like ``reopen``, and record where the caller created the store, for the warning about a store
-        not closed.
+        """Connect again like ``reopen``.
+
+        Args:
+            created: The place in the caller's code, for the warning about a store that was not closed.
         """
         return Store(self._core.reconnect(), self._scope, created=created)
 
@@ -493,10 +510,11 @@ class Store:
         self._core.close()
 
     def take_over(self) -> Callable[[], None]:
-        """Transfer the responsibility for closing the store to a store that is built on it.
+        """Make the caller responsible for closing this store.
 
         Returns:
-            A function that closes this store. Dropping this store then closes nothing.
+            A function that closes this store. When this store is garbage collected, it is no longer closed
+                automatically.
         """
         if self._owner is not None:
             self._owner.disable_closing()
@@ -504,7 +522,7 @@ class Store:
 
 
 class _Namespace(Store):
-    """A view of a store. Closing it leaves the store open."""
+    """A view of a store. Closing it does not close the store."""
 
     def __init__(self, owner: StoreOwner | None, core: Core, scope: Scope, limit: OwnershipLimit | None = None) -> None:
         self._owner = owner
@@ -519,13 +537,13 @@ class _Namespace(Store):
 
 
 def system_namespace(store: Store, name: str) -> Store:
-    """Return the namespace ``@<name>`` for the keys of one of latchwork's components. Callers cannot write there.
+    """Return the namespace ``@<name>`` for the keys of one of latchwork's components. Users cannot write there.
 
     If the store already is such a namespace, return the store itself, so that all classes of a component share its
     keys.
 
     Args:
-        store: The caller's store, or a namespace of it.
+        store: The user's store, or a namespace of it.
         name: One of ``latchwork.store.keys.SYSTEMS``.
     """
     # Cached per store object, because parts shared by threads are looked up by it.
@@ -533,7 +551,8 @@ def system_namespace(store: Store, name: str) -> Store:
 
 
 def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
-    """Convert a caller's operations to absolute keys, so that a component can include them in a transaction.
+    """Convert a user's operations to operations with absolute keys, so that a component can include them in a
+    transaction.
 
     Raises:
         InvalidKey: A key is malformed, or reserved.

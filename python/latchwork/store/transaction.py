@@ -1,4 +1,4 @@
-"""The reads and writes of one transaction attempt. ``Store.transact`` is the loop around it."""
+"""The object for the reads and writes of one transaction attempt. ``Store.transact`` repeats the attempts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ ChecksAndOps = tuple[list[Check], list[Op]]
 
 
 class Tx:
-    """The object through which a transaction function reads and writes. For one thread, valid during the call only.
+    """The object through which a transaction function reads and writes. It is valid only during the call, in one
+    thread.
 
-    Reads are remembered: reading the same key or list again returns the same result, and the commit checks each key
-    read. Later reads see the transaction's writes; such entries have the version None and the token 0.
+    Reads are cached: reading the same key or list again returns the same result, and the commit checks each key that
+    was read. Later reads see the transaction's own writes. Such entries have the version None and the token 0.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class Tx:
 
     @driven
     async def get(self, key: str) -> Entry | None:
-        """Return the entry of a key, or None.
+        """Return the entry of a key, or None if it does not exist.
 
-        The read is linearizable, and the commit checks that it is still current.
+        The read is linearizable, and the commit checks that the key has not changed since.
         """
         op = self._written.get(validate_key_for_read(key))
         if op is None:
@@ -100,14 +101,14 @@ class Tx:
             self._written[key] = Create(key, value, session)
 
     def delete(self, key: str) -> None:
-        """Delete a key when the transaction commits. An absent key is ignored."""
+        """Delete a key when the transaction commits. A key that does not exist is ignored."""
         if isinstance(self._written.get(validate_key(key)), Create):
             del self._written[key]  # its absence is still checked
         else:
             self._written[key] = Delete(key)
 
     def checks_and_ops(self) -> ChecksAndOps:
-        """Return the checks and the operations to commit. Both are empty if nothing has to be committed.
+        """Return the checks and the operations to commit. Both are empty if a commit is not necessary.
 
         A transaction that only reads one key needs no commit, because one read is consistent by itself.
         """
@@ -127,7 +128,7 @@ class Tx:
         return checks, ops
 
     async def _refuse_unbinding(self, key: str) -> None:
-        """Raise an error if a key bound to a session was deleted and is put again.
+        """Raise an error if a session-bound key was deleted in this transaction and is put again.
 
         Both together would be stored as one put, which would leave the key bound to the session.
         """

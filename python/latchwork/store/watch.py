@@ -1,7 +1,7 @@
-"""A watch: batches of changes, starting with the current state.
+"""A watch: an iterator of batches of changes. The first batch is the current state.
 
-Unread changes are merged per key, so a slow reader costs at most one change per key. ``Tracker`` folds a backend's
-events into one state per key.
+Unread changes of the same key are merged, so a slow reader needs memory for at most one change per key. ``Tracker``
+converts a backend's events to the changed entries.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Matters = Callable[[Sequence[Change]], bool]
 
 
 class Inbox:
-    """Collects the changes for one reader and merges those of the same key. Not thread-safe.
+    """Collects the changes for one reader, and merges those of the same key. Not thread-safe.
 
-    Its owner must hold a mutex around every call.
+    Its owner must hold a mutex during every call.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,14 @@ class Inbox:
         return self.filled
 
     def add(self, changes: list[Change], *, ready: bool, matters: Matters | None = None) -> bool:
-        """Add changes and return whether a batch is ready.
+        """Add changes, and return whether a batch is ready.
 
         The first batch is ready once the first snapshot has arrived, even if it is empty.
 
         Args:
             changes: The changes to add.
             ready: Whether the first snapshot has arrived.
-            matters: If given, a later batch is ready only when it contains a change for which this function returns
-                True.
+            matters: If given, a later batch is ready only when this function returns True for one of its changes.
         """
         for change in changes:
             self._pending.pop(change.key, None)
@@ -69,7 +68,7 @@ class Inbox:
     def take(self) -> Batch:
         """Remove and return all collected changes.
 
-        The first batch is sorted by key, later ones are in order of change.
+        The first batch is sorted by key. Later ones are in the order of the changes.
         """
         batch = tuple(self._pending.values())
         if self._first:
@@ -81,9 +80,10 @@ class Inbox:
 
 
 class Feed:
-    """Receives the changes of a backend's watch and keeps the resulting state. Base class of ``Watch`` and ``Mirror``.
+    """The receiver of a backend's watch events, which keeps the resulting state. Base class of ``Watch`` and
+    ``Mirror``.
 
-    Thread-safe. ``close()`` may be called from anywhere, including callbacks. In a forked child it does not affect the
+    Thread-safe. ``close()`` may be called anywhere, also in callbacks. In a forked child it does not affect the
     parent's watch.
     """
 
@@ -108,14 +108,19 @@ class Feed:
         self.close()
 
     def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
-        """Connect this object to a watch of the backend. ``on_close`` is called once when this object is closed."""
+        """Connect this object to a watch of the backend.
+
+        Args:
+            watch: The watch, which is closed with this object.
+            on_close: Called once when this object is closed.
+        """
         self._on_close = on_close
         self._backend = watch
         if self._closed:
             watch.close()
 
     def __call__(self, event: WatchEvent) -> None:
-        """Process a backend event. Never blocks, never raises."""
+        """Process an event of the backend's watch. Never blocks or raises."""
         with self._changed.mutex:
             if self._closed:
                 return
@@ -131,7 +136,7 @@ class Feed:
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
 
     def close(self) -> None:
-        """Stop receiving changes. Callers that wait get ``Closed``. Idempotent."""
+        """Stop receiving changes. Waiting callers get ``Closed``. Idempotent."""
         if self._home.is_foreign:
             return
         if self._is_shut:
@@ -145,20 +150,24 @@ class Feed:
         self._is_shut = True  # last: after an interrupt, the next close repeats everything
 
     def _deliver(self, changes: list[Change]) -> bool:
-        """Add changes to the readers' batches, and return whether to wake waiting readers. The mutex is held."""
+        """Store changes for the readers, and return whether to wake waiting readers. The caller holds the mutex."""
         raise NotImplementedError
 
     def _notify_listeners(self, changes: list[Change]) -> None:
-        """Notify listeners after changes were added. The mutex is not held."""
+        """Notify listeners of changes that were stored. The caller does not hold the mutex."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
-        """Wait until a condition is true, then return the result of ``take``. The mutex is held for both calls.
+        """Wait until a condition is true, then return the result of ``take``. Both functions are called with the mutex
+        held.
 
         Args:
             is_true: Returns whether the condition is true.
             take: Returns the result.
             timeout_s: Timeout in seconds. None waits forever.
-            what: What the caller waits for, for the error message.
+            what: Description of what the caller waits for, for the error message.
+        Raises:
+            WaitTimeout: The condition was not true in time.
+            Closed: This object or its store was closed.
         """
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
@@ -213,9 +222,9 @@ class Watch(Feed):
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
-        """The names of the keys next to a deleted key, if the watch was asked for them and they were read, else None.
+        """The names next to a deleted key, if the watch was asked for them and they were read. Otherwise None.
 
-        The names are unsorted. They come from one state in which the watched key no longer existed.
+        The names are unsorted. They were read at one point in time after the deletion.
         """
         self._home.check()
         return self._siblings
@@ -229,20 +238,22 @@ class Watch(Feed):
         Raises:
             WaitTimeout: Nothing changed in that time.
             Closed: The watch or its store was closed.
-            ForkedProcess: This process's parent opened it.
-            PermissionDenied: The account may no longer read here.
+            ForkedProcess: The watch was opened by the parent of this process.
+            PermissionDenied: The account is no longer permitted to read here.
         """
         return await self._await(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
-        """Call ``fn`` with each batch of changes, in order, in a callback thread of the store. Replaces iteration.
+        """Call ``fn`` with each batch of changes, in order, in a callback thread of the store, instead of iterating.
 
-        A batch for which ``fn`` raises is logged and not repeated. ``on_error`` is called once if the watch ends
-        permanently.
+        If ``fn`` raises, the error is logged and the batch is not repeated.
 
+        Args:
+            fn: The subscriber.
+            on_error: Called once if the watch ends permanently with an error.
         Raises:
             ValueError: The watch already has a subscriber.
-            TypeError: An argument is not a plain function.
+            TypeError: An argument is a coroutine function, or cannot be called.
         """
         self._home.check()
         check_listener(fn)
@@ -257,7 +268,7 @@ class Watch(Feed):
         self._drain_task.signal()
 
     def close(self) -> None:
-        """Stop the watch. Callers that wait get ``Closed``. Idempotent."""
+        """Stop the watch. Waiting callers get ``Closed``. Idempotent."""
         super().close()
         if self._drain_task is not None and not self._home.is_foreign:
             self._drain_task.close()
@@ -286,13 +297,13 @@ class Watch(Feed):
 
 @dataclass(slots=True)
 class Tracker:
-    """The last reported state of every key under one watch. For one thread at a time.
+    """The last reported state of every key under one watch. Only one thread may use it at a time.
 
     Attributes:
-        known: The existing keys.
-        keep_values: False stores only the data needed for comparisons.
-        ready: True after the first snapshot.
-        as_of: Local clock time at which the state was last known to be current.
+        known: The entries of the existing keys.
+        keep_values: Whether entries keep their values. Otherwise only data for comparisons is stored.
+        ready: Whether the first snapshot has arrived.
+        as_of: Local clock time at which the state was last known to be up to date.
     """
 
     keep_values: bool
@@ -301,7 +312,7 @@ class Tracker:
     as_of: float = float("-inf")
 
     def fold(self, event: WatchEvent) -> list[Change]:
-        """Apply a watch event to the known state, and return the resulting changes, at most one per key."""
+        """Apply a watch event to the known state. Return the resulting changes, at most one per key."""
         if isinstance(event, Broken):
             return []
         if event.as_of is not None:
