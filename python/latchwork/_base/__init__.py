@@ -1,1 +1,1 @@
-"""Helpers for every layer. They do not know about stores and do no I/O."""
+"""Helpers for all layers. They know nothing about stores."""

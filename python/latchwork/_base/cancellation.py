@@ -1,6 +1,6 @@
-"""A cancellation token for work that cannot be ended from outside. Work polls it, waits for it, or listens to it.
+"""A cancellation token for work that nothing else can stop. The work polls it, waits for it, or registers a listener.
 
-Work that never checks it does not end.
+Work that never checks it does not stop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ StopListener = Callable[[], None]
 
 
 class StopSignal:
-    """A cancellation token that asks one piece of work, once, to stop. Thread-safe.
+    """A cancellation token that requests one piece of work to stop. Thread-safe.
 
     Args:
-        what: The work, for log lines, such as ``job report``.
-        clock: The clock that ``wait_stop`` waits by.
+        what: Description of the work for log messages, such as ``job report``.
+        clock: The clock for ``wait_stop``.
     """
 
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -40,13 +40,14 @@ class StopSignal:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the work was asked to stop."""
+        """Whether the work was requested to stop."""
         return self._is_stopped
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work is asked to stop. Return False if that takes longer than ``timeout_s`` seconds.
+        """Wait until the work is requested to stop. Return False after the timeout.
 
-        None waits forever.
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
         """
         with self._mutex:
             if self._event is None:
@@ -57,14 +58,14 @@ class StopSignal:
         return self._clock.wait(event, timeout_s)
 
     def on_stop(self, listener: StopListener) -> Callable[[], None]:
-        """Call ``listener`` once when the work is asked to stop, or at once if it was already.
+        """Call ``listener`` once when the work is requested to stop, or now if it already was.
 
         Listeners are called in the order in which they were added, in one thread. An exception of a listener is logged.
 
         Returns:
             A function that removes the listener. Idempotent.
         Raises:
-            TypeError: The listener is not a plain function.
+            TypeError: The listener is a coroutine function, or cannot be called.
         """
         check_listener(listener)
         with self._mutex:
@@ -78,12 +79,12 @@ class StopSignal:
         return lambda: self._remove(number)
 
     def stop(self) -> None:
-        """Ask the work to stop, and call the listeners in this thread. Idempotent."""
+        """Request the work to stop, and call the listeners in this thread. Idempotent."""
         self.signal_stop()
         self.call_listeners()
 
     def signal_stop(self) -> None:
-        """Ask the work to stop without calling the listeners, so that no user code can block the caller."""
+        """Request the work to stop, without calling the listeners. No user code can block this call."""
         with self._mutex:
             self._is_stopped = True
             if self._event is not None:
@@ -93,7 +94,7 @@ class StopSignal:
             wake()
 
     def call_listeners(self) -> None:
-        """Call the listeners that have not been called yet. Use it after ``signal_stop``."""
+        """Call the listeners that have not been called yet. Call this after ``signal_stop``."""
         while True:
             with self._mutex:
                 if not self._listeners:
@@ -103,7 +104,7 @@ class StopSignal:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there are listeners that have not been called yet."""
+        """Whether some listeners have not been called yet."""
         with self._mutex:
             return bool(self._listeners)
 

@@ -1,8 +1,8 @@
-"""Decoding of stored records, which any client may have written, to a `msgspec.Struct`, and encoding.
+"""Encoding of records as JSON, and decoding of stored records, which any client may have written.
 
-A record is JSON. Its type defines the fields, with bounds for every number (`Count`, `Seconds`, ...). A decoded record
-therefore contains only text that can be encoded, and finite numbers within bounds. All other values raise `BadRecord`.
-Fields that a type does not name are skipped, so that a newer version can add some.
+The type of a record, a ``msgspec.Struct``, defines the fields, with bounds for every number (`Count`, `Seconds`, ...).
+A decoded record therefore contains only text that can be encoded, and finite numbers within bounds. All other values
+raise `BadRecord`. Unknown fields are ignored, so that a newer version can add some.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Decoder(Generic[T]):
     """Decodes records of one type. Thread-safe.
 
     Args:
-        kind: The type: a Struct, or anything else that msgspec decodes.
-        what: The record in error messages, with an article: ``"a lock"``.
-        hint: What to do about an entry that holds something else.
+        kind: The type: a Struct, or any other type that msgspec can decode.
+        what: Description of the record in error messages, with an article: ``"a lock"``.
+        hint: Advice in the error message for an entry that is not such a record.
     """
 
     def __init__(self, kind: Any, what: str = "a record", hint: str = "") -> None:
@@ -53,10 +53,10 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def decode(self, value: bytes) -> T:
-        """Decode a stored value to a record and return it.
+        """Decode a stored value to a record.
 
         Raises:
-            BadRecord: The value is not such a record.
+            BadRecord: The value is not a valid record of this type.
         """
         try:
             return self._decode(value)
@@ -64,10 +64,10 @@ class Decoder(Generic[T]):
             raise BadRecord(f"value {short(value)} is not {self._what}: {error}") from None
 
     def decode_entry(self, entry: Entry) -> T:
-        """Decode the value of an entry to a record and return it. An error names the key of the entry.
+        """Decode the value of an entry to a record. An error message contains the key of the entry.
 
         Raises:
-            BadRecord: The value is not such a record.
+            BadRecord: The value is not a valid record of this type.
         """
         try:
             return self._decode(entry.value)
@@ -75,7 +75,7 @@ class Decoder(Generic[T]):
             raise BadRecord(f"key {entry.key!r} holds something else than {self._what} ({error}){self._hint}") from None
 
     def find(self, value: bytes) -> T | None:
-        """Decode a stored value to a record and return it, or return None if the value is not a valid record."""
+        """Decode a stored value to a record. Return None if the value is not a valid record of this type."""
         try:
             return self._decode(value)
         except ValueError:
@@ -110,10 +110,10 @@ _OBJECT: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 
 
 def read_json(value: bytes) -> Any:
-    """Decode a stored JSON value: valid text, finite numbers, nested at most ``MAX_DEPTH`` deep.
+    """Decode a stored JSON value. It must be valid text with finite numbers, and nested at most ``MAX_DEPTH`` deep.
 
     Raises:
-        BadRecord: The value is something else.
+        BadRecord: The value is not valid JSON within these limits.
     """
     return _JSON.decode(value)
 

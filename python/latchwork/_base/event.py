@@ -1,4 +1,4 @@
-"""An event that threads and event loops can wait for, and that survives interrupts of its callers."""
+"""A signal that threads and event loops can wait for. An interrupt of a caller cannot block later calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from latchwork._base.interrupts import mutex
 
 
 class Signal:
-    """An event that threads and event loops can wait for. Thread-safe.
+    """A flag that threads and event loops can wait for. Thread-safe.
 
-    ``threading.Event`` guards itself with a lock that it takes in Python code. If an interrupt ends a call there, the
-    lock stays held, and every later call waits forever. Here each waiter has its own lock, which ``set`` releases.
+    ``threading.Event`` takes its internal lock in Python code. If an interrupt ends a call there, the lock stays
+    locked, and every later call waits forever. Here each waiter has its own lock, which ``set`` releases.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Signal:
         return self._is_set
 
     def set(self) -> None:
-        """Set the signal, wake all waiting threads, and make the registered calls.
+        """Set the signal, wake all waiting threads, and call the registered functions.
 
-        Idempotent. After an interrupt, call it again.
+        Idempotent. If an interrupt ends the call, call it again.
         """
         self._is_set = True
         for gate in tuple(self._gates):
@@ -51,9 +51,10 @@ class Signal:
         self._is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the signal is set.
+        """Block until the signal is set. Return False after the timeout.
 
-        Return False if that takes longer than ``timeout_s`` seconds. None waits forever.
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
         """
         if self._is_set:
             return True
@@ -69,12 +70,12 @@ class Signal:
             self._gates.pop(gate, None)
 
     def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a call once, in the thread that sets the signal, or at once if it is already set.
+        """Call a function once when the signal is set, in the thread that sets it. If it is already set, call it now.
 
         Args:
-            call: Must be quick.
+            call: The function, which must be fast.
         Returns:
-            A function that cancels the call.
+            A function that removes the registration.
         """
         number = object()
         self._calls[number] = call

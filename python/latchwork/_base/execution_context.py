@@ -1,7 +1,7 @@
 """The caller of a function: a thread, or one of the tasks that an event loop runs in one thread.
 
-``PerCaller`` keeps state per caller, such as re-entrant holds, and ``identity`` compares callers. A driver of protocols
-says with ``acting_for`` for which task it runs. Otherwise the thread is the caller.
+``PerCaller`` stores values for each caller, such as the locks that it holds, and ``identity`` compares callers. The
+code that runs a protocol for a task states that with ``acting_for``. Otherwise the thread is the caller.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _warned: set[str] = set()
 
 
 class Caller:
-    """A task of an event loop. Compared by identity.
+    """A task of an event loop, as the owner of locks for example. Compared by identity.
 
     Attributes:
-        spawn: Runs a protocol in the background, for objects that this caller uses.
-        acts_for: The thread that waits while this task runs a listener for it; None for all other tasks.
+        spawn: Runs a coroutine in the background, for objects that this caller uses.
+        acts_for: The thread that waits while this task runs a listener for it. None for all other tasks.
     """
 
     __slots__ = ("__weakref__", "_own", "acts_for", "spawn")
@@ -40,16 +40,16 @@ class Caller:
         self._own: WeakKeyDictionary[PerCaller, dict[str, Any]] | None = None
 
     def own(self, of: PerCaller) -> dict[str, Any]:
-        """Return the values that a ``PerCaller`` keeps for this task."""
+        """Return the values that a ``PerCaller`` stores for this task."""
         if self._own is None:
             self._own = WeakKeyDictionary()
         return self._own.setdefault(of, {})
 
 
 class PerCaller:
-    """Keeps named values separately for each caller, like ``threading.local`` for threads and tasks. Thread-safe.
+    """Named values that each caller has separately, like ``threading.local``, but for threads and tasks. Thread-safe.
 
-    The values disappear with the caller.
+    The values are deleted with the caller.
     """
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class PerCaller:
 
     @property
     def own(self) -> dict[str, Any]:
-        """The values of the current caller, which may be changed."""
+        """The values of the current caller, as a dictionary that may be changed."""
         caller = current()
         return self._of_threads.__dict__ if caller is None else caller.own(self)
 
 
 def current() -> Caller | None:
-    """Return the task of an event loop for which this thread currently runs code, or None."""
+    """Return the task for which this thread is currently running code. None if the thread itself is the caller."""
     return getattr(_here, "caller", None)
 
 
 def identity() -> object:
     """Return an object that identifies the current caller. Compare it with ``==``.
 
-    This is the current task, the thread for which the task runs a listener, or the current thread.
+    The caller is the current task, the thread for which the task runs a listener, or the current thread.
     """
     caller = current()
     if caller is None:
@@ -79,7 +79,7 @@ def identity() -> object:
 
 
 class acting_for:  # noqa: N801 - used like a function
-    """A context manager in which this thread runs code for a task. None makes the thread its own caller."""
+    """A context manager in which this thread runs code for a task. None makes the thread itself the caller."""
 
     __slots__ = ("_before", "_caller")
 
@@ -103,7 +103,7 @@ def in_loop() -> bool:
 
 
 def warn_in_loop(call: str) -> None:
-    """Warn once per function that a blocking call is made in the thread of a running event loop.
+    """Log a warning that a blocking call is made in the thread of a running event loop. Once per function.
 
     Args:
         call: The name of the call in ``latchwork.aio``, such as ``Lock.acquire``.
@@ -122,7 +122,7 @@ def warn_in_loop(call: str) -> None:
 
 
 def _count_own_frames() -> int:
-    """Return the ``stacklevel`` of the first caller outside latchwork, for a warning."""
+    """Return the ``stacklevel`` for a warning that should show the first caller outside latchwork."""
     level, frame = 2, sys._getframe(2)  # noqa: SLF001 - as ``warnings`` does
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("latchwork."):
         level, frame = level + 1, frame.f_back

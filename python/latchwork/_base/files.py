@@ -22,7 +22,7 @@ _FULL_BYTES = 262_144
 
 
 def explain_write_failure(path: Path) -> str:
-    """Return a sentence about why a file cannot be written and what to do about it. Empty if no reason is found.
+    """Return a sentence that explains why a file cannot be written and how to fix it. Empty if no reason is found.
 
     Never raises an error.
     """
@@ -44,20 +44,19 @@ def explain_write_failure(path: Path) -> str:
 
 
 def secure_folder(path: Path, mode: int = 0o700) -> Path:
-    """Create a folder that no other user of this machine can change or replace, and return its path without symbolic
-    links.
+    """Create a folder that no other user of this machine can change or replace.
 
-    Every level above it must belong to root or to this user, and may be writable for others only with the sticky bit,
-    as the temporary folder is. The folder itself must belong to this user and be writable for no one else.
+    Every folder above it must belong to root or to this user. It may be writable for others only with the sticky bit,
+    like the temporary folder. The folder itself must belong to this user and be writable only for this user.
 
     Args:
-        path: The folder. Missing levels are made, with this mode.
-        mode: Permissions of what is made.
+        path: The folder. Missing parent folders are created with the same permissions.
+        mode: The permissions of created folders.
     Returns:
         The path without symbolic links, so that no link can lead elsewhere later.
     Raises:
-        PermissionError: Another user owns or can change a level; the message names it.
-        OSError: A level cannot be made.
+        PermissionError: Another user owns or can change one of the folders. The message names it.
+        OSError: A folder cannot be created.
     """
     real = Path(os.path.realpath(path.expanduser()))
     for level in [*reversed(real.parents), real]:
@@ -84,9 +83,9 @@ def _refuse_foreign(folder: Path, *, is_last: bool) -> None:
 
 
 def _is_private_group(found: os.stat_result) -> bool:
-    """Return whether the group of a folder has no member other than the folder's owner.
+    """Return whether the owner of a folder is the only member of its group.
 
-    Systems with a umask of 002 make such a group for each user.
+    Systems with a umask of 002 create such a group for each user.
     """
     import grp  # not on every system
     import pwd
@@ -99,14 +98,14 @@ def _is_private_group(found: os.stat_result) -> bool:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a file atomically: readers see the old content or the new one. The folder must exist.
+    """Write a file atomically: readers see either the old content or the new one. The folder must exist.
 
     Args:
         path: The file.
         data: Its content.
-        mode: Its permissions. Until it has its name, only this user can read it.
+        mode: Its permissions. Until the file is complete and has its name, only this user can read it.
     Raises:
-        OSError: It cannot be written. The error names the file, and nothing of it is left.
+        OSError: The file cannot be written. The message names the file, and no temporary file remains.
     """
     made = None
     try:
@@ -126,15 +125,17 @@ def replace_file(path: Path, data: bytes, *, mode: int) -> None:
 def make_file(path: Path, what: str, mode: int | None = None, *, remedy: str = "") -> None:
     """Create an empty file if it does not exist.
 
-    The file is not opened: closing it would release the locks that SQLite holds on it in another thread.
+    An existing file is not opened, because closing it would release the locks that SQLite holds on it in another
+    thread.
 
     Args:
         path: The file.
-        what: A description, for the warning about a file that every user of the machine can read.
-        mode: Its permissions, whatever the umask is. None: private to this user, with a warning if it is not.
+        what: Description of the file, for the warning that every user of the machine can read it.
+        mode: The exact permissions. With None only this user gets permissions, and a warning is logged if an existing
+            file has others.
         remedy: What the warning suggests besides chmod.
     Raises:
-        OSError: It cannot be created.
+        OSError: The file cannot be created.
     """
     try:
         _make(path, _PRIVATE if mode is None else mode)

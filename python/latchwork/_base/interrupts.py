@@ -1,8 +1,8 @@
-"""Interrupted calls, and calls that a signal handler makes inside another call.
+"""Protection against calls that a signal handler or a finalizer makes inside another call of the same thread.
 
-A thread inside one of our calls may hold a lock that another call waits for. ``entrance`` marks the calls of users and
-refuses a signal handler or finalizer inside a marked call. ``call_outside`` removes the mark while a user function
-runs.
+A thread inside one of our calls may hold a lock for which another call waits. ``entrance`` marks the public functions,
+and refuses calls of a signal handler or finalizer inside a marked function. ``call_outside`` removes the mark while a
+user function runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Mutex = threading.Lock
 
 
 class _ThreadState(threading.local):
-    """What a thread remembers about the calls that it is in.
+    """The state of a thread.
 
     Attributes:
-        is_inside: Whether the thread is inside a marked call.
+        is_inside: Whether the thread is inside a marked function.
     """
 
     is_inside = False
@@ -47,7 +47,7 @@ here = _ThreadState()
 
 
 def mutex() -> threading.Lock:
-    """Return a new mutex for one object. Tests that simulate threads replace it."""
+    """Return a new mutex. Tests that simulate threads replace this function."""
     return Mutex()
 
 
@@ -59,7 +59,7 @@ def condition(of: threading.Lock | None = None) -> threading.Condition:
 def refuse_inside() -> None:
     """Raise ``ReentrantCall``, because the current thread is already inside another call.
 
-    This happens when a signal handler or a finalizer makes a call. The refused call had no effect.
+    This happens when a signal handler or a finalizer makes a call. The refused call has no effect.
     """
     raise ReentrantCall(
         "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
@@ -68,10 +68,10 @@ def refuse_inside() -> None:
 
 
 def entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a public function so that a signal handler cannot call it inside another decorated function.
+    """Decorator of a public function, which a signal handler then cannot call inside another decorated function.
 
-    A nested call raises ``ReentrantCall``. The interpreter checks for signals neither between the mark and the ``try``
-    nor in the ``finally``.
+    A nested call raises ``ReentrantCall``. The interpreter checks for signals neither between setting the mark and the
+    ``try`` nor in the ``finally``.
     """
 
     @wraps(call)
@@ -89,7 +89,7 @@ def entrance(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Call a user function, which may call decorated functions again, although the thread is inside one."""
+    """Call a user function without the mark of ``entrance``, so that the function may make calls itself."""
     before, here.is_inside = here.is_inside, False
     try:
         return call(*args, **options)
@@ -98,15 +98,19 @@ def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) ->
 
 
 def call_after_finalizer(call: Callable[[], object], name: str) -> None:
-    """Make a call on behalf of a finalizer, in a separate thread. The call is skipped when the process is ending.
+    """Call a function on behalf of a finalizer, in a separate thread. It is not called when the process is ending.
 
     The garbage collector runs finalizers in any thread and inside any mutex, including those of ``threading``. A
     finalizer must therefore not wait, and must not start a thread in the usual way, which waits.
+
+    Args:
+        call: The function.
+        name: Name of the thread.
     """
     with suppress(RuntimeError):  # the process is ending
         _start_natively(threading.Thread(target=call, name=name, daemon=True))
 
 
 def _start_natively(thread: threading.Thread) -> None:
-    """Start a thread from another thread, without waiting for it. Tests that simulate threads replace this function."""
+    """Start a thread without waiting until it runs. Tests that simulate threads replace this function."""
     start_new_thread(thread.start, ())

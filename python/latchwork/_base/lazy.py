@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def lazy_getattr(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:
     """Return a module-level ``__getattr__`` for a package, which imports the package's names on first use.
 
-    Any other name is looked up as a module of the package.
+    A name that is not in the table is looked up as a module of the package.
 
     Args:
         package: The name of the package.
-        modules: The names of each module. None of them may be the name of a module of the package.
-        extra: The extra to name in the error if a library is missing; empty for none.
+        modules: The public names of each module. None of them may also be the name of a module of the package.
+        extra: The extra of latchwork to suggest if a library is not installed. Empty for none.
     """
     places = {name: module for module, names in modules.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Requests to end a process, as items of a queue: SIGTERM, SIGINT, and requests of the program itself.
+"""Requests to end a process, as items of a queue: the signals SIGTERM and SIGINT, and requests of the program itself.
 
 A signal handler runs between any two bytecodes of the main thread, so it must not take a lock that its thread may hold.
 ``SimpleQueue.put`` is safe there.
@@ -25,9 +25,10 @@ _LEFT = ""
 
 @contextmanager
 def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
-    """Put the names of the first two SIGTERM or SIGINT signals into a queue. The third signal has its default effect.
+    """Context manager that puts the names of the first two SIGTERM or SIGINT signals into a queue.
 
-    Only the main thread can handle signals. In any other thread this does nothing.
+    The third signal has its default effect. Only the main thread can handle signals. In any other thread this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,8 +55,8 @@ def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
 def next_request(requests: SimpleQueue[str]) -> str:
     """Wait for the next request in the queue and return it.
 
-    The wait is divided into short slices. A signal that another thread receives does not end the wait of the main
-    thread, so the signal handler runs at the end of a slice.
+    Waits with short timeouts, so that the main thread can run signal handlers in between. A signal that another thread
+    receives would otherwise not end the wait.
     """
     while True:
         try:
@@ -66,9 +67,10 @@ def next_request(requests: SimpleQueue[str]) -> str:
 
 @contextmanager
 def on_end_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call ``first`` at the first SIGTERM or SIGINT and ``second`` at the second, in a separate thread.
+    """Context manager that calls ``first`` at the first SIGTERM or SIGINT and ``second`` at the second, in a separate
+    thread.
 
-    Use it when the main thread does not wait for requests, because it may be inside a start or a close.
+    For programs whose main thread does not wait for requests, because it may be starting or closing something.
     """
     requests: SimpleQueue[str] = SimpleQueue()
 

@@ -1,6 +1,6 @@
-"""Text and numbers for people, in messages, log lines and screens.
+"""Formatting of text, times and numbers for messages, log lines and screens.
 
-Text from a store may contain anything. After ``printable`` it cannot move the cursor, forge a line or reverse text.
+Text from a store may contain anything. After ``printable`` it cannot move the cursor, fake a line or reverse the text.
 Times have one format.
 """
 
@@ -23,12 +23,12 @@ def short(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with everything escaped that cannot be printed, such as control characters and surrogates."""
+    """Escape the characters of a text that cannot be printed, such as control characters and surrogates."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def utc_text(wall_s: float) -> str:
-    """Format a time in seconds since the epoch as ``2026-11-22T09:10:10Z``. Any number is accepted."""
+    """Format a time in seconds since the epoch as ``2026-11-22T09:10:10Z``. Accepts any number."""
     try:
         moment = _EPOCH + timedelta(seconds=wall_s)
     except (OverflowError, ValueError):
@@ -46,19 +46,19 @@ def normalize_utc_text(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number followed by its noun: ``1 item``, ``2 items``, ``1,000 items``."""
+    """Return a number with its noun in singular or plural: ``1 item``, ``2 items``, ``1,000 items``."""
     return f"{number:,} {noun}" if abs(number) == 1 else f"{number:,} {noun}s"
 
 
 def reason(error: BaseException) -> str:
-    """Describe an error in one line: its type, and its message if it has one. Never raises an error."""
+    """Describe an error in one line, with its type and its message. Never raises an error."""
     text = " ".join(message(error).split())
     name = _NAME_OF(type(error))
     return printable(f"{name}: {text}" if text else f"{name}, without a message")
 
 
 def message(error: BaseException) -> str:
-    """Return the message of an error. If building the message fails, return a text that says so."""
+    """Return the message of an error. If the error cannot be converted to text, return a text that says so."""
     try:
         return str(error)
     except BaseException as broken:
@@ -66,7 +66,7 @@ def message(error: BaseException) -> str:
 
 
 def has_message(error: BaseException) -> bool:
-    """Return whether ``str`` and ``repr`` of an error work."""
+    """Return whether an error can be converted to text with ``str`` and ``repr``."""
     try:
         str(error), repr(error)
     except BaseException:

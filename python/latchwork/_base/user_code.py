@@ -1,10 +1,11 @@
-"""Calls of user code: callbacks, pickers, observers, hooks, listeners, alert channels, task types.
+"""Calls of functions that users provide: callbacks, observers, hooks, listeners, alert channels, task types.
 
 User code may raise anything, including ``SystemExit``, ``BaseException`` and exceptions whose message cannot be built.
-In our threads, each of these is a failure of that code: it does not end the thread or lose an outcome. In the main
+In our threads, each of these is a failure of that code: it does not end the thread or lose a result. In the main
 thread, an interrupt stays an interrupt, because Python delivers Ctrl-C there.
 
-Task bodies are not called by this module: their outcome names whatever they raised. See ``tasks.running``.
+The functions of tasks are not called by this module, because their outcome contains whatever they raised. See
+``tasks.running``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an exception interrupts the main thread and must be raised there unchanged."""
+    """Return whether an exception interrupts the main thread, so that it must be raised there unchanged."""
     return not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread()
 
 
@@ -53,11 +54,11 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
-    """Await the result of a user function, and handle its errors like ``call_user`` does.
+    """Await the result of a user function, and handle its errors in the same way as ``call_user``.
 
     Raises:
         Exception, UserCodeFailed, BaseException: As ``call_user``.
-        asyncio.CancelledError, GeneratorExit: The wait was ended.
+        asyncio.CancelledError, GeneratorExit: The task was canceled or closed.
     """
     try:
         return await body
@@ -75,7 +76,7 @@ def wrap_failure(fn: Callable[..., object], error: BaseException) -> UserCodeFai
 
 
 def is_ending(error: BaseException) -> bool:
-    """Return whether an exception cancels or closes a coroutine."""
+    """Return whether an exception cancels a task or closes a coroutine."""
     return isinstance(error, (GeneratorExit, *cancellations()))
 
 

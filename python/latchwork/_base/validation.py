@@ -1,4 +1,4 @@
-"""Validation of arguments: numbers, functions and stores."""
+"""Validation of arguments."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ _LATE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
-    """Return whether a value is a finite number that is at least ``least``.
+    """Return whether a value is a finite number of at least ``least``.
 
-    An integer that no float can represent counts as infinite.
+    An integer that is too large for a float counts as infinite.
     """
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     return good and -sys.float_info.max <= value <= sys.float_info.max and value >= least  # type: ignore[operator]
 
 
 def is_plain_function(fn: object) -> bool:
-    """Return whether a function is certainly an ordinary function, not an ``async`` function or a generator. Fast.
+    """Return True if an object is certainly an ordinary function, not an ``async`` function or a generator. Fast.
 
-    False does not say that it is one of these.
+    False means that this is unknown.
     """
     code = getattr(fn, "__code__", None)
     return isinstance(code, CodeType) and not (code.co_flags & _LATE or hasattr(fn, "_is_coroutine_mark"))
 
 
 def check_listener(fn: Listener, what: str = "a listener") -> Listener:
-    """Return the function if it is a valid listener.
+    """Return the function unchanged if it can be used as a listener.
 
+    Args:
+        fn: The function.
+        what: Description of the argument for the message.
     Raises:
-        TypeError: It is not callable, or is an ``async def`` function, which would never run.
+        TypeError: The object cannot be called, or is an ``async def`` function, which would never run.
     """
     if is_plain_function(fn):
         return fn
@@ -49,7 +52,7 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
 
 
 def deferred_kind(fn: object) -> str | None:
-    """Return the kind of a function whose body does not run when the function is called.
+    """Return what a function is if calling it does not run its body.
 
     Returns:
         ``an async function``, ``an async generator`` or ``a generator``. None for any other object.
@@ -68,9 +71,9 @@ def deferred_kind(fn: object) -> str | None:
 
 
 def deferred_result_kind(value: object) -> str | None:
-    """Return the kind of a result that must be awaited or iterated, such as ``a coroutine``, or None for other values.
+    """Return what a result is if it must be awaited or iterated, such as ``a coroutine``. None for other values.
 
-    A coroutine is closed, to avoid a warning.
+    A coroutine is closed, so that Python does not warn that it was never awaited.
     """
     if inspect.iscoroutine(value):
         value.close()

@@ -1,7 +1,7 @@
-"""Adapters for user functions that belong to an event loop: work, listeners and predicates.
+"""Adapters for user functions that run in an event loop: work, listeners and predicates.
 
-Work is an ``async def`` function. It runs as a task, which is cancelled when the work has to stop. A listener is
-called, or awaited, in the loop's thread. Listeners of one object are called one at a time.
+Work is an ``async def`` function. It runs as a task, which is canceled when the work has to stop. A listener is called,
+or awaited, in the loop's thread. Listeners of one object are called one at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ _LOOP_CHECK_S = 0.5
 
 
 def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
-    """Convert an ``async def`` function of the user to a function that runs it as a task of this loop. The task is
-    cancelled once its ``Work`` has to stop.
+    """Wrap a user's ``async def`` function in a function that runs it as a task of this event loop.
+
+    The task is canceled when its ``Work`` has to stop.
+
+    Args:
+        fn: The user's function.
+        what: Description of the argument for error messages.
     """
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
@@ -50,9 +55,7 @@ def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
 
 
 class TaskStep(Step[Any]):
-    """A task of the current loop, for coroutines that await steps. A cancellation cancels the task and waits until it
-    has ended.
-    """
+    """A step that runs a coroutine as a task of the current event loop. Canceling the step cancels the task."""
 
     __slots__ = ("_args", "_fn", "_is_stopped", "_task")
 
@@ -64,11 +67,11 @@ class TaskStep(Step[Any]):
         self._is_stopped = False
 
     def block(self) -> Any:
-        """Never called, because a thread has no loop to run the task in."""
+        """Raise an error. It is never called, because a thread without an event loop cannot run the task."""
         raise AssertionError
 
     def as_future(self) -> Future[Any]:
-        """Start the task for its caller, and return a future of its result."""
+        """Start the task, and return a future of its result."""
         mailbox = LoopMailbox.for_running_loop()
         self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
@@ -83,7 +86,7 @@ class TaskStep(Step[Any]):
         return future
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Cancel the task. The future is done when the task has ended."""
+        """Cancel the task. The future completes when the task has ended."""
         if self._task is not None:
             self._task.cancel()
         return future.done()
@@ -111,7 +114,12 @@ class TaskStep(Step[Any]):
 
 
 def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Convert a plain function of the user to one that is called with the asyncio forms of its arguments."""
+    """Wrap a user's plain function in one that converts its arguments to their asyncio forms first.
+
+    Args:
+        fn: The user's function.
+        what: Description of the argument for error messages.
+    """
     if inspect.iscoroutinefunction(fn):
         raise TypeError(f"{what} needs a plain function, not {fn!r}")
 
@@ -122,8 +130,12 @@ def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
-    """Convert a listener of the user to one that other threads can call: it runs in this loop, and the thread waits
-    until it has ended.
+    """Wrap a user's listener in a function that other threads can call. It runs in this event loop, and the thread
+    waits for its end.
+
+    Args:
+        fn: The user's function.
+        what: Description of the argument for error messages.
     """
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
@@ -136,7 +148,7 @@ def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
 
 
 class _ListenerCall:
-    """One call of a listener in its loop."""
+    """One call of a listener in its event loop."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], mailbox: LoopMailbox) -> None:
         self._fn = fn

@@ -1,4 +1,4 @@
-"""The twins of the executor and its futures.
+"""The asyncio forms of the executor and its futures.
 
 The executor's own threads store tasks and collect results. The loop is woken once for all results that have arrived.
 """
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class TaskFuture(asyncio.Future[T]):
-    """The future of a submitted task, for ``await``, ``asyncio.gather`` and so on.
+    """The asyncio future of a submitted task. It can be awaited and passed to ``asyncio.gather``.
 
-    As with any future, cancelling the coroutine that awaits it cancels it. ``asyncio.shield`` prevents that.
+    As with any asyncio future, canceling the coroutine that awaits it cancels it. ``asyncio.shield`` prevents that.
     """
 
     def __init__(self, task: executor.TaskFuture[T]) -> None:
@@ -50,13 +50,16 @@ class TaskFuture(asyncio.Future[T]):
 
     @property
     def id(self) -> str:
-        """The ID of the task, for people and other processes; empty until the task is first sent."""
+        """The ID of the task, which other processes can use. Empty until the task is first sent."""
         return self._task.id
 
     def cancel(self, msg: object = None) -> bool:
-        """Cancel this future at once, and the task in the background. A running task is asked to stop.
+        """Cancel this future at once, and the task in the background. A running task is requested to stop.
 
-        Use ``cancel_everywhere`` to learn whether the task was cancelled.
+        ``cancel_everywhere`` returns whether the task was canceled.
+
+        Args:
+            msg: The message of the ``CancelledError``.
         """
         if not super().cancel(msg):
             return False
@@ -65,14 +68,14 @@ class TaskFuture(asyncio.Future[T]):
         return True
 
     async def cancel_everywhere(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task and wait until that is stored, as ``cancel`` of ``latchwork.executor.TaskFuture`` does.
+        """Cancel the task and wait until that is stored. See ``latchwork.executor.TaskFuture.cancel``.
 
         Args:
-            interrupt: Also cancel a running task: it is asked to stop, and its result is dropped.
+            interrupt: Also cancel a running task: it is requested to stop, and its result is dropped.
         Returns:
-            True if the task did not run or its result is dropped. False if it is running or has ended.
+            True if the task will not run, or its result is dropped. False if it is running or has ended.
         Raises:
-            Unavailable, OutcomeUnknown: The store could not be reached. Call again.
+            Unavailable, OutcomeUnknown: The store could not be reached. Call this again.
         """
         return await drive(partial(steps_of(self._task.cancel), interrupt=interrupt))
 
@@ -107,21 +110,21 @@ twins[executor.TaskFuture] = cast("Any", TaskFuture)
 
 
 class ExecutorTwin(Twin):
-    """Members of ``Executor`` that cannot be generated."""
+    """The hand-written methods of the asyncio form of ``Executor``. The others are generated."""
 
     async def __aenter__(self) -> Any:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Shut down. After a cancellation or Ctrl-C, cancel queued tasks and do not wait."""
+        """Shut down the executor. After a cancellation or Ctrl-C, cancel queued tasks and do not wait."""
         is_interrupted = bool(raised) and isinstance(raised[1], (KeyboardInterrupt, asyncio.CancelledError))
         await self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
-        """Submit a call, which is stored shortly after, with others. See ``latchwork.executor.Executor.submit``.
+        """Submit a call, which is stored soon, together with others. See ``latchwork.executor.Executor.submit``.
 
         Returns:
-            Its future. With the target ``All()``, the result is a dictionary from members to results.
+            The future of its result. With the target ``All()``, the result is a dictionary from members to results.
         """
         if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of its twin
             return cast("TaskFuture[T]", asyncio.ensure_future(self._for_all(fn, args, kwargs)))
@@ -239,7 +242,13 @@ class ExecutorTwin(Twin):
                 future.cancel()
 
     async def _within(self, future: asyncio.Future[T], timeout_s: float | None, failure: str) -> T:
-        """Return the result of a future. After the timeout, or when this call is cancelled, cancel the future."""
+        """Return the result of a future. After the timeout, or when this call is canceled, cancel the future.
+
+        Args:
+            future: The future.
+            timeout_s: Seconds to wait. None waits forever.
+            failure: The message of the ``TimeoutError``.
+        """
         try:
             await asyncio.wait([future], timeout=timeout_s)
             if not future.done():

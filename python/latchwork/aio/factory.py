@@ -1,7 +1,8 @@
-"""Makes the asyncio twin of a class: a wrapper around the sync object that drives its protocols in the event loop.
+"""Creates the asyncio form of a class, called its twin: a wrapper that runs the methods of the original in the event
+loop.
 
-A twin has no logic or state of its own. A method that waits becomes a coroutine; other methods are called directly, on
-behalf of the task. Arguments and results are unwrapped and wrapped.
+A twin has no logic or state of its own. A method that waits becomes a coroutine. Other methods are called directly, on
+behalf of the task. Arguments are unwrapped and results are wrapped.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def act_for_current_task() -> acting_for:
-    """Return a context manager in which calls act for the current task, or for the thread if no loop is running. A
-    lock, for example, then belongs to the task.
+    """Return a context manager in which the current task is the caller, or the thread if no event loop is running.
+
+    A lock, for example, then belongs to the task.
     """
     try:
         return acting_for(current_task_caller(spawn))
@@ -54,13 +56,22 @@ def act_for_current_task() -> acting_for:
 
 
 async def drive_to_twin(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
-    """Run the coroutine of a synchronous call in the event loop, and return its result in its asyncio form."""
+    """Run the coroutine of a synchronous call in the event loop, and return its result in the asyncio form.
+
+    Args:
+        protocol: Called without arguments to create the coroutine.
+        is_shielded: The coroutine does not receive a cancellation and runs to its end.
+    """
     return cast("T", twin_of(await drive(protocol, is_shielded=is_shielded)))
 
 
 def make_twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
-    """Create the asyncio form of a class: ``base`` and a member for each public name that is neither in it nor
-    hidden.
+    """Create the asyncio form of a class.
+
+    Args:
+        kind: The class.
+        base: The hand-written members. A member is generated for each other public name.
+        hidden: Public names that are left out.
     """
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": "latchwork.aio", "__init__": _init(kind)}
     for name in dir(kind):
@@ -119,8 +130,9 @@ def _init(kind: type) -> Callable[..., None]:
 
 
 def _unwrap_argument(name: str, value: Any) -> Any:
-    """Replace the asyncio form of an object by the object itself, in an argument of a constructor or in the session
-    that such an argument returns.
+    """Replace the asyncio form of an object by the original, in an argument of a constructor.
+
+    An argument that is a function which returns a session is wrapped for that, too.
     """
     return (lambda: unwrap(value())) if name == "session" and inspect.isfunction(value) else unwrap(value)
 

@@ -1,4 +1,4 @@
-"""The twin of the context of a job's run, for runs that are ``async def`` functions."""
+"""The asyncio form of the context of a job's run, for runs that are ``async def`` functions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from latchwork.store.steps import Pause
 
 
 class ContextTwin(Twin):
-    """Members of ``JobContext`` that cannot be generated.
+    """The hand-written methods of the asyncio form of ``JobContext``. The others are generated.
 
-    When the run has to stop, its task is cancelled. A run that must finish something first catches the
-    ``CancelledError`` or shields what it awaits. It has ``remaining_s`` seconds until its locks end.
+    When the run has to stop, its task is canceled. A run that must finish something first catches the
+    ``CancelledError`` or shields what it awaits. It has ``remaining_s`` seconds until its locks expire.
     """
 
     async def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until this run has to stop. Use it in other tasks: the run's own task is cancelled at that time.
+        """Wait until this run has to stop. For other tasks, because the run's own task is canceled at that time.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
         Returns:
-            True once the run has to stop, False after the timeout.
+            True when the run has to stop, False after the timeout.
         """
         stopped = Signal()
         remove_listener = self._of.on_stop(stopped.set)
@@ -49,7 +49,7 @@ class ContextTwin(Twin):
         return remove
 
     async def stop(self) -> None:
-        """Stop the run and await its listeners; for tests. Idempotent."""
+        """Stop the run and wait for its listeners. For tests. Idempotent."""
         await run_in_thread(self._of.stop)
 
 

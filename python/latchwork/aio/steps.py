@@ -1,4 +1,4 @@
-"""Steps and turns of an event loop: blocking calls in threads, and loops that let other tasks run."""
+"""Blocking calls in threads that an event loop awaits, and long loops that let other tasks run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TURN_S = 0.002
 
 
 class ThreadStep(Step[T]):
-    """A blocking call in a separate thread.
+    """A step that makes a blocking call in a separate thread.
 
-    A cancellation does not stop the call. ``undo`` is called with its result then.
+    A cancellation does not stop the call. Then ``undo`` is called with its result.
     """
 
     __slots__ = ("_call", "_undo")
@@ -42,7 +42,7 @@ class ThreadStep(Step[T]):
         return future
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Undo the call if it has succeeded, because nobody waits for its result anymore."""
+        """Undo the call if it has succeeded, because its result is no longer awaited."""
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())
 
@@ -57,13 +57,13 @@ class ThreadStep(Step[T]):
 
 
 class LoopTurn:
-    """Keeps a long loop from blocking its event loop: ``await turn.yield_if_used()`` after each step."""
+    """Lets other tasks run during a long loop: ``await turn.yield_if_used()`` after each step."""
 
     def __init__(self) -> None:
         self._ends = time.perf_counter() + TURN_S
 
     async def yield_if_used(self) -> None:
-        """Let other tasks run if this loop has run for long enough."""
+        """Let other tasks run if this loop has run for a certain time without a break."""
         if time.perf_counter() > self._ends:
             await asyncio.sleep(0)
             self._ends = time.perf_counter() + TURN_S

@@ -1,4 +1,4 @@
-"""The twins of the store, its sessions, mirrors and signals, and the asyncio pipeline."""
+"""The asyncio forms of the store, its sessions, mirrors and signals, and of the pipeline."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ T = TypeVar("T")
 
 
 def run_in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
-    """Make a blocking call in a separate thread and await its result. ``undo`` is called with the result if nobody
-    waits for it anymore.
+    """Make a blocking call in a separate thread and await its result.
+
+    Args:
+        call: The call.
+        undo: Called with the result if the awaiting task was canceled meanwhile.
     """
     return drive_to_twin(lambda: run_step(ThreadStep(call, undo)))
 
@@ -72,7 +75,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
 
 
 class StoreTwin(Twin):
-    """Members of ``Store`` that cannot be generated."""
+    """The hand-written methods of the asyncio form of ``Store``. The others are generated."""
 
     async def __aenter__(self) -> Any:
         return self
@@ -86,31 +89,36 @@ class StoreTwin(Twin):
 
     @property
     def session(self) -> Awaitable[Any]:
-        """The primary session, as ``await store.session``. It is opened on first use, and again after a loss."""
+        """The default session, as ``await store.session``. It is opened on first use, and again after it was lost."""
         return self.primary_session()
 
     async def primary_session(self) -> Any:
-        """Return the primary session. It is opened on first use, and again after a loss."""
+        """Return the default session. It is opened on first use, and again after it was lost."""
         return twin_of(await drive(lambda: run_step(Ask(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
-        """Open another session, whose keys are deleted when it ends. ``Store.open_session`` documents the arguments."""
+        """Open a separate session, whose keys are deleted when it ends. See ``latchwork.Store.open_session``."""
         return await run_in_thread(lambda: self._of.open_session(ttl_s), Session.close)
 
     async def reopen(self) -> Any:
-        """Open a new store with the same options, in a forked child. ``Store.reopen`` documents the errors."""
+        """Open a new store with the same options, in a forked child. See ``latchwork.Store.reopen``."""
         return await run_in_thread(partial(self._of.reopen_for, origin()), Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
-        """Return a read-only mapping of all keys below a prefix, which is kept current. ``Store.mirror`` documents the
-        arguments.
+        """Return a local read-only copy of all keys at and below a prefix, which is kept up to date.
+
+        The arguments are those of ``latchwork.Store.mirror``.
         """
         with act_for_current_task():
             mirror = self._of.mirror(prefix, wait=False, values=values)
         return await drive_to_twin(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """Return a pipeline, whose calls each return a future at once, so that many are in flight."""
+        """Return an object whose calls return futures at once, so that many calls can be in flight.
+
+        Args:
+            max_in_flight: Maximum number of calls in flight. Further calls wait.
+        """
         return Pipeline(self, max_in_flight)
 
 
@@ -120,7 +128,7 @@ for _name in vars(Calls):
 
 
 class SessionTwin(Twin):
-    """Members of ``Session`` that cannot be generated."""
+    """The hand-written methods of the asyncio form of ``Session``. The others are generated."""
 
     async def __aenter__(self) -> Any:
         return self
@@ -129,12 +137,12 @@ class SessionTwin(Twin):
         await self.close()
 
     async def close(self) -> None:
-        """End the session now. Its keys disappear at once if the server is reachable. Idempotent."""
+        """End the session now. Its keys are deleted at once if the server is reachable. Idempotent."""
         await run_in_thread(self._of.close)
 
 
 class MirrorTwin(Twin):
-    """The members of ``Mirror`` that make it a mapping."""
+    """The methods of the asyncio form of ``Mirror`` that make it a mapping."""
 
     def __getitem__(self, key: str) -> Any:
         return self._of[key]
@@ -169,7 +177,7 @@ class SignalTwin(Twin):
 
 
 class Connecting:
-    """A connection that is being opened: ``async with connect(url) as store``, or ``store = await connect(url)``."""
+    """A store that is being opened: ``async with connect(url) as store``, or ``store = await connect(url)``."""
 
     def __init__(self, url: str | None, created: Origin, **options: Any) -> None:
         self._created = created
@@ -199,20 +207,21 @@ def connect_later(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Connecting:
-    """Return a connection that is opened when it is awaited or entered with ``async with``. ``latchwork.connect``
-    documents the arguments and errors.
+    """Return an object that opens a store when it is awaited or entered with ``async with``.
+
+    The arguments and errors are those of ``latchwork.connect``.
     """
     return Connecting(url, origin(), client=client, clock=clock, observers=observers, **overrides)
 
 
 class Pipeline:
-    """Store calls that return an ``asyncio.Future`` at once. A pipeline belongs to one event loop.
+    """The calls of a store, each of which returns an ``asyncio.Future`` at once. Only for one event loop.
 
-    At most ``max_in_flight`` calls are in flight; further ones wait and are sent in their order. The server may apply
-    calls in flight in any order, so await a call before you make one that depends on it. As a context manager, the
-    pipeline waits for all calls when it ends; errors stay in their futures.
+    At most ``max_in_flight`` calls are in flight. Further ones wait and are sent in order. The server may apply calls
+    in flight in any order, so await a call before making one that depends on it. As a context manager, the pipeline
+    waits for all calls at the end. Errors stay in their futures.
 
-    Cancelling a future withdraws a call that has not been sent. A call that has been sent may be applied.
+    Canceling the future of a call that has not been sent withdraws the call. A call that has been sent may be applied.
     """
 
     def __init__(self, store: Twin, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
@@ -231,7 +240,7 @@ class Pipeline:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until all calls have ended, including those that are made while waiting."""
+        """Wait until all calls have ended, including calls that are made meanwhile."""
         while self._in_flight:
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()

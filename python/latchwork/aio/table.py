@@ -1,4 +1,4 @@
-"""The table of classes and functions that have twins. ``scripts/make_aio_stub`` generates the stub from it."""
+"""The classes and functions that have an asyncio form. ``scripts/make_aio_stub`` generates the stub from this table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from latchwork.store import Mirror, Session, Store, Tx, Watch
 
 @dataclass(frozen=True)
 class Row:
-    """A class that has a twin.
+    """A class that has an asyncio form.
 
     Attributes:
         kind: The class.
-        base: The base class of the twin, with members that cannot be generated.
-        hidden: Public names that are internal to the SDK.
+        base: The base class of the asyncio form, with its hand-written members.
+        hidden: Public names that the asyncio form does not have.
     """
 
     kind: type

@@ -1,4 +1,4 @@
-"""The base class of all twins, and the registry from classes to their twins."""
+"""The base class of all asyncio forms ("twins"), and the registry from classes to their asyncio forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _found: dict[type, Any] = {}
 
 
 class Twin:
-    """The asyncio form of an object of the SDK: it has the same members, and those that wait are awaited."""
+    """The asyncio form of an object. It has the same members, and those that wait must be awaited."""
 
     _of: Any
 
@@ -45,7 +45,7 @@ class Twin:
 
 
 def twin_of(value: Any) -> Any:
-    """Return the asyncio form of a value, or the value itself if its class has none. Lists and dictionaries are
+    """Return the asyncio form of a value, or the value itself if it has none. Values in lists and dictionaries are
     converted.
     """
     if isinstance(value, dict):
@@ -60,8 +60,9 @@ def twin_of(value: Any) -> Any:
 
 
 def unwrap(value: Any) -> Any:
-    """Return the object of which a value is the asyncio form, or the value itself. Lists, and the sessions in writes,
-    are converted.
+    """Return the original object of an asyncio form. Other values are returned unchanged.
+
+    Values in lists, and the sessions in operations, are converted.
     """
     if isinstance(value, Twin):
         return value._of  # noqa: SLF001 - its own
