@@ -35,7 +35,7 @@ DEFECTS = (
         "Session",
         "the end of a session wakes none of its waiters",
         "store/session.py",
-        "        while end_listeners:\n            self._call_end_listeners([end_listeners.pop()])\n",
+        "        while self._uncalled:\n            self._call_end_listeners([self._uncalled.pop()])\n",
         "",
         id_of("store/session_thread", "what_waits_is_told_of_either_end_exactly_once", on="close"),
     ),
