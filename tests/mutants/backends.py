@@ -20,7 +20,7 @@ DEFECTS = (
     Defect(
         "etcd",
         "a write that has landed is sent again",
-        "backends/etcd/writing/settling.py",
+        "backends/etcd/writing/recovery.py",
         "        self._slots.return_slot(slot)\n        if not revision:\n",
         "        self._slots.return_slot(slot)\n        if revision is not None:\n",
         id_of(
@@ -45,8 +45,8 @@ DEFECTS = (
         "etcd",
         "a read does not wait until an unknown write is settled",
         "backends/etcd/backend.py",
-        "        if self._settling.unsettled and not stale_ok:\n",
-        "        if self._settling.unsettled and stale_ok:\n",
+        "        if self._recovery.unresolved and not stale_ok:\n",
+        "        if self._recovery.unresolved and stale_ok:\n",
         id_of(
             "backends/etcd/waiting", "write_that_an_interrupt_cut_short_is_settled_before_the_next_read", on="etcd35"
         ),
@@ -100,7 +100,7 @@ DEFECTS = (
         "later writes are sent before an earlier one is settled",
         "backends/zookeeper/connection.py",
         "            waiting = self._settling if self._unsettled else self._outbox\n",
-        "            waiting = self._settling if self._settling else self._outbox\n",
+        "            waiting = self._settling if self._recovery else self._outbox\n",
         id_of("backends/zookeeper/connection", "only_what_settles_is_sent_until_everything_is_settled"),
     ),
     Defect(

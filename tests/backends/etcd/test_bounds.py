@@ -90,7 +90,7 @@ def test_a_call_waits_for_earlier_writes_to_be_settled_no_longer_than_its_own_de
     slow.release()
     slow.delay(0.25, "answers")  # each is settled by itself: 2.5 s for all
     took_s = []
-    while backend._settling.unsettled:
+    while backend._recovery.unresolved:
         called = SYSTEM_CLOCK.now()
         backend.get("k", stale_ok=False).exception(15)
         took_s.append(SYSTEM_CLOCK.now() - called)

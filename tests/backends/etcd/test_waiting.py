@@ -117,9 +117,9 @@ def test_write_that_an_interrupt_cut_short_is_settled_before_the_next_read(backe
     link.send = interrupted
     with pytest.raises(KeyboardInterrupt):
         backend.waiting.commit([], [Put("k", b"1")])
-    assert len(backend._settling.unsettled) == 1
+    assert len(backend._recovery.unresolved) == 1
     assert backend.get("k", stale_ok=False).result(5).value == b"1"
-    assert not backend._settling.unsettled
+    assert not backend._recovery.unresolved
 
 
 def test_next_page_of_a_list_is_on_its_way_before_the_one_before_is_decoded(backend):

@@ -58,7 +58,7 @@ class EtcdBackend(Backend):
             self._timer.close()
             raise
         self._writer = Writer(self._link, self._keys)
-        self._settling = self._writer.settling
+        self._recovery = self._writer.recovery
         self._compiler = Compiler(self._keys)
         self._reader = Reader(self._link, self._keys, self._compiler.codec)
         self._hub = WatchHub(self._link, self._keys, self._compiler.codec, f"latchwork-etcd-watch-{number}")
@@ -110,15 +110,15 @@ class EtcdBackend(Backend):
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None."""
-        if self._settling.unsettled and not stale_ok:
-            return self._read_when_settled(lambda: self._reader.get(key, stale_ok=False))
+        if self._recovery.unresolved and not stale_ok:
+            return self._read_when_resolved(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read several keys. The future returns an entry or None for each key, in order."""
         if stale_ok:
             return self._reader.get_many(keys, stale_ok=True)
-        return self._read_when_settled(lambda: self._reader.get_many(keys))
+        return self._read_when_resolved(lambda: self._reader.get_many(keys))
 
     def list(
         self,
@@ -130,13 +130,13 @@ class EtcdBackend(Backend):
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
         """Read the entries below a prefix, sorted by key. Never stale, because a stale read is not faster."""
-        return self._read_when_settled(
+        return self._read_when_resolved(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Read the names directly below a prefix. Never stale, because a stale read is not faster."""
-        return self._read_when_settled(lambda: self._reader.children(prefix))
+        return self._read_when_resolved(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit a transaction: check all conditions, and apply all operations if they hold."""
@@ -212,13 +212,13 @@ class EtcdBackend(Backend):
         self._link.close()
         self._timer.close()
 
-    def _read_when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
+    def _read_when_resolved(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Make a read after all writes with an unknown outcome have been settled, so that its answer is final."""
-        if not self._settling.unsettled:
+        if not self._recovery.unresolved:
             return call()
 
         def steps() -> Steps[Any]:
-            yield from self._settling.wait_until_settled(self._clock.now() + self._call_timeout_s)
+            yield from self._recovery.wait_until_resolved(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
         return drive(steps())
@@ -226,7 +226,7 @@ class EtcdBackend(Backend):
     def _commit_checks_only(self, txn: Txn) -> Future[Committed]:
         """Commit a transaction without operations. It is a read that may be repeated safely."""
         deadline = self._clock.now() + self._call_timeout_s
-        return self._read_when_settled(lambda: drive(self._check(txn, deadline)))
+        return self._read_when_resolved(lambda: drive(self._check(txn, deadline)))
 
     def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
         """Let the server check the conditions of a transaction.

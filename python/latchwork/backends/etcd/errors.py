@@ -1,7 +1,6 @@
-"""Translation of gRPC's errors into ours.
+"""Conversion of gRPC's errors to latchwork's errors.
 
-A failed call raises two questions: what effect it may have had (``classify_effect``), and which error says so
-(``translate``).
+For a failed call, ``classify_effect`` returns whether it may have been applied, and ``translate`` returns the error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline
 
 
 class Effect(enum.Enum):
-    """What effect a failed call may have had."""
+    """What happened to a failed call: it was refused, never sent, or its outcome is unknown."""
 
     REFUSED = "the server said no: it was not applied and never will be"
     STALE_TOKEN = "refused for its token only: with a new one it may succeed"  # noqa: S105 - no secret
@@ -73,7 +72,7 @@ def code(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def classify_effect(error: grpc.RpcError) -> Effect:
-    """Return what effect a failed call may have had, given its error."""
+    """Return what happened to a failed call, judging by its error: refused, never sent, or outcome unknown."""
     said = details(error)
     if any(words in said for words in _STALE_TOKEN):
         return Effect.STALE_TOKEN
@@ -85,26 +84,26 @@ def classify_effect(error: grpc.RpcError) -> Effect:
 
 
 def connect_phase(said: str) -> str:
-    """Return the phase of connecting in which an attempt failed, according to gRPC's message. Empty if unknown."""
+    """Return the phase of connecting in which an attempt failed, judging by gRPC's message. Empty if unknown."""
     return next((phase for words, phase in _CONNECT_PHASES if words in said), "")
 
 
 def is_member_failing(error: grpc.RpcError) -> bool:
-    """Return whether to try another member, although the connection to this one is open."""
+    """Return whether the client should try another member of the cluster, although it is connected to this one."""
     return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
 
 
 def details_contain(error: BaseException, words: str) -> bool:
-    """Return whether the message of an error contains these words."""
+    """Return whether the message of an error contains some words."""
     return isinstance(error, grpc.RpcError) and words in details(error)
 
 
 def translate(error: grpc.RpcError, what: str) -> LatchworkError:
-    """Convert the error of a failed call to one of latchwork's errors.
+    """Convert the gRPC error of a failed call to one of latchwork's errors.
 
     Args:
-        error: The error, which becomes the cause.
-        what: The action with its key, such as "read 'a/b'".
+        error: The gRPC error, which becomes the cause.
+        what: Description of the call with its key, such as "read 'a/b'".
     """
     said = details(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
@@ -115,7 +114,7 @@ def translate(error: grpc.RpcError, what: str) -> LatchworkError:
 
 
 def with_cause(ours: LatchworkError, error: BaseException) -> LatchworkError:
-    """Set the cause of an error and return it."""
+    """Set the cause of one of latchwork's errors, and return it."""
     ours.__cause__ = error
     return ours
 

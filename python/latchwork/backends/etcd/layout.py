@@ -1,8 +1,8 @@
 """The mapping of keys to etcd's flat key space.
 
-etcd orders keys by bytes, the contract by strings; for ASCII keys these are the same. ``0`` follows ``/``, so the
-subtree below ``p`` is the range from ``p/`` to ``p0``. ``A`` follows ``@``, so the reserved keys of a root are the
-range from ``/root/@`` to ``/root/A``.
+etcd sorts keys by bytes, and the store by strings. For ASCII keys these are the same. ``0`` is the character after
+``/``, so the subtree below ``p`` is the range from ``p/`` to ``p0``. ``A`` is the character after ``@``, so the
+reserved keys of a root are the range from ``/root/@`` to ``/root/A``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KeyRange = tuple[bytes, bytes]
 
 
 class Keys:
-    """Converts the keys of a store to etcd's keys ("raw keys") and back. Thread-safe.
+    """Converts the keys of a store to etcd's keys, called raw keys, and back. Thread-safe.
 
     Attributes:
         root: The prefix of every raw key.
@@ -35,11 +35,11 @@ class Keys:
         return self.root + key.encode()
 
     def key_of(self, raw: bytes) -> str:
-        """Return the key of a raw key that is valid."""
+        """Return the key for a valid raw key."""
         return raw[self._skip :].decode()
 
     def key_or_none(self, raw: bytes) -> str | None:
-        """Return the key of a raw key, or None for one that is invalid. Invalid ones are recorded."""
+        """Return the key for a raw key. For an invalid one, record it and return None."""
         try:
             name = self.key_of(raw)
         except UnicodeDecodeError:
@@ -50,19 +50,24 @@ class Keys:
         return None
 
     def session_key(self, session_id: str) -> bytes:
-        """Return the raw key that exists as long as a session."""
+        """Return the raw key of a session's marker, which exists as long as the session."""
         return self.root + b"@s/" + session_id.encode()
 
     def slot_key(self, writer_id: int, number: int) -> bytes:
-        """Return the raw key that guards writes of one client, one write at a time."""
+        """Return the raw key of a slot, which guards the writes of one client, one write at a time.
+
+        Args:
+            writer_id: The lease ID of the client.
+            number: The number of the slot.
+        """
         return b"%s@w/%x/%d" % (self.root, writer_id, number)
 
     def counter_key(self, parent: str) -> bytes:
-        """Return the raw key that stores the last sequential number below a parent."""
+        """Return the raw key of the counter for sequential keys below a parent."""
         return self.root + b"@q/" + parent.encode()
 
     def unused_key(self, number: int) -> bytes:
-        """Return a raw key that is never written."""
+        """Return a raw key that is never written, for comparisons."""
         return b"%s@never/%d" % (self.root, number)
 
     def ranges_below(self, prefix: str) -> list[KeyRange]:
@@ -77,7 +82,7 @@ class Keys:
         return ([single_key_range(self.raw_key(prefix))] if prefix else []) + self.ranges_below(prefix)
 
     def entry(self, kv: Any) -> Entry:
-        """Return the entry of a key-value pair that was read from the server."""
+        """Return the entry for a key-value message of etcd."""
         revision = kv.mod_revision
         return Entry(
             kv.key[self._skip :].decode(),
@@ -90,20 +95,20 @@ class Keys:
 
 
 def single_key_range(raw: bytes) -> KeyRange:
-    """Return the range that contains only this key."""
+    """Return the range that contains only this raw key."""
     return raw, raw + b"\0"
 
 
 def owner_of(lease: int) -> str | None:
-    """Return the ID of the session with this lease. None for no lease."""
+    """Return the ID of the session with this lease ID. None if the lease ID is 0."""
     return f"{lease:x}" if lease else None
 
 
 def lease_of(session_id: str) -> int:
-    """Return the lease of a session.
+    """Return the lease ID of a session.
 
     Raises:
-        ValueError: It is not the ID of an etcd session.
+        ValueError: The ID is not that of an etcd session.
     """
     try:
         lease = int(session_id, 16)
@@ -116,7 +121,12 @@ def lease_of(session_id: str) -> int:
 
 
 def split_around(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
-    """Split a range so that it excludes some keys, which are sorted."""
+    """Split a range into ranges that do not contain some keys.
+
+    Args:
+        span: The range.
+        holes: The keys to exclude, sorted.
+    """
     start, end = span
     parts = []
     for hole in holes:

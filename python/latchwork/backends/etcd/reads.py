@@ -2,17 +2,19 @@
 
 Lists are read in pages. A list of direct children first reads values. When a page contains deeper keys, it continues
 with keys only, skips each subtree in which a page ends (to ``child0``, the first key after it), and reads the values of
-direct children last. Neither a large subtree nor its values are fetched in vain, and a flat directory needs one pass.
-The next page is requested while one is decoded.
+direct children last. So neither large subtrees nor their values are read in vain, and a flat directory needs one pass.
+The next page is requested while the previous one is decoded.
 
-Single reads are merged under load: while some are in flight, later ones are collected and sent as one request, because
-a request costs the client ten times as much as a key in it. A collected read is sent when an earlier one has ended, so
-it starts after its call and is as linearizable as alone. It cannot wait forever, because the requests before it have
-earlier deadlines. If a merged request is refused because one key is forbidden, each read is sent separately.
+Under load, single reads are combined: while some are in flight, later ones are collected and sent as one request,
+because a request costs the client ten times as much as a key in it. A collected read is sent when an earlier one has
+ended, so it starts after its call and is linearizable. It cannot wait forever, because the requests before it have
+earlier deadlines. If a combined request is refused because the account may not read one of the keys, each read is sent
+separately.
 
-Several ranges are read at once, either each linearizable, or at one revision. A read-only transaction would do both in
-one request. But if it is cut off while it runs, etcd before 3.5.7 and 3.4.23 panics (etcd issues 14110 and 14891). Only
-newer servers get such transactions, and only where they replace many requests. Transactions that may write are safe.
+Several ranges are read at the same time, either each linearizable, or at one revision. A read-only transaction would do
+both in one request. But if it is interrupted while it runs, etcd before 3.5.7 and 3.4.23 panics (etcd issues 14110 and
+14891). Only newer servers get such transactions, and only where they replace many requests. Transactions that may write
+are safe.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ _MOST = 100
 
 
 class Reader:
-    """The reads of one store. Thread-safe.
+    """Reads keys and lists for one store. Thread-safe.
 
-    With ``now`` single requests, and the first of several, are made in the calling thread.
+    With ``now``, single requests, and the first of several, are sent in the calling thread.
     """
 
     def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, *, now: bool = False) -> None:
@@ -59,16 +61,17 @@ class Reader:
         self._merged = {stale_ok: MergedReads(link, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Read a key. Under load, the read is combined with others if the server allows it."""
+        """Read a key. The future returns its entry, or None. Under load, the read is combined with others."""
         if self._link.survives_cut_reads and not self._now:
             return self._merged[stale_ok].get(key)
         codec = self._codec
         return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Read many keys, a hundred per request, with all requests in flight at once.
+        """Read several keys, a hundred per request, with all requests in flight at the same time.
 
-        Only a single request may be stale.
+        ``stale_ok`` has an effect only if all keys fit into one request. The future returns an entry or None for each
+        key.
         """
         stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
         now = self._now and len(keys) <= _GETS_AT_ONCE
@@ -84,11 +87,11 @@ class Reader:
     def entries(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> Future[list[Entry]]:
-        """Read the entries below a prefix, sorted by key."""
+        """Read the entries below a prefix, sorted by key. See ``Backend.list`` for the arguments."""
         return drive(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
 
     def children(self, prefix: str) -> Future[list[str]]:
-        """Read the names directly below a prefix: those of keys, and of parents of keys."""
+        """Read the names directly below a prefix, including names that only have keys below them."""
         skip = len(prefix) + 1 if prefix else 0
 
         def steps() -> Steps[list[str]]:
@@ -159,9 +162,12 @@ class Reader:
         return found if limit is None else found[:limit]
 
     def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
-        """Read the keys in a range, and skip most of the keys in subtrees larger than a page.
+        """Read the raw keys in a range. Most keys in subtrees that are larger than a page are skipped.
 
-        Stops after ``limit`` keys that are directly below the prefix.
+        Args:
+            span: The range.
+            prefix: The prefix of the list.
+            limit: Stop after this number of keys directly below the prefix. None reads all.
         """
         found: list[str] = []
         skip = self._skip(prefix)
@@ -183,26 +189,35 @@ class Reader:
 
 
 def _key_after_page(raw: bytes, skip: int | None) -> bytes:
-    """Return the raw key at which to continue after a page: after its last key, or after the subtree that contains
-    it.
+    """Return the raw key at which to continue after a page: after its last key, or after the subtree of that key.
+
+    Args:
+        raw: The last key of the page.
+        skip: The index at which the name below the prefix begins. None does not skip subtrees.
     """
     slash = -1 if skip is None else raw.find(b"/", skip)
     return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
 def _keys_to_request(size: int, limit: int | None, found: int) -> int:
-    """Return how many keys to request when ``found`` were already found."""
+    """Return the number of keys to request next.
+
+    Args:
+        size: The number of keys in a page.
+        limit: The maximum number of results, or None.
+        found: The number of results so far.
+    """
     return size if limit is None else max(min(size, limit - found), 0)
 
 
 def _next_size(page: EtcdPage) -> int:
-    """Return how many entries fit into a megabyte, assuming that they are like those of this page."""
+    """Return how many entries of the average size on this page fit into a megabyte."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
 
 class _PendingRead(Outcome["Entry | None"]):
-    """A read that waits to be combined with others."""
+    """A read that waits until it is sent together with others."""
 
     __slots__ = ("deadline", "key")
 
@@ -213,7 +228,9 @@ class _PendingRead(Outcome["Entry | None"]):
 
 
 class MergedReads:
-    """Combines reads of single keys into few requests. All are linearizable, or all may be stale. Thread-safe."""
+    """Combines reads of single keys into few requests. Either all are linearizable, or all may be stale. Thread-
+    safe.
+    """
 
     def __init__(self, link: Link, codec: EtcdCodec, *, stale_ok: bool) -> None:
         self._link = link
@@ -224,7 +241,7 @@ class MergedReads:
         self._waiting: list[_PendingRead] = []
 
     def get(self, key: str) -> Future[Entry | None]:
-        """Read a key. It is sent now, or together with others when an earlier read has ended."""
+        """Read a key. The request is sent now, or together with others when an earlier request has ended."""
         with self._lock:
             alone = self._in_flight < _AT_ONCE
             if alone:
@@ -247,7 +264,7 @@ class MergedReads:
         return wish
 
     def _take(self) -> list[_PendingRead]:
-        """Return the reads to send in the next request. The caller holds the lock."""
+        """Remove and return the reads for the next request. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         if batch:
             self._in_flight += 1
@@ -272,14 +289,14 @@ class MergedReads:
                 self._fail(wish, error)
 
     def _go_on(self, _: Future[Any]) -> None:
-        """Send the collected reads after a request has ended."""
+        """Send the collected reads, because a request has ended."""
         with self._lock:
             self._in_flight -= 1
             batch = self._take()
         self._send(batch)
 
     def _fail(self, wish: _PendingRead, error: BaseException) -> None:
-        """Handle a failed request: the server did not answer in time, or refused one of the reads."""
+        """Fail a read whose request got no answer in time. If the request was refused, send the read separately."""
         if isinstance(error, Unavailable):
             mine = Unavailable(f"could not read {wish.key!r} together with others: {error}")
             mine.__cause__ = error.__cause__
@@ -297,14 +314,14 @@ class MergedReads:
 def read_ranges(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
 ) -> Future[list[Any]]:
-    """Read at most 128 ranges, and return a future of the answers in order.
+    """Read at most 128 ranges. The future returns the answers in order.
 
     Args:
         link: The connection.
         ranges: ``RangeRequest`` messages.
-        what: The action with its key, for messages.
-        deadline: Local clock time; the call timeout from now by default.
-        now: Make a single request in this thread.
+        what: Description of the call with its key, for messages.
+        deadline: Local clock time. None is the call timeout from now.
+        now: Send a single request in this thread.
     """
     if not link.survives_cut_reads:
         return read_separately(link, ranges, what, deadline=deadline)
@@ -315,7 +332,14 @@ def read_ranges(
 
 
 def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
-    """Read one page of each range, with one request each, all in flight at once. Returns a future of the pages."""
+    """Read one page of each range, with one request each, all in flight at the same time. The future returns the pages.
+
+    Args:
+        link: The connection.
+        codec: Decodes the answers.
+        ranges: ``RangeRequest`` messages.
+        what: Description of the call with its key, for messages.
+    """
     until = link.clock.now() + link.call_timeout_s
 
     def page(request: Any) -> Steps[EtcdPage]:
@@ -331,7 +355,14 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
 def read_separately(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None
 ) -> Future[list[Any]]:
-    """Read ranges with one request each, all in flight at once. Returns a future of the answers in order."""
+    """Read ranges with one request each, all in flight at the same time. The future returns the answers in order.
+
+    Args:
+        link: The connection.
+        ranges: ``RangeRequest`` messages.
+        what: Description of the call with its key, for messages.
+        deadline: Local clock time. None is the call timeout from now.
+    """
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
     return together(sent)
@@ -340,7 +371,7 @@ def read_separately(
 def read_at_one_revision(
     link: Link, reads: Sequence[Operation], what: str, deadline: float
 ) -> Steps[list[pb.ResponseOp]]:
-    """Read several ranges at one revision, which is current after the call began. Return the answers.
+    """Read several ranges at one revision that was current after the call began. Return the answers.
 
     Raises:
         Unavailable: The server compacts its history faster than it can be read.

@@ -1,4 +1,4 @@
-"""Writes to etcd: planned as one transaction, and settled when the answer is lost.
+"""Writes to etcd. Each is planned as one transaction, and its outcome is found out if the answer is lost.
 
-Only the backend uses it.
+Only the backend uses this package.
 """

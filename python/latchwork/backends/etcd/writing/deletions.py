@@ -1,9 +1,9 @@
-"""Deletions on a server that is out of space and refuses every put, including the guard of an ordinary write.
+"""Deletions on a server whose storage is full, which refuses every put, including that of a slot.
 
-Here the keys guard themselves: each is deleted only at the revision at which it was read. Revisions are never reused,
-so the request may be repeated until it is answered. If it succeeds, no earlier try was applied. If it fails and a key
-is as it was read, no try was applied, and once another key has changed none can be. docs/design/etcd-writes.md has the
-states.
+Here the deleted keys themselves are the guard: each is deleted only at the revision at which it was read. Revisions are
+never reused, so the request may be repeated until it is answered. If it succeeds, no earlier attempt was applied. If it
+fails and a key is as it was read, no attempt was applied. If a key has changed, no attempt can be applied any more.
+docs/design/etcd-writes.md describes the states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from latchwork.backends.etcd.connection import Link, decode_answer, unreadable_e
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.etcd.writing.settling import Settling
+from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Kind, Txn
 from latchwork.backends.futures import Steps
 from latchwork.backends.outcomes import partly_deleted
@@ -30,12 +30,15 @@ _TRY_S = 1.0
 
 
 class Deletion:
-    """A transaction that deletes keys as they were read. Sent by one thread at a time.
+    """A transaction that deletes keys only if they are as they were read. Sent by one thread at a time.
 
-    The conditions of ``txn`` must hold, too. ``seen`` has the revision of each key as read, 0 for an absent key.
+    Args:
+        link: The connection.
+        txn: The transaction, whose conditions must hold, too.
+        seen: The revision of each key as it was read. 0 for a key that does not exist.
 
     Attributes:
-        may_land: Whether it was sent with an unknown outcome.
+        may_land: Whether an attempt with an unknown outcome may still be applied.
     """
 
     def __init__(self, link: Link, txn: Txn, seen: dict[bytes, int]) -> None:
@@ -53,7 +56,7 @@ class Deletion:
         """Send the deletion until it is answered. Return the answer, or None if the keys must be read again.
 
         Raises:
-            LatchworkError: The error of the transaction; ``OutcomeUnknown`` if the outcome cannot be determined.
+            LatchworkError: The error of the transaction. ``OutcomeUnknown`` if the outcome could not be found out.
         """
         while True:
             try:
@@ -76,11 +79,11 @@ class Deletion:
                 raise self._unknown("it may land yet")
             yield self._link.timer.after(0.05)
 
-    def settle(self, timeout_s: float) -> Steps[None]:
-        """Make sure that the deletion cannot be applied later, if necessary by applying it now.
+    def resolve(self, timeout_s: float) -> Steps[None]:
+        """Make sure that the deletion cannot be applied later. If necessary, apply it now.
 
         Raises:
-            LatchworkError: There was no answer, or it may still be applied.
+            LatchworkError: There was no answer, and the deletion may still be applied.
         """
         answer = yield from self._answer(self._link.clock.now() + timeout_s)
         if not answer.succeeded and not self._is_over(answer):
@@ -141,34 +144,38 @@ class Deletion:
         )
 
 
-def can_do_without_space(txn: Txn) -> bool:
-    """Return whether a server that is out of space can execute a transaction, because it only deletes a few keys."""
+def is_possible_on_full_server(txn: Txn) -> bool:
+    """Return whether a server whose storage is full can execute a transaction, because it only deletes a few keys."""
     keys = txn.deleted_keys
     return txn.deleted_ranges is not None or (keys is not None and len(keys) + len(txn.conditions) <= FLAT_LIMIT)
 
 
-def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[Any]:
-    """Execute a transaction that only deletes, on a server that is out of space. Return its result.
+def delete_on_full_server(link: Link, txn: Txn, recovery: WriteRecovery, deadline: float) -> Steps[Any]:
+    """Execute a transaction that only deletes, on a server whose storage is full. Return its result.
 
-    A deletion whose outcome is unknown is passed to ``settling``.
+    Args:
+        link: The connection.
+        txn: The transaction.
+        recovery: Receives a deletion whose outcome is unknown.
+        deadline: Local clock time.
     """
     if txn.deleted_ranges is not None:
-        return (yield from _delete_ranges(link, txn, settling, deadline))
+        return (yield from _delete_ranges(link, txn, recovery, deadline))
     assert txn.deleted_keys is not None
     while True:
         ranges = [pb.RangeRequest(key=key, keys_only=True) for key in txn.deleted_keys]
         answers = yield read_separately(link, ranges, txn.what, deadline=deadline)
         found = [answer.kvs[0].mod_revision if answer.kvs else 0 for answer in answers]
         seen = dict(zip(txn.deleted_keys, found, strict=True))
-        done = yield from _run(Deletion(link, txn, seen), settling, deadline)
+        done = yield from _run(Deletion(link, txn, seen), recovery, deadline)
         if done is not None:
             return txn.decode(done.responses, done.header.revision)
         if link.clock.now() >= deadline:
             raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
 
 
-def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[int]:
-    """Delete the keys in ranges, a hundred at a time. Return how many were deleted."""
+def _delete_ranges(link: Link, txn: Txn, recovery: WriteRecovery, deadline: float) -> Steps[int]:
+    """Delete the keys in ranges, a hundred at a time. Return the number of deleted keys."""
     deleted = found = 0
     assert txn.deleted_ranges is not None
     try:
@@ -177,7 +184,7 @@ def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) ->
             while (page := (yield from link.call("Range", request, txn.what, deadline))).kvs:
                 found = max(found, deleted + page.count)
                 seen = {kv.key: kv.mod_revision for kv in page.kvs}
-                done = yield from _run(Deletion(link, txn, seen), settling, deadline)
+                done = yield from _run(Deletion(link, txn, seen), recovery, deadline)
                 deleted += sum(each.response_delete_range.deleted for each in done.responses) if done else 0
     except LatchworkError as error:
         if not deleted:
@@ -186,10 +193,10 @@ def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) ->
     return deleted
 
 
-def _run(deletion: Deletion, settling: Settling, deadline: float) -> Steps[Any]:
+def _run(deletion: Deletion, recovery: WriteRecovery, deadline: float) -> Steps[Any]:
     try:
         return (yield from deletion.run(deadline))
     except OutcomeUnknown:
         if deletion.may_land:
-            settling.leave(deletion.settle)
+            recovery.add_unresolved(deletion.resolve)
         raise

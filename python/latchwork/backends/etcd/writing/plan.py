@@ -56,10 +56,10 @@ PAIRED_LIMIT = 100
 
 
 class Commit:
-    """A requested commit. The codec encodes and decodes most of them without a ``Txn``.
+    """A requested transaction. The codec encodes and decodes most of them without a ``Txn``.
 
-    The ``Txn`` is built for the others, and to find out why a commit was refused. The codec's request is the same
-    message. For one thread at a time.
+    The ``Txn`` is built for the others, and to find out why a transaction was refused. The codec encodes the same
+    request. For one thread at a time.
     """
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
@@ -72,7 +72,7 @@ class Commit:
         self._txn: Txn | None = None
 
     def txn(self) -> Txn:
-        """Return the transaction as it was sent last.
+        """Return the transaction as it was last sent.
 
         Raises:
             SessionLost, ValueError: See ``Compiler.commit``.
@@ -82,19 +82,19 @@ class Commit:
         return self._txn
 
     def replan(self) -> Txn:
-        """Return the transaction for another attempt, which uses what the last one has learned."""
+        """Return the transaction for another attempt. It uses the leases of keys that the last attempt has read."""
         learned = self.txn().learned
         self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
         return self._txn
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """Encode the request that is guarded by a slot; see ``Txn.request``."""
+        """Encode the request, which a slot guards. See ``Txn.request``."""
         codec = self._compiler.codec
         encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
         return self.txn().request(keys, slot) if encoded is None else encoded
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """Decode the answer; see ``Txn.outcome``."""
+        """Decode the answer. See ``Txn.outcome``."""
         if self._txn is None:
             return self._compiler.codec.committed(answer, self._ops)
         return self._txn.outcome(answer)
@@ -131,12 +131,12 @@ class Compiler:
         """Return the etcd transaction for checks and operations.
 
         Args:
-            checks: Flattened checks.
-            ops: Operations, each key at most once.
-            ended: Sessions that were closed here.
-            learned: Leases of keys that an earlier try saw.
+            checks: The checks, without fences.
+            ops: The operations, each key at most once.
+            ended: IDs of the sessions that were closed by this store.
+            learned: The leases of keys that an earlier attempt has read.
         Raises:
-            SessionLost: The session of an operation was closed here.
+            SessionLost: The session of an operation was closed by this store.
         """
         learned = {} if learned is None else learned
         conditions = [self._check(check) for check in checks]
@@ -160,8 +160,12 @@ class Compiler:
 
         Its result is an ``Ordered``.
 
+        Args:
+            stem: The parent and the beginning of the names.
+            create: The creation of the key.
+            ended: IDs of the sessions that were closed by this store.
         Raises:
-            SessionLost: The session was closed here.
+            SessionLost: The session was closed by this store.
         """
         txn = self.commit((), (create,), ended)
         txn.ops.append(_read_oldest(self._keys.raw_key(stem)))
@@ -195,7 +199,9 @@ class Compiler:
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
     ) -> list[Condition]:
-        """Return the conditions of operations: for created keys, sessions, owners, and keys without children."""
+        """Return the conditions for the operations: on created keys, sessions, owners, and keys that must not have
+        children.
+        """
         conditions: list[Condition] = []
         sessions: dict[str, None] = {}
         bound: list[str] = []
@@ -224,8 +230,14 @@ class Compiler:
     ) -> list[Condition]:
         """Return the conditions which ensure that no key is below a session-bound key.
 
-        The store has already checked the operations against each other. A key that exists by a check has no
+        The store has already checked the operations against each other. A key that a check requires to exist has no
         session-bound parent.
+
+        Args:
+            checks: The checks.
+            ops: The operations.
+            written: The keys that may be created.
+            bound: The keys that are bound to a session.
         """
         deleted = [op.key for op in ops if isinstance(op, Delete)] if len(ops) > 1 else []
         above: dict[str, None] = {}
@@ -264,7 +276,7 @@ class Compiler:
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
         """Return the etcd operations for an operation.
 
-        A put is followed by a read that shows when the key was created.
+        A put is followed by a read that returns when the key was created.
         """
         raw = self._keys.raw_key(op.key)
         if isinstance(op, Delete):
@@ -279,7 +291,7 @@ class Compiler:
 
 @dataclass(slots=True)
 class _Spec:
-    """One operation of the caller, with the etcd operations for it."""
+    """One operation of the caller and the etcd operations for it."""
 
     op: Op
     raw: bytes
@@ -287,16 +299,16 @@ class _Spec:
     lease: int
 
     def recall(self, revision: int) -> Any:
-        """Return the read that shows at a revision what this operation has done: the key, or what a delete has
-        found.
+        """Return the read that shows, at a revision, what this operation did: the written key, or the keys that it
+        deleted.
         """
         at = revision - 1 if isinstance(self.op, Delete) else revision
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
 def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return for each operation the revision at which its key was created (0 for this one) and how many keys were
-    deleted.
+    """Return two numbers per operation: the revision at which its key was created (0 for this one), and the number of
+    deleted keys.
     """
     found, at = [], 0
     for spec in specs:
@@ -312,7 +324,7 @@ def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list
 
 
 def _read_oldest(stem: bytes) -> requests.Operation:
-    """Return the operation that reads the oldest keys with a stem, one more than are returned because of the caller's
+    """Return the operation that reads the oldest keys with a stem. It reads one more than is returned, for the caller's
     own key.
     """
     by_creation = {"sort_order": pb.RangeRequest.ASCEND, "sort_target": pb.RangeRequest.CREATE}
@@ -340,7 +352,7 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
-    """Store a value in a cache of limited size. Needs no lock: at worst a value is computed again."""
+    """Store a value in a cache of limited size. Needs no lock, because a lost value is only computed again."""
     if len(cache) >= 4096:
         cache.clear()
     cache[name] = value

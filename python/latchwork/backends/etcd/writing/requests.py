@@ -1,4 +1,6 @@
-"""The parts of transactions, as mappings: the constructor of a message copies parts that are messages themselves."""
+"""The parts of etcd transactions as dictionaries, because the constructor of a message copies parts that are
+messages.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,26 @@ _TARGETS = {
 
 
 def transaction(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> bytes:
-    """Encode the request of a transaction."""
+    """Encode the request of a transaction.
+
+    Args:
+        compares: The comparisons.
+        success: The operations to execute if all comparisons hold.
+        failure: The operations to execute otherwise.
+    """
     return pb.TxnRequest(compare=compares, success=success, failure=failure).SerializeToString()
 
 
 def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> Compare:
-    """Return a comparison of a key's attribute with a number. With ``end``, it applies to every key in a range."""
+    """Return a comparison of an attribute of a key with a number.
+
+    Args:
+        target: The attribute.
+        key: The raw key.
+        operand: The number.
+        end: If given, compare every key in the range from ``key`` to ``end``.
+        greater: Require that the attribute is greater than the number, instead of equal.
+    """
     made: Compare = {"target": _TARGETS[target], "key": key, target: operand}
     if end:
         made["range_end"] = end

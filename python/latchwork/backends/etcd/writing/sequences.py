@@ -1,8 +1,8 @@
-"""Sequential keys: a number is taken and its key created in one transaction.
+"""Creation of sequential keys. One transaction increments the counter and creates the key.
 
-A number that is taken first and used later would let a lower ticket appear after a higher one, so that a lock had two
-holders. The counter of a parent is outside the parent (``@q/<parent>``) and outlives its children. A store sends
-creations below one parent one after the other, because they would refuse each other.
+With two transactions, a lower number could appear after a higher one, so that a lock could have two owners. The counter
+of a parent is outside the parent (``@q/<parent>``) and is kept when all keys are deleted. A store sends creations below
+one parent one after the other, because they would conflict with each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REMEMBERED = 1_000
 
 @dataclass(slots=True)
 class _PendingCreation:
-    """A requested sequential key, and the future of its entry."""
+    """A sequential key to create, and the future of its entry."""
 
     key: str
     value: bytes
@@ -41,7 +41,7 @@ class _PendingCreation:
 
 
 class _CreationQueue:
-    """The creations that wait below one parent, and the last known revision (0 for none) and number of its counter."""
+    """The creations that wait below one parent, with the last known revision (0 for none) and value of its counter."""
 
     def __init__(self) -> None:
         self.waiting: deque[_PendingCreation] = deque()
@@ -50,7 +50,7 @@ class _CreationQueue:
 
 
 class Sequences:
-    """The sequential creations of one store. Thread-safe."""
+    """Creates the sequential keys of one store. Thread-safe."""
 
     def __init__(self, link: Link, keys: Keys, writer: Writer, compiler: Compiler, ended: Collection[str]) -> None:
         self._link = link
@@ -62,7 +62,7 @@ class Sequences:
         self._lines: dict[str, _CreationQueue] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key whose suffix is greater than all committed before below its parent."""
+        """Create a key whose numeric suffix is greater than all earlier ones below its parent."""
         deadline = self._link.clock.now() + self._link.call_timeout_s
         wish = _PendingCreation(key, value, session, deadline, Outcome())
         parent = key.rpartition("/")[0]
@@ -93,7 +93,13 @@ class Sequences:
             return line.waiting.popleft() if line.busy else None
 
     def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> Steps[Entry]:
-        """Try numbers for one key until a transaction succeeds. Each failed attempt returns the newest number."""
+        """Create one key. Try again with the newest number until a transaction succeeds.
+
+        Args:
+            parent: The parent of the key.
+            line: The queue of the parent.
+            wish: The key to create.
+        """
         while True:
             if self._link.clock.now() >= wish.deadline:
                 raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
@@ -133,7 +139,7 @@ class Sequences:
 
 
 class _StartOver(LatchworkError):
-    """Raised when a transaction was not applied and must be built again, because the counter may have changed."""
+    """A transaction was not applied and must be built again, because the counter may have changed."""
 
 
 def _start_over() -> Txn:

@@ -1,9 +1,10 @@
-"""Slots: guard keys on a lease of this store. Each write compares and overwrites one.
+"""Slots: keys that guard writes. Each write compares and overwrites a slot, so that its outcome can be found out.
 
-A slot serves one write at a time. All slots are bound to one lease, which every write names: after its end nothing late
-can be applied, and nothing is left behind. docs/design/etcd-writes.md has the states and the races.
+A slot guards one write at a time. All slots of a store are bound to one lease, which every write contains. After the
+end of the lease no late write can be applied, and no slot remains. docs/design/etcd-writes.md describes the states and
+the races.
 
-    @w/<lease>/<number>    "w" written by a write, "s" by settling one
+    @w/<lease>/<number>    "w" after a write, "s" after finding out the outcome of a lost one
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ _OURS_ALREADY = "lease already exists"
 def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int, float]]:
     """Grant a lease with an ID that was never used before. Return its ID and its TTL in seconds.
 
-    Its life counts from before this call, because a request with a lost answer may have started it.
+    The TTL counts from before this call, because a request with a lost answer may have granted the lease.
+
+    Args:
+        link: The connection.
+        ttl_s: The requested TTL in seconds.
+        what: Description of the call for messages.
+        deadline: Local clock time.
     """
     # Not from `random`: programs that seed it alike would share their leases, and take each other's for their own.
     lease = (int.from_bytes(os.urandom(8), "big") >> 2) + 1
@@ -49,10 +56,10 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
 
 
 class Slot:
-    """The guard of one write at a time: its key, and its revision as last known (0: it does not exist).
+    """A key that guards one write at a time, with its last known revision (0 if it does not exist).
 
     Attributes:
-        write, read: The operations that overwrite and read it.
+        write, read: The etcd operations that overwrite and read it.
     """
 
     __slots__ = ("key", "lease", "read", "revision", "write")
@@ -68,8 +75,8 @@ class Slot:
         """Return the comparison that makes a transaction fail if the slot was overwritten."""
         return requests.compare("mod_revision", self.key, self.revision)
 
-    def settling(self) -> bytes:
-        """Return the transaction that prevents a write with this slot from being applied, or shows that it was
+    def resolve_request(self) -> bytes:
+        """Return the transaction that prevents a write with this slot from being applied later, or shows that it was
         applied.
         """
         settle = requests.put(self.key, _SETTLED, self.lease)
@@ -77,11 +84,11 @@ class Slot:
 
 
 class GuardSlots:
-    """The slots of one store, and their lease. Thread-safe.
+    """The slots of one store and their lease. Thread-safe.
 
     Attributes:
-        lease: 0 while there is none.
-        closing: Whether there will be none any more.
+        lease: The lease ID, or 0 while there is none.
+        closing: Whether the store is being closed, so that no new lease is granted.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:
@@ -110,7 +117,7 @@ class GuardSlots:
             self._free.append(slot)
 
     def open(self, deadline: float) -> Steps[None]:
-        """Grant a new lease with a new ID, so that all slots of earlier leases are invalid."""
+        """Grant a new lease with a new ID, so that all slots of earlier leases become invalid."""
         lease, _ = yield from grant(self._link, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
@@ -119,7 +126,7 @@ class GuardSlots:
         self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
     def forget(self, lease: int) -> None:
-        """Stop using a lease. Writes that use it are still settled with it."""
+        """Stop using a lease. The outcome of writes that use it is still found out with it."""
         with self._lock:
             if self.lease == lease and lease:
                 self.lease = 0
@@ -127,7 +134,7 @@ class GuardSlots:
                 _log.info("writer %x has ended on the server; the next write opens another one", lease)
 
     def close(self, deadline: float) -> Steps[None]:
-        """Revoke the lease. All slots disappear, so that nothing in flight can be applied."""
+        """Revoke the lease. All its slots are deleted, so that no write in flight can be applied later."""
         self.closing = True
         lease, self.lease = self.lease, 0
         if lease:

@@ -1,8 +1,8 @@
-"""A transaction as etcd receives it: its conditions, its operations, and the decoding of its answer.
+"""An etcd transaction: its conditions, its operations, and the decoding of its answer.
 
-The failure branch reads what was compared, so one round trip shows which check failed. A server adds up compares and
-operations along each path of nested transactions and accepts 128. Further compares go into nested transactions side by
-side, each of which overwrites a key that never exists, keeping its lease, if a compare fails: etcd then refuses the
+The failure branch reads the compared keys, so that one round trip shows which check failed. A server adds up the
+comparisons and operations along each path of nested transactions and accepts 128. Further comparisons are put into
+nested transactions. If one fails, it overwrites a key that never exists and keeps its lease: etcd then refuses the
 whole transaction before it applies anything. The failed check is read separately.
 """
 
@@ -29,16 +29,16 @@ NESTED_LIMIT = 100
 
 @dataclass(slots=True)
 class Txn:
-    """A transaction that is ready to be sent under a guard.
+    """A transaction that is ready to be sent with a slot as guard.
 
     Attributes:
-        conditions: All must hold.
-        ops: Operations, one or two per public operation.
-        decode: Returns the outcome, which is never None, for their responses and the revision.
-        recall: Range requests (with revisions filled in) that show what the transaction at a revision did.
-        decode_recall: Returns the outcome for the answers to ``recall`` and the revision.
-        what: The action with its key, for messages.
-        learned: Leases of keys as last seen, by raw key, for another try.
+        conditions: The conditions, all of which must hold.
+        ops: The etcd operations, one or two per operation of the caller.
+        decode: Converts their responses and the revision to the result, which is never None.
+        recall: Returns the range requests that show what the transaction did at a revision.
+        decode_recall: Converts the answers to ``recall`` and the revision to the result.
+        what: Description of the call with its key, for messages.
+        learned: The leases of keys that were read, by raw key, for another attempt.
         deleted_keys, deleted_ranges: One of them is set if the transaction only deletes.
     """
 
@@ -58,11 +58,11 @@ class Txn:
         return len(self.conditions) <= FLAT_LIMIT
 
     def txn(self) -> Txn:
-        """Return this transaction; the same method of ``Commit`` builds one."""
+        """Return this transaction. The same method of ``Commit`` builds one."""
         return self
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """Encode the request, guarded by a slot."""
+        """Encode the request of the transaction with a slot as guard."""
         ops = [slot.write, *self.ops]
         if self.is_flat:
             return requests.transaction([slot.compare(), *self.compares()], ops, [slot.read, *self.reads()])
@@ -84,7 +84,12 @@ class Txn:
         return response.header.revision, self.decode(answers[1:], response.header.revision)
 
     def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
-        """Return the error that the reads of the conditions show, or None. Also learn leases and counters from them."""
+        """Return the error for a failed condition, or None if a retry helps. Also store the leases and counters that
+        were read.
+
+        Args:
+            answers: The answers to ``reads``.
+        """
         failed: dict[Kind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
             found = answer.response_range.kvs
@@ -101,12 +106,12 @@ class Txn:
         return [condition.compare() for condition in self.conditions]
 
     def reads(self) -> list[requests.Operation]:
-        """Return the reads whose answers ``failure`` evaluates."""
+        """Return the reads of the compared keys. ``failure`` evaluates their answers."""
         return [condition.read() for condition in self.conditions]
 
 
 def _assert_compares(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
-    """Return nested transactions that make the server refuse the whole one when a comparison fails."""
+    """Return nested transactions that make the server refuse the whole transaction if a comparison fails."""
     return [
         {
             "request_txn": {
@@ -119,12 +124,12 @@ def _assert_compares(keys: Keys, compares: list[requests.Compare]) -> list[reque
 
 
 def _refuse_unless_exists(absent: bytes) -> requests.Operation:
-    """Return an operation that the server refuses together with the whole transaction, as long as a key is absent."""
+    """Return an operation that makes the server refuse the whole transaction if this key does not exist."""
     return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
 def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
-    """Return the transaction that deletes all keys in some ranges. Its result is their number."""
+    """Return the transaction that deletes all keys in some ranges. Its result is the number of deleted keys."""
     return Txn(
         [],
         [requests.delete(start, end) for start, end in spans],
@@ -139,7 +144,7 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
 
 
 def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
-    """Return the transaction that creates the key of a session, which must not exist. Its result is the revision."""
+    """Return the transaction that creates the marker of a session, which must not exist. Its result is the revision."""
     raw, lease = keys.session_key(session_id), lease_of(session_id)
     return Txn(
         [absence(Kind.SESSION, (raw, b""), session_id)],
@@ -152,7 +157,9 @@ def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
 
 
 class CounterMoved(LatchworkError):
-    """Raised inside the backend when another client took a sequential number. Contains the counter."""
+    """Another client took a sequential number meanwhile. Contains the current counter. Raised only inside the
+    backend.
+    """
 
     def __init__(self, revision: int, number: int) -> None:
         super().__init__(f"the counter is at {number}")
@@ -161,7 +168,7 @@ class CounterMoved(LatchworkError):
 
 
 class Kind(enum.Enum):
-    """What it means if a condition fails."""
+    """The meaning of a failed condition."""
 
     CHECK = "a public check: Conflict"
     SESSION = "the session of an operation: SessionLost"
@@ -172,15 +179,15 @@ class Kind(enum.Enum):
 
 @dataclass(slots=True)
 class Condition:
-    """A compare of a key, or of every key in a range.
+    """A comparison with a key, or with every key in a range.
 
     Attributes:
-        kind: Its meaning when it fails.
-        target: The compared revision of the key, or its lease; 0 for an absent key.
-        key, end: The key; with an end, the range that begins there.
-        operand: The value to compare with.
+        kind: The meaning if it fails.
+        target: What is compared: a revision of the key, or its lease. It is 0 if the key does not exist.
+        key, end: The key, or with ``end`` the range from ``key`` to ``end``.
+        operand: The number to compare with.
         subject: The subject of the error.
-        greater: Whether the target must be greater than the operand instead of equal.
+        greater: Whether the target must be greater than the operand, instead of equal.
     """
 
     kind: Kind
@@ -200,18 +207,24 @@ class Condition:
         return requests.read(self.key) if self.kind is Kind.COUNTER else requests.peek(self.key, self.end)
 
     def holds(self, kvs: Any) -> bool:
-        """Return whether the condition held, given the keys that its read has found."""
+        """Return whether the condition holds for the keys that its read has returned."""
         found: int = getattr(kvs[0], self.target) if kvs else 0
         return found > self.operand if self.greater else found == self.operand
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
-    """Return the condition that a key was not written since a revision."""
+    """Return the condition that a key was not written or deleted after a revision."""
     return Condition(Kind.CHECK, "mod_revision", raw, revision, check)
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
-    """Return the condition that no key exists in a range. The end of a single key is empty."""
+    """Return the condition that no key exists in a range. For a single key, the end of the range is empty.
+
+    Args:
+        kind: The meaning if it fails.
+        span: The range.
+        subject: The subject of the error.
+    """
     return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
 
 
@@ -221,17 +234,26 @@ def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
-    """Return the condition that a key is bound to this lease. 0 means to none, which is also true for an absent key."""
+    """Return the condition that a key is bound to a lease, or to none if ``lease`` is 0. A key that does not exist has
+    none.
+    """
     return Condition(kind, "lease", raw, lease, subject)
 
 
 def counter_at(raw: bytes, revision: int) -> Condition:
-    """Return the condition that no sequential number was taken since a revision, or ever if that is 0."""
+    """Return the condition that no sequential number was taken after a revision. Revision 0 means that none was ever
+    taken.
+    """
     return Condition(Kind.COUNTER, "mod_revision", raw, revision, None)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:
-    """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps."""
+    """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps.
+
+    Args:
+        failed: The failed conditions by meaning.
+        what: Description of the call with its key.
+    """
     for kind, make in _EXPLANATIONS.items():
         if kind in failed:
             return make(failed[kind], what)

@@ -1,8 +1,8 @@
-"""Writes with a known outcome: each is sent once under a guard, and its answer is judged.
+"""Sends write transactions. A slot guards each of them, so that its outcome can be found out if the answer is lost.
 
-A lost write may still be applied, so ``settling`` determines what became of it before it is sent again or its caller
-gets an answer. A write that fails once passes through here and ``settling``, and nothing else decides anything.
-docs/design/etcd-writes.md has the states and the races.
+A write without an answer may still be applied. So ``recovery`` finds out its outcome before it is sent again or its
+caller gets an answer. Only this module and ``recovery`` handle failed writes. docs/design/etcd-writes.md describes the
+states and the races.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from latchwork.backends.etcd.connection import Link, decode_answer
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import read_at_one_revision
-from latchwork.backends.etcd.writing.deletions import can_do_without_space, delete_without_space
+from latchwork.backends.etcd.writing.deletions import delete_on_full_server, is_possible_on_full_server
 from latchwork.backends.etcd.writing.plan import Commit
-from latchwork.backends.etcd.writing.settling import Settling
+from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
@@ -48,7 +48,7 @@ class _Write(Outcome[Any]):
         self.deadline = deadline
 
     def answered(self, rpc: Any) -> None:
-        """Handle the end of the first attempt. If it was not successful, pass it to the writer."""
+        """Handle the end of the first attempt. If it failed, pass the write to the writer."""
         try:
             found = self.asked.outcome(rpc.result())
         except (grpc.RpcError, ValueError):
@@ -66,9 +66,9 @@ class Writer:
     """Sends the write transactions of one store. Thread-safe.
 
     Attributes:
-        slots: The guards of its writes.
-        settling: Determines what became of failed writes.
-        space: Warns when the server is out of space. Every write but a deletion on a full server puts its guard.
+        slots: The slots that guard its writes.
+        recovery: Finds out the outcome of writes whose answers were lost.
+        space: Warns when the server's storage is full. Every write puts its slot, except deletions on a full server.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:
@@ -76,7 +76,7 @@ class Writer:
         self._keys = keys
         self.space = SpaceNotice(f"etcd at {link.hosts}")
         self.slots = GuardSlots(link, keys)
-        self.settling = Settling(link, keys, self.slots)
+        self.recovery = WriteRecovery(link, keys, self.slots)
         #: One try gets this long, so that what became of it can be found out within the call timeout.
         self._send_s = link.call_timeout_s * 0.6
 
@@ -85,12 +85,18 @@ class Writer:
     ) -> Future[Any]:
         """Send a transaction that is applied at most once, and return a future of its result.
 
-        The future returns the outcome. It fails with the error of the transaction, with ``Unavailable`` (not applied,
-        and never will be) or with ``OutcomeUnknown`` (not determined within the call timeout).
+        The future fails with the error of the transaction, with ``Unavailable`` if it was not applied and never will
+        be, or with ``OutcomeUnknown`` if that could not be found out within the call timeout.
+
+        Args:
+            asked: The transaction.
+            replan: Builds the transaction again for another attempt.
+            deadline: Local clock time. None is the call timeout from now.
+            now: Send it in this thread.
         """
         link = self._link
         deadline = deadline or link.clock.now() + link.call_timeout_s
-        slot = self.slots.take() if link.healthy and not self.settling.unsettled and not self.slots.closing else None
+        slot = self.slots.take() if link.healthy and not self.recovery.unresolved and not self.slots.closing else None
         if slot is None:
             return drive(self._until_done(asked.txn(), replan, deadline))
         try:
@@ -106,12 +112,17 @@ class Writer:
             reject(outcome, error)
             return outcome
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
-            self.settling.settle_slot_later(slot)
+            self.recovery.resolve_slot_later(slot)
             raise
         return outcome
 
     def go_on(self, rpc: Any, write: _Write) -> None:
-        """Continue a transaction whose first attempt was not successful."""
+        """Continue a transaction whose first attempt failed.
+
+        Args:
+            rpc: The failed call.
+            write: The transaction.
+        """
         chain(drive(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
@@ -121,9 +132,10 @@ class Writer:
         return result
 
     def explain(self, txn: Txn, deadline: float) -> Steps[None]:
-        """Read the keys that a transaction has compared, and raise an error if a check fails.
+        """Read the keys that a transaction compares, and raise an error if a check fails.
 
-        All reads are from one point in time. Checks that never failed together are therefore not reported together.
+        All keys are read at one point in time. So failed checks are reported together only if they failed at the same
+        time.
         """
         answers = yield from read_at_one_revision(self._link, txn.reads(), txn.what, deadline)
         error = txn.failure(answers)
@@ -133,15 +145,15 @@ class Writer:
     # Private.
 
     def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> Steps[Any]:
-        """Send a transaction, and send it again as long as it is known not to be applied, until there is an answer."""
+        """Send a transaction until there is an answer. It is sent again only if it was certainly not applied."""
         while True:
             try:
                 yield from self._ready_for(txn, deadline)
             except StoreFull as error:
                 self.space.record_refusal(error)
-                if self.settling.unsettled or not can_do_without_space(txn):
+                if self.recovery.unresolved or not is_possible_on_full_server(txn):
                     raise
-                return (yield from delete_without_space(self._link, txn, self.settling, deadline))
+                return (yield from delete_on_full_server(self._link, txn, self.recovery, deadline))
             slot = self.slots.take()
             if slot is None:
                 continue
@@ -154,7 +166,7 @@ class Writer:
 
     def _ready_for(self, txn: Txn, deadline: float) -> Steps[None]:
         try:
-            yield from self.settling.wait_until_ready(deadline)
+            yield from self.recovery.wait_until_ready(deadline)
         except Unavailable as error:
             cause = error.__cause__ or error
             said = rpc_errors.details(cause) if isinstance(cause, grpc.RpcError) else str(error)
@@ -170,7 +182,7 @@ class Writer:
         except grpc.RpcError as error:
             return (yield from self._handle_error(error, txn, slot, deadline))
         except ValueError as error:  # the answer cannot be read: it is as good as lost
-            return (yield from self._settle(error, txn, slot, deadline))
+            return (yield from self._resolve(error, txn, slot, deadline))
         self._link.healthy = True
         if found is not None:
             slot.revision, result = found
@@ -184,7 +196,8 @@ class Writer:
     def _handle_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
         """Handle a transaction that the server refused, so that nothing was applied.
 
-        Raise the reason if there is one.
+        Raises:
+            LatchworkError: The reason of the refusal, if a retry does not help.
         """
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
@@ -201,7 +214,7 @@ class Writer:
         effect = rpc_errors.classify_effect(error)
         if effect is Effect.UNKNOWN:
             self._link.record_failure(error)
-            return (yield from self._settle(error, txn, slot, deadline))
+            return (yield from self._resolve(error, txn, slot, deadline))
         if rpc_errors.details_contain(error, "space exceeded"):
             return (yield from self._handle_full_server(error, txn, slot, deadline))
         self.slots.return_slot(slot)
@@ -220,26 +233,26 @@ class Writer:
             raise rpc_errors.translate(error, txn.what) from error
         return None
 
-    def _settle(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        result = yield from self.settling.determine_outcome(txn, slot, error, deadline)
+    def _resolve(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+        result = yield from self.recovery.determine_outcome(txn, slot, error, deadline)
         if result is None:
             self._require_time(txn, deadline, error)
         return result
 
     def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        """Handle a server that reports that it is out of space, before or after the write. The slot shows which."""
-        result = yield from self.settling.determine_outcome(txn, slot, error, deadline, answered=True)
+        """Handle a server that reports that its storage is full, before or after the write. The slot shows which."""
+        result = yield from self.recovery.determine_outcome(txn, slot, error, deadline, answered=True)
         full = rpc_errors.translate(error, txn.what)
         assert isinstance(full, StoreFull)
         self.space.record_refusal(full)
         if result is None:
-            if not can_do_without_space(txn):
+            if not is_possible_on_full_server(txn):
                 raise full from error
-            result = yield from delete_without_space(self._link, txn, self.settling, deadline)
+            result = yield from delete_on_full_server(self._link, txn, self.recovery, deadline)
         return result
 
     def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> Steps[None]:
-        """Handle a lease that has ended: that of the guard keys, which is replaced, or that of a session."""
+        """Handle a lease that has ended: the lease of the slots, which is replaced, or that of a session."""
         answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline)
         if answer.TTL > 0:
             raise SessionLost(f"could not {txn.what}: its session ended on the server; open a new session") from error

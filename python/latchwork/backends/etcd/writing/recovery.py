@@ -1,8 +1,8 @@
-"""Determines what became of a lost write, after making sure that it can no longer be applied.
+"""Finds out the outcome of a write whose answer was lost, after making sure that it can no longer be applied.
 
-Settling a write overwrites its slot. If that succeeds, the write was not applied and never will be, because it compares
-an old revision. If it fails, the slot's revision is that of the write, and what the write did is read at that revision.
-docs/design/etcd-writes.md has the states and the races.
+It overwrites the slot of the write. If that succeeds, the write was not applied and never will be, because it compares
+an old revision of the slot. If it fails, the write was applied at the slot's revision, and its result is read at that
+revision. docs/design/etcd-writes.md describes the states and the races.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _log = logging.getLogger(__name__)
 _PROBE_S = 0.5
 
 #: Makes sure, within so many seconds, that a write of unknown outcome cannot land any more; raises when it cannot.
-Settle = Callable[[float], Steps[None]]
+ResolveWrite = Callable[[float], Steps[None]]
 
 
-class Settling:
-    """Settles the writes of one store. Thread-safe.
+class WriteRecovery:
+    """Finds out the outcome of the writes of one store whose answers were lost. Thread-safe.
 
     Attributes:
-        unsettled: Writes that were reported as unknown and may still be applied; settled as soon as the server answers.
+        unresolved: Writes that were reported as unknown and may still be applied. They are resolved when the server
+            answers.
     """
 
     def __init__(self, link: Link, keys: Keys, slots: GuardSlots) -> None:
@@ -55,26 +56,33 @@ class Settling:
         self._keys = keys
         self._slots = slots
         self._lock = mutex()
-        self.unsettled: list[Settle] = []
+        self.unresolved: list[ResolveWrite] = []
         self._recovering: Future[None] | None = None
 
     def determine_outcome(
         self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
     ) -> Steps[Any]:
-        """Find out what a failed transaction did. Return its result, or None if it was not applied and never will be.
+        """Find out whether a failed transaction was applied.
 
-        With ``answered`` the server has finished it: it was applied or never will be, and the slot decides.
-
+        Args:
+            txn: The transaction.
+            slot: The slot that guards it.
+            error: Its error.
+            deadline: Local clock time.
+            answered: Whether the server has completed it, so that it cannot be applied later. The slot shows whether it
+                was.
+        Returns:
+            Its result, or None if it was not applied and never will be.
         Raises:
-            OutcomeUnknown: It could not be determined before the deadline.
+            OutcomeUnknown: The outcome could not be found out before the deadline.
         """
-        settled = self._find_revision(slot, deadline) if answered else self._settle_until(slot, deadline)
+        found = self._find_revision(slot, deadline) if answered else self._resolve_until(slot, deadline)
         try:
-            revision = yield from settled
+            revision = yield from found
         except _GuardGone as gone:
             raise _unknown(txn, "its guard is gone, so it cannot land any more", error) from gone
         except LatchworkError:
-            self.settle_slot_later(slot)
+            self.resolve_slot_later(slot)
             state = "the server is out of space" if answered else "it may land yet"
             raise _unknown(txn, state, error) from error
         self._slots.return_slot(slot)
@@ -86,74 +94,81 @@ class Settling:
             raise _unknown(txn, f"it was applied at revision {revision}", failed) from failed
         return txn.decode_recall(found, revision)
 
-    def settle_slot_later(self, slot: Slot) -> None:
-        """Make sure in the background that the write guarded by this slot cannot be applied any more."""
-        self.leave(partial(self._settle_slot, slot))
+    def resolve_slot_later(self, slot: Slot) -> None:
+        """Make sure, in the background, that the write that is guarded by this slot cannot be applied later."""
+        self.add_unresolved(partial(self._resolve_slot, slot))
 
-    def leave(self, settle: Settle) -> None:
+    def add_unresolved(self, resolve: ResolveWrite) -> None:
         """Add a write whose outcome is unknown.
 
-        It is settled before the next call of this store, or when the server answers.
+        It is resolved before the next call of this store, or when the server answers.
+
+        Args:
+            resolve: Makes sure that the write cannot be applied later.
         """
         self._link.healthy = False
         with self._lock:
-            self.unsettled.append(settle)
-        self._link.timer.call_later(_PROBE_S, self._settle_in_background)
+            self.unresolved.append(resolve)
+        self._link.timer.call_later(_PROBE_S, self._resolve_in_background)
 
     def wait_until_ready(self, deadline: float) -> Steps[None]:
-        """Wait until the server answers, this client has guard keys, and no earlier write can be applied any more.
+        """Wait until the server answers, this client has slots, and no earlier write can be applied any more.
 
         Raises:
-            Unavailable: Not before the deadline.
+            Unavailable: The deadline has passed.
         """
-        while not self._slots.lease or not self._link.healthy or self.unsettled:
+        while not self._slots.lease or not self._link.healthy or self.unresolved:
             if self._slots.closing:
                 raise Closed("the store was closed; open a new one")
             try:
-                yield self._link.with_deadline(self._recover(), deadline, "settle earlier writes")
+                yield self._link.with_deadline(self._recover(), deadline, "determine the outcome of earlier writes")
             except Unavailable:
                 if self._link.clock.now() + _PROBE_S >= deadline:
                     raise
                 yield self._link.timer.after(0.05)
 
-    def wait_until_settled(self, deadline: float) -> Steps[None]:
+    def wait_until_resolved(self, deadline: float) -> Steps[None]:
         """Wait until no write whose outcome was reported as unknown can be applied any more.
 
         Raises:
-            LatchworkError: Not before the deadline.
+            LatchworkError: The deadline has passed.
         """
-        while self.unsettled:
+        while self.unresolved:
             try:
                 yield from self.wait_until_ready(deadline)
             except StoreFull:  # a full server gives no lease to write with; to read there is no need of one
-                if self.unsettled:
+                if self.unresolved:
                     raise
 
     # Settling one slot.
 
-    def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
-        """Settle the write of a slot. Retry until the deadline or until the store is closed."""
+    def _resolve_until(self, slot: Slot, deadline: float) -> Steps[int]:
+        """Find out the outcome of the write that a slot guards. Retry until the deadline or until the store is
+        closed.
+        """
         while True:
             left_s = deadline - self._link.clock.now()
             try:
-                return (yield from self._settle(slot, min(1.0, max(left_s, 0.01))))
+                return (yield from self._resolve(slot, min(1.0, max(left_s, 0.01))))
             except LatchworkError:
                 if left_s <= 0.1 or self._link.closed or self._slots.closing:
                     raise
                 yield self._link.timer.after(0.05)
 
-    def _settle(self, slot: Slot, timeout_s: float) -> Steps[int]:
-        """Make sure that the write guarded by a slot cannot be applied later.
+    def _resolve(self, slot: Slot, timeout_s: float) -> Steps[int]:
+        """Make sure that the write that a slot guards cannot be applied later, and find out whether it was applied.
 
-        Return its revision, or 0 if it was not applied.
-
+        Returns:
+            The revision at which it was applied, or 0 if it was not.
         Raises:
             Unavailable: The server gave no reliable answer.
-            _GuardGone: The slot is gone. Nothing can be applied, and what was applied is unknown.
+            _GuardGone: The slot does not exist any more. The write cannot be applied later, but may have been.
         """
         deadline = self._link.clock.now() + timeout_s
         try:
-            response = yield from self._link.call("Txn", slot.settling(), "settle a write", deadline)
+            response = yield from self._link.call(
+                "Txn", slot.resolve_request(), "determine the outcome of a write", deadline
+            )
         except SessionLost as error:
             self._slots.forget(slot.lease)
             raise _GuardGone from error
@@ -174,12 +189,14 @@ class Settling:
         return slot.revision if kvs[0].value == WRITTEN else 0
 
     def _find_revision(self, slot: Slot, deadline: float) -> Steps[int]:
-        """Return the revision at which the write of a slot was applied, or 0 if it was not applied.
+        """Return the revision at which the write that a slot guards was applied, or 0 if it was not.
 
         Raises:
-            _GuardGone: The slot existed and is gone; what was applied is unknown.
+            _GuardGone: The slot does not exist any more. The write may have been applied.
         """
-        found = yield from self._link.call("Range", pb.RangeRequest(key=slot.key), "settle a write", deadline)
+        found = yield from self._link.call(
+            "Range", pb.RangeRequest(key=slot.key), "determine the outcome of a write", deadline
+        )
         if not found.kvs and slot.revision:
             self._slots.forget(slot.lease)
             raise _GuardGone
@@ -189,25 +206,27 @@ class Settling:
         return revision if landed else 0
 
     def _revoke(self, lease: int, deadline: float) -> Steps[None]:
-        """Revoke the lease of guard keys, so that no write sent with them can be applied any more."""
+        """Revoke the lease of slots, so that no write that they guard can be applied later."""
         with contextlib.suppress(SessionLost):
-            yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "settle a write", deadline)
+            yield from self._link.call(
+                "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "determine the outcome of a write", deadline
+            )
         self._slots.forget(lease)
 
-    def _settle_slot(self, slot: Slot, timeout_s: float) -> Steps[None]:
+    def _resolve_slot(self, slot: Slot, timeout_s: float) -> Steps[None]:
         with contextlib.suppress(_GuardGone):
-            yield from self._settle(slot, timeout_s)
+            yield from self._resolve(slot, timeout_s)
             self._slots.return_slot(slot)
 
     # Getting ready.
 
-    def _settle_in_background(self) -> None:
-        if self.unsettled and not self._slots.closing:
+    def _resolve_in_background(self) -> None:
+        if self.unresolved and not self._slots.closing:
             self._recover()
-            self._link.timer.call_later(_PROBE_S, self._settle_in_background)
+            self._link.timer.call_later(_PROBE_S, self._resolve_in_background)
 
     def _recover(self) -> Future[None]:
-        """Make the store ready to write again, once for all callers that wait for it."""
+        """Make the store ready to write again. All callers that wait for this share one attempt."""
         recovering: Future[None] = Outcome()
         with self._lock:
             if self._recovering is not None:
@@ -224,11 +243,11 @@ class Settling:
                 self._recovering = None
 
     def _get_ready(self, deadline: float) -> Steps[None]:
-        while self.unsettled:
-            settle = self.unsettled[0]
-            yield from settle(_PROBE_S)
+        while self.unresolved:
+            resolve = self.unresolved[0]
+            yield from resolve(_PROBE_S)
             with self._lock:
-                self.unsettled.remove(settle)
+                self.unresolved.remove(resolve)
         if not self._slots.lease and not self._slots.closing:
             yield from self._slots.open(deadline)
         if not self._link.healthy:
@@ -240,7 +259,7 @@ class Settling:
 
 
 class _GuardGone(Exception):
-    """Raised when a guard key has disappeared, because its lease has ended or another client has deleted it."""
+    """A slot does not exist any more, because its lease has ended or another client has deleted it."""
 
 
 def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:
