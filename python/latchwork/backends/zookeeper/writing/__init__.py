@@ -1,5 +1,5 @@
-"""Writes to ZooKeeper. Each is compiled into one multi from the known states of its keys, and again if they were
-outdated.
+"""Writes to ZooKeeper. Each is compiled into one multi from the known states of its keys.
 
-The backend calls the writer, and sessions create their marker with ``prepare``.
+It is compiled again if these states were outdated. The backend calls the writer, and sessions create their marker with
+``prepare``.
 """
