@@ -30,9 +30,14 @@ class HeldTaskFacts:
 
 
 def explain_held_task(state: TaskState, facts: HeldTaskFacts, now: float) -> str:
-    """Return a sentence that explains the state of a task that the master runs itself.
+    """Explain in one sentence the state of a task that the master runs itself.
 
-    Empty: use ``explain_task`` instead.
+    Args:
+        state: State of the task.
+        facts: Known data about the task.
+        now: Seconds since the epoch.
+    Returns:
+        The sentence. Empty if ``explain_task`` has the explanation.
     """
     if facts.kind == "sub_process" and facts.child is not None:
         return _explain_child(state, *facts.child)

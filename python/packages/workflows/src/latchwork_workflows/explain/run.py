@@ -50,13 +50,13 @@ def explain_run(
 ) -> list[RunCause]:
     """Return the reasons why a run does not continue or has failed.
 
-    Empty while a task is running and after a success.
+    The list is empty after a success and while a worker runs one of the tasks.
 
     Args:
         state: State of the run.
         tasks: States of its tasks, in the order of the definition.
-        held: Tasks that the master runs itself: they wait, although they count as running.
-        reasons: Reasons by task. Tasks without one are left out.
+        held: Names of the tasks that the master runs itself. They wait, although their state is RUNNING.
+        reasons: Reasons by task name. Tasks without a reason are left out.
         facts: Known data about the run.
     """
     if state is RunState.SUBMITTED:

@@ -44,11 +44,11 @@ class GroupWorkers(NamedTuple):
 
 
 class QueuePosition(NamedTuple):
-    """The tasks before a queued one in its partition.
+    """How many tasks are before a queued task.
 
     Attributes:
-        tasks: Number of tasks.
-        is_more: There are more than that.
+        tasks: Number of tasks that were counted.
+        is_more: Whether there are more tasks than were counted.
     """
 
     tasks: int
@@ -120,12 +120,12 @@ class TaskFacts:
 
 
 def explain_task(name: str, facts: TaskFacts, definition: Definition, now: float) -> str:
-    """Return a sentence that explains why a task is in its state and what would change that.
+    """Explain in one sentence why a task is in its state and what would change it.
 
     Args:
         name: Name of the task.
         facts: Known data about it.
-        definition: The version of its run.
+        definition: The definition that its run was started with.
         now: Seconds since the epoch.
     """
     task = definition.task(base_of(name))
@@ -256,7 +256,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def failed_upstream_tasks(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
-    """Return, for each unfinished task, the first failed task upstream of it."""
+    """Return, for each unfinished task with a failed task upstream of it, the name of the first such task."""
     behind: dict[str, list[str]] = {}
     for task in definition.tasks:
         for each in task.after:

@@ -108,7 +108,7 @@ class AttemptLog:
         self._buffer(self.mask.feed(data))
 
     def note(self, text: str) -> None:
-        """Append a line from the worker itself, for example why it stopped the task."""
+        """Append a line written by the worker itself, such as the reason why it stopped the task."""
         self._add(f"[latchwork] {self.mask.mask_text(text)}\n".encode("utf-8", "backslashreplace"))
 
     def _buffer(self, data: bytes) -> None:
@@ -134,15 +134,16 @@ class AttemptLog:
 
     @property
     def due_s(self) -> float | None:
-        """Return the seconds until ``flush`` should be called, or None if nothing is buffered."""
+        """Return the number of seconds until ``flush`` should be called, or None if nothing is buffered."""
         if self._since is None:
             return None
         return max(0.0, max(self._since + self._logs.every_s, self._not_before) - self._clock.now())
 
     def flush(self) -> bool:
-        """Write the buffered output to the log store, unless a write has failed recently.
+        """Write the buffered output to the log store. Shortly after a failed write, does nothing.
 
-        Return whether the buffer is empty.
+        Returns:
+            Whether the buffer is empty.
         """
         if self._since is None:
             return True
@@ -178,10 +179,12 @@ class AttemptLog:
             self._missing = 0
 
     def end(self, last_line: str = "") -> bool:
-        """Write the remaining output and mark the log as ended. Return whether everything was written.
+        """Write the remaining output and mark the log as complete.
 
         Args:
-            last_line: A last line of the worker.
+            last_line: Final line that the worker appends to the log. Empty: none.
+        Returns:
+            Whether everything was written.
         """
         self._buffer(self.mask.flush())
         if self._beyond > len(self._tail):
@@ -205,7 +208,7 @@ class AttemptLog:
         return is_whole
 
     def close(self) -> None:
-        """Close the file, ended or not. Idempotent."""
+        """Close the log file, whether the log is complete or not. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

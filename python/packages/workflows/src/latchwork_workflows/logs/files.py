@@ -45,13 +45,17 @@ class FileLogs(LogStore):
         return f"<FileLogs {self._folder}>"
 
     def create(self, ref: str) -> LogFile:
-        """Open a new log for writing."""
+        """Create a log and open it for writing.
+
+        Args:
+            ref: The reference of the log.
+        """
         path = self._folder / check_ref(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
         return _File(path)
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """Return a part of a log."""
+        """Return a part of a log, at most ``limit`` bytes from an offset."""
         fd, ended = self._open(ref)
         try:
             offset = max(0, offset)
@@ -82,7 +86,11 @@ class FileLogs(LogStore):
         raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
 
     def _open_folder(self, folder: str) -> int:
-        """Open a folder below the folder of the log store. Raises OSError, also if a part of the path is a link."""
+        """Open a folder inside the root folder of the log store.
+
+        Raises:
+            OSError: The folder does not exist, or a part of its path is a symbolic link.
+        """
         found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in folder.split("/"):
             above = found
@@ -93,7 +101,12 @@ class FileLogs(LogStore):
         return found
 
     def remove(self, code: int, run_id: int) -> None:
-        """Delete all logs of a run."""
+        """Delete all logs of a run.
+
+        Args:
+            code: Code of the workflow.
+            run_id: ID of the run.
+        """
         with suppress(FileNotFoundError, NotADirectoryError):  # links are not ours
             inside = self._open_folder(str(int(code)))
             name = str(int(run_id))
@@ -112,19 +125,19 @@ class FileLogs(LogStore):
         replace_file(path, data, mode=_MODE)
 
     def get_file(self, name: str) -> bytes | None:
-        """Return the contents of a file."""
+        """Return the contents of a stored file, or None if there is none."""
         try:
             return (self._folder / check_file_name(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def remove_file(self, name: str) -> None:
-        """Delete a file."""
+        """Delete a stored file. Idempotent."""
         (self._folder / check_file_name(name)).unlink(missing_ok=True)
 
 
 class _File(LogFile):
-    """A log in a folder."""
+    """A log file in a folder, open for writing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,11 +145,11 @@ class _File(LogFile):
         self._fd = os.open(_unfinished_path(path), flags, _MODE)
 
     def append(self, data: bytes) -> int:
-        """Append bytes. Return how many were written, which may be fewer on a full disk."""
+        """Append bytes and return how many were written, which may be fewer if the disk is full."""
         return os.write(self._fd, data)
 
     def end(self) -> None:
-        """Rename the file to mark the log as ended."""
+        """Mark the log as complete by renaming its file."""
         _unfinished_path(self._path).rename(self._path)
 
     def close(self) -> None:
@@ -147,7 +160,14 @@ class _File(LogFile):
 
 
 def _open_regular_file(name: str, inside: int) -> int:
-    """Open a regular file. Raises OSError for other kinds of files, because reading a pipe could block forever."""
+    """Open a regular file for reading. Other kinds are refused, because reading a pipe could block forever.
+
+    Args:
+        name: Name of the file in its folder.
+        inside: File descriptor of the folder.
+    Raises:
+        OSError: The file does not exist or is not a regular file.
+    """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
     except OSError as error:

@@ -32,9 +32,9 @@ class Mask:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Mask the next chunk of a stream, and return the bytes that are final.
+        """Mask the next chunk of a stream and return the bytes that can be passed on.
 
-        Bytes that may begin a secret are kept for the next call.
+        A suffix that may be the beginning of a secret is kept for the next call.
         """
         if self._pattern is None:
             return data
@@ -52,20 +52,25 @@ class Mask:
         return b"".join([*parts, whole[at : max(at, hold)]])
 
     def flush(self) -> bytes:
-        """Return the bytes that ``feed`` has kept, at the end of the stream."""
+        """Return the bytes that ``feed`` has kept. Called at the end of the stream."""
         rest, self._held = self._held, b""
         return self.mask_bytes(rest)
 
     def mask_bytes(self, data: bytes) -> bytes:
-        """Return a copy of these bytes with all secrets masked. Does not use or change the stream of ``feed``."""
+        """Return a copy of the bytes with all secrets masked. Does not affect the stream of ``feed``."""
         return data if self._pattern is None else self._pattern.sub(STARS, data)
 
     def mask_text(self, text: str) -> str:
-        """Return a copy of a text with all secrets masked. Does not use or change the stream of ``feed``."""
+        """Return a copy of the text with all secrets masked. Does not affect the stream of ``feed``."""
         return self.mask_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
     def _possible_start(self, whole: bytes, least: int) -> int:
-        """Return the position of the longest suffix that may be the beginning of a secret."""
+        """Return the position of the longest suffix that may be the beginning of a secret.
+
+        Args:
+            whole: The bytes to search.
+            least: The first position to consider.
+        """
         for at in range(max(least, len(whole) - self._longest + 1), len(whole)):
             if whole[at] in self._firsts:
                 end = whole[at:]

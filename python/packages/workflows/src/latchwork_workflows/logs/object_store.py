@@ -26,7 +26,11 @@ _END = "end"
 
 @contextmanager
 def _convert_errors(url: str) -> Iterator[None]:
-    """Convert all errors of client libraries to OSError, which stands for a temporary failure of the log store."""
+    """Convert every error of a client library to OSError, which stands for a temporary failure of the log store.
+
+    Args:
+        url: The URL of the log store, for the error message.
+    """
     try:
         yield
     except OSError:
@@ -55,11 +59,18 @@ class SegmentLogs(LogStore):
         return f"<SegmentLogs {self.url}>"
 
     def create(self, ref: str) -> LogFile:
-        """Open a new log for writing."""
+        """Return a new log, open for writing.
+
+        Args:
+            ref: The reference of the log.
+        """
         return _Segments(self, check_ref(ref))
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """Return a part of a log from a single object, so that reading a whole log fetches each object once."""
+        """Return a part of a log, at most ``limit`` bytes from an offset.
+
+        The part comes from a single object, so reading a whole log part by part fetches each object once.
+        """
         starts, sizes, ended = self._segments(ref)
         offset = max(0, offset)
         at = bisect_right(starts, offset) - 1
@@ -93,11 +104,17 @@ class SegmentLogs(LogStore):
         return f"{self._root}/{ref}/{start:016d}"
 
     def put_segment(self, ref: str, start: int, data: bytes) -> None:
-        """Write one object with a part of a log."""
+        """Write one object that contains a part of a log.
+
+        Args:
+            ref: The reference of the log.
+            start: Offset of the part in the log.
+            data: The part.
+        """
         self._put(self._segment(ref, start), data)
 
     def put_end(self, ref: str) -> None:
-        """Write the object that marks a log as ended."""
+        """Write the empty object that marks a log as complete."""
         self._put(f"{self._root}/{ref}/{_END}", b"")
 
     def _put(self, path: str, data: bytes) -> None:
@@ -106,7 +123,12 @@ class SegmentLogs(LogStore):
             self._fs.pipe_file(path, data)
 
     def remove(self, code: int, run_id: int) -> None:
-        """Delete all logs of a run."""
+        """Delete all logs of a run.
+
+        Args:
+            code: Code of the workflow.
+            run_id: ID of the run.
+        """
         folder = f"{self._root}/{int(code)}/{int(run_id)}"
         with _convert_errors(self.url):
             if self._fs.exists(folder):
@@ -117,14 +139,14 @@ class SegmentLogs(LogStore):
         self._put(f"{self._root}/{check_file_name(name)}", data)
 
     def get_file(self, name: str) -> bytes | None:
-        """Return the contents of a file."""
+        """Return the contents of a stored file, or None if there is none."""
         path = f"{self._root}/{check_file_name(name)}"
         with suppress(FileNotFoundError), _convert_errors(self.url):
             return bytes(self._fs.cat_file(path))
         return None
 
     def remove_file(self, name: str) -> None:
-        """Delete a file."""
+        """Delete a stored file. Idempotent."""
         path = f"{self._root}/{check_file_name(name)}"
         with _convert_errors(self.url):
             if self._fs.exists(path):
@@ -132,7 +154,7 @@ class SegmentLogs(LogStore):
 
 
 class _Segments(LogFile):
-    """A log in an object store."""
+    """A log in an object store, open for writing."""
 
     def __init__(self, logs: SegmentLogs, ref: str) -> None:
         self._logs = logs
@@ -140,16 +162,16 @@ class _Segments(LogFile):
         self._size = 0
 
     def append(self, data: bytes) -> int:
-        """Write bytes as an object.
+        """Write the bytes as one object and return their number.
 
-        If an earlier write may have failed, its bytes are written again in the same object.
+        If the previous write may have failed, its object is written again and also gets these bytes.
         """
         self._logs.put_segment(self._ref, self._size, data)
         self._size += len(data)
         return len(data)
 
     def end(self) -> None:
-        """Write the object that marks the log as ended."""
+        """Mark the log as complete by writing its end object."""
         self._logs.put_end(self._ref)
 
     def close(self) -> None:

@@ -109,15 +109,22 @@ class LogStore(ABC):
         """Delete a file, if it exists. Raises OSError."""
 
     def tail(self, ref: str, limit: int = PART_BYTES) -> LogPart:
-        """Return the last bytes of a log, at most ``limit``. Raises like ``read``."""
+        """Return the last bytes of a log.
+
+        Args:
+            ref: The reference of the log.
+            limit: Maximum number of bytes.
+        Raises:
+            LogMissing: The log does not exist.
+        """
         return self.read(ref, max(0, self.size(ref) - limit), limit)
 
     def follow(self, ref: str, wait: Callable[[float], object], offset: int = 0) -> Iterator[LogPart]:
-        """Yield the parts of a log until it has ended. Yields empty parts while there is nothing new.
+        """Yield the parts of a log until it is complete. Yields an empty part whenever there is nothing new.
 
         Args:
             ref: The reference of the log, which need not exist yet.
-            wait: Called with the seconds to wait after an empty part. If it returns True, the iteration ends.
+            wait: Called with the seconds to wait after an empty part. The iteration ends if it returns True.
             offset: The first offset.
         """
         while True:
@@ -131,10 +138,12 @@ class LogStore(ABC):
                 return
 
     def set_owner(self, owner: str) -> None:
-        """Record to which installation these logs belong: the ID that its database and its store share.
+        """Record the installation to which these logs belong.
 
+        Args:
+            owner: The ID of the installation, which its database and its store also contain.
         Raises:
-            LogStoreMismatch: The logs belong to another owner.
+            LogStoreMismatch: The logs belong to another installation.
             OSError: The log store cannot be written.
         """
         if self._owner() is None:
@@ -142,8 +151,10 @@ class LogStore(ABC):
         self.check_owner(owner)
 
     def check_owner(self, owner: str) -> None:
-        """Check that these logs belong to this installation, and not to another host or a wrong URL.
+        """Check that these logs belong to this installation. A wrong URL or a folder of another host fails this check.
 
+        Args:
+            owner: The ID of the installation.
         Raises:
             LogStoreMismatch: The logs belong to another installation, or to none.
         """
@@ -168,7 +179,8 @@ class LogStore(ABC):
 def check_ref(ref: str) -> str:
     """Return the reference of a log if it is well-formed.
 
-    Raises ``LogMissing`` otherwise, for example for an arbitrary path.
+    Raises:
+        LogMissing: It is not, for example because it is an arbitrary path.
     """
     if _REF.fullmatch(ref) is None:
         raise LogMissing(f"{printable(ref[:100])!r} is not a log reference")
@@ -176,13 +188,19 @@ def check_ref(ref: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """Return the name of a stored file if it is well-formed. Raises ``ValueError`` otherwise."""
+    """Return the name of a stored file if it is well-formed.
+
+    Raises:
+        ValueError: It is not.
+    """
     if _FILE.fullmatch(name) is None:
         raise ValueError(f"{printable(name[:100])!r} is not a file name of a log store")
     return name
 
 
 def clean_text(data: bytes) -> str:
-    """Convert a part of a log to text that is safe to display: line breaks are kept, control characters are escaped."""
+    """Convert a part of a log to text that is safe to display. Line breaks are kept and control characters are
+    escaped.
+    """
     text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

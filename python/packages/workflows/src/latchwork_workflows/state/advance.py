@@ -140,7 +140,10 @@ def _attempt_ended(work: RunEditor, event: Ended) -> None:
 
 
 def _record_timeout(work: RunEditor, event: Ended, task: TaskRun) -> None:
-    """Record a timeout that was not reported yet, because the worker may have ended the attempt at its limit."""
+    """Record a timeout that the master has not recorded yet.
+
+    The worker may have ended the attempt at its time limit before the master noticed the timeout.
+    """
     rule = work.plan.rule(event.task)
     is_said = task.state is TaskState.RUNNING and task.wake_at is None
     if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:

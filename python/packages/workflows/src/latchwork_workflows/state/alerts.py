@@ -23,9 +23,12 @@ _ENDS = {
 
 
 def facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
-    """Return those of the facts about a run that must cause an alert, in their order.
+    """Return the facts about a run that must cause an alert, in the given order.
 
-    A dry run causes no alerts.
+    Args:
+        rule: Selects the facts. None: no alerts.
+        facts: Things that happened in the run.
+        dry: Whether the run is a dry run, which causes no alerts.
     """
     if rule is None or dry:
         return ()
@@ -61,11 +64,11 @@ class SendResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryStatus:
-    """One alert on one channel.
+    """Delivery of one alert to one channel.
 
     Attributes:
         state: Current state.
-        tries: How often the alert was refused.
+        tries: Number of times that the channel refused the alert.
         unknown_results: Number of attempts whose result is unknown.
         next_at: Time of the next attempt, in seconds since the epoch. None: there is none.
         error: Why the alert was not accepted. Empty if it was accepted or never tried.
@@ -79,7 +82,14 @@ class DeliveryStatus:
 
 
 def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: float) -> DeliveryStatus:
-    """Return the status of a delivery after an attempt to send it. The delivery must be in state SENDING."""
+    """Return the new status of a delivery after one attempt to send it.
+
+    Args:
+        delivery: The status before the attempt. Its state must be SENDING.
+        result: Result of the attempt.
+        error: Error message of the attempt. Empty if it succeeded.
+        now: Seconds since the epoch.
+    """
     if result is SendResult.SENT:
         return replace(delivery, state=DeliveryState.SENT, next_at=None, error=error)
     if result is SendResult.DOUBT:
@@ -96,8 +106,9 @@ def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: 
 
 
 def retry_delay_s(tries: int) -> float:
-    """Return the seconds to wait before a refused delivery is sent again.
+    """Return the number of seconds to wait before a refused alert is sent again.
 
-    ``tries`` is the number of refusals so far.
+    Args:
+        tries: Number of refusals so far.
     """
     return min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** max(0, tries - 1))

@@ -53,13 +53,13 @@ class BackfillStep(NamedTuple):
 
 
 def next_step(state: BackfillState, counts: DateCounts, *, parallel: int, stop_on_failure: bool) -> BackfillStep:
-    """Return how many runs of a backfill to start, and the next state of the backfill. Idempotent.
+    """Return the next state of a backfill and how many of its pending dates to start now. Idempotent.
 
     Args:
         state: Current state of the backfill.
         counts: Number of its dates in each state.
-        parallel: Maximum number of dates that run at a time.
-        stop_on_failure: Start no other date while one has failed.
+        parallel: Maximum number of dates that run at the same time.
+        stop_on_failure: Whether to start no other date once one has failed.
     """
     if state is BackfillState.STOPPED:
         return BackfillStep(state)

@@ -23,12 +23,12 @@ TAKEN_IN = {
 
 
 def possible_commands(state: RunState) -> tuple[str, ...]:
-    """Return the user commands that a run in this state allows."""
+    """Return the names of the commands that a user may send to a run in this state."""
     return tuple(name for name, states in TAKEN_IN.items() if state in states and name != "start")
 
 
 def start(work: RunEditor, event: Start) -> None:
-    """Start a run: set all its tasks to waiting. Tasks outside the requested scope are skipped."""
+    """Start a run: set its tasks to WAITING, and tasks outside the requested scope to SKIPPED."""
     _require_state(work, "start")
     _require_tasks(work, event.start_from)
     chosen = _tasks_in_scope(work, event)
@@ -42,19 +42,19 @@ def _state(*, waits: bool) -> RunState:
 
 
 def begin(work: RunEditor) -> None:
-    """Start a run that was waiting for its concurrency limit. Does nothing for other runs."""
+    """Start a run that was waiting for the concurrency limit of its workflow. Does nothing in other states."""
     if work.state is RunState.SERIAL_WAIT:
         work.restart()
 
 
 def pause(work: RunEditor) -> None:
-    """Pause the run: submit no more tasks."""
+    """Pause the run: submit no more tasks to workers."""
     _require_state(work, "pause")
     work.state = RunState.READY_PAUSE
 
 
 def resume(work: RunEditor) -> None:
-    """Continue a paused run: submit the withdrawn tasks again, as new attempts."""
+    """Resume a paused run. Tasks that were withdrawn from the queue are submitted again as new attempts."""
     _require_state(work, "resume")
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
@@ -73,7 +73,10 @@ def stop(work: RunEditor) -> None:
 
 
 def recover(work: RunEditor, event: Recover) -> None:
-    """Retry the failed and killed tasks of a run, and run the chosen tasks with everything downstream of them again."""
+    """Retry the failed and killed tasks of a run.
+
+    The tasks of ``event.start_from`` and all tasks downstream of them also run again, whatever their state.
+    """
     _require_state(work, "recover", {_SUCCESS} if event.start_from else ())
     _require_tasks(work, event.start_from)
     again = work.plan.connected(event.start_from) if event.start_from else frozenset[str]()
@@ -89,7 +92,8 @@ def recover(work: RunEditor, event: Recover) -> None:
 def _runs_again(work: RunEditor, name: str) -> bool:
     """Return whether a recovered run retries this task because it has failed.
 
-    An element runs again only with its map. A failure that a ``conditions`` task evaluates does not count.
+    An element of a map task is retried only together with its map. A failure that a ``conditions`` task evaluates is
+    not retried.
     """
     state = work.tasks[name].state
     if (base := base_of(name)) != name:
@@ -98,7 +102,9 @@ def _runs_again(work: RunEditor, name: str) -> bool:
 
 
 def rerun(work: RunEditor, event: Rerun) -> None:
-    """Run all tasks again, as a new round. Later reports about attempts of earlier rounds are ignored."""
+    """Run all tasks of a completed run again. Reports about attempts that began before the rerun are ignored from now
+    on.
+    """
     _require_state(work, "rerun")
     work.round += 1
     work.fresh = event.fresh
@@ -109,8 +115,8 @@ def rerun(work: RunEditor, event: Rerun) -> None:
 def force_success(work: RunEditor, event: ForceSuccess) -> None:
     """Mark a failed task as successful.
 
-    A completed run keeps its state, except that a failed run without any other unfinished task becomes
-    successful.
+    If this was the last unfinished task of a failed run, the run becomes successful. Other completed runs keep their
+    state.
     """
     _require_tasks(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
@@ -126,7 +132,7 @@ def force_success(work: RunEditor, event: ForceSuccess) -> None:
 
 
 def force_start(work: RunEditor, event: ForceStart) -> None:
-    """Withdraw a queued task and queue it again as a new attempt that needs no slot."""
+    """Start a queued task without waiting for a free pool slot: withdraw it and queue it again as a new attempt."""
     _require_tasks(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if work.state is not RunState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:

@@ -51,7 +51,12 @@ class StartVerdict(NamedTuple):
 
 
 def max_active_runs(policy: str, max_runs: int | None) -> int | None:
-    """Return the maximum number of runs of a workflow at a time. None: unlimited."""
+    """Return how many runs of a workflow may be active at the same time. None: unlimited.
+
+    Args:
+        policy: Concurrency policy of the workflow.
+        max_runs: Limit set by the workflow. None: the default of the policy.
+    """
     return max_runs if max_runs is not None else None if policy == "parallel" else 1
 
 
@@ -63,14 +68,15 @@ def decide_start(
     must_run: bool = False,
     ancestors: Collection[int] = (),
 ) -> StartVerdict:
-    """Decide whether a new run starts, waits, is discarded, or stops other runs, according to the concurrency policy.
+    """Apply the concurrency policy of a workflow to a new run: start it, let it wait, discard it, or stop other runs
+    for it.
 
     Args:
-        policy: Concurrency policy of its workflow.
-        other_runs: Runs that count against the limit or wait, the oldest first.
-        max_runs: Maximum number of runs at a time. None: the default of the policy, one or unlimited.
-        must_run: The run is neither discarded nor stops others, whatever the policy: a date of a backfill.
-        ancestors: IDs of the ancestors of the run.
+        policy: Concurrency policy of the workflow.
+        other_runs: Runs that count against the limit or wait for it, oldest first.
+        max_runs: Maximum number of active runs. None: the default of the policy, which is one or unlimited.
+        must_run: Never discard the new run or stop others for it, whatever the policy. Set for the dates of a backfill.
+        ancestors: Run IDs of the parent of the new run and of the parent's ancestors.
     """
     limit = max_active_runs(policy, max_runs)
     there = [each for each in other_runs if each.state in GOING or each.state is RunState.SERIAL_WAIT]
@@ -86,7 +92,7 @@ def decide_start(
 
 
 def _runs_to_stop(there: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
-    """Return the runs to stop for a new run: all waiting ones, and the oldest active ones above the limit."""
+    """Return the runs to stop for a new run: all waiting ones, and the oldest active ones that exceed the limit."""
     ending = sum(each.state is RunState.READY_STOP for each in there)
     go = [each for each in there if each.state in GOING and each.state is not RunState.READY_STOP]
     too_many = max(0, len(go) - (limit - 1)) if ending + len(go) >= limit else 0

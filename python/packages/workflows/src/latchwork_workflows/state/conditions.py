@@ -1,4 +1,4 @@
-"""Nested conditions of all, any and leaves. Each is true, false or not known yet. Pure."""
+"""Nested conditions that combine leaf conditions with all-of and any-of. Each is true, false or not known yet. Pure."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ Condition: TypeAlias = AllOf | AnyOf | TaskEnded | RunSucceeded
 
 
 def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | None]) -> bool | None:
-    """Return whether a nested condition is true.
+    """Return whether a nested condition is true, or None while this depends on leaves whose values are unknown.
 
-    None: not decided yet, because the values of some leaves are unknown.
+    Args:
+        condition: The condition.
+        evaluate_leaf: Returns the value of a leaf condition, or None if it is unknown.
     """
     if not isinstance(condition, (AllOf, AnyOf)):
         return evaluate_leaf(condition)
@@ -69,7 +71,7 @@ def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | N
 
 
 def leaves(condition: Condition) -> Iterator[TaskEnded | RunSucceeded]:
-    """Yield all leaves of a nested condition, from left to right."""
+    """Yield the leaf conditions of a nested condition, from left to right."""
     if isinstance(condition, (AllOf, AnyOf)):
         for each in condition.conditions:
             yield from leaves(each)

@@ -1,4 +1,6 @@
-"""Tasks that the master runs itself: sub-processes, dependents, conditions, switches, and maps. Pure.
+"""Tasks that the master runs itself instead of a worker: sub-processes, dependents, conditions, switches, and maps.
+
+Pure.
 
 They need no thread and no slot, and never enter the work queue. Their reads and writes are a ``Call``, done in the same
 transaction or, for a switch, after it. The result of a call is an event.
@@ -25,9 +27,14 @@ _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map":
 
 
 def start_task(work: RunEditor, name: str, kind: str) -> bool:
-    """Start a logical task whose predecessors have ended.
+    """Start a task that the master runs itself. Its predecessors must have ended.
 
-    Return True if the task has ended at once, so that others may be ready.
+    Args:
+        work: The run.
+        name: Name of the task.
+        kind: Kind of the task, such as ``sub_process`` or ``map``.
+    Returns:
+        Whether the task has ended immediately, so that its successors may be ready.
     """
     task = work.tasks[name]
     rule = work.plan.rule(name)
@@ -59,7 +66,7 @@ def _next_check_at(work: RunEditor, until: float | None, after_s: float) -> floa
 
 
 def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
-    """Apply an event to a task that the master runs itself. An event of an older attempt changes nothing."""
+    """Apply an event to a task that the master runs itself. Events of older attempts are ignored."""
     kind = type(event).__name__
     if kind == "ChildForced":
         task = work.tasks.get(event.task)
@@ -90,7 +97,7 @@ def _held_task(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | 
 
 
 def _dependency_failed(work: RunEditor, name: str, task: TaskRun) -> None:
-    """Fail a dependent task ``wait_s`` seconds after a failure was first seen, or at once if ``wait_s`` is 0."""
+    """Fail a ``dependent`` task whose dependency failed, after the grace period ``wait_s`` of its rule."""
     until = work.now + work.plan.rule(name).wait_s
     if task.fails_at is not None:
         until = min(until, task.fails_at)
@@ -110,7 +117,10 @@ def fail_task(work: RunEditor, name: str) -> None:
 
 
 def _create_elements(work: RunEditor, name: str, count: int) -> None:
-    """Create one element of a map for each item. Successful elements of a recovered run are kept."""
+    """Create ``count`` elements of a map task, one for each item of its list.
+
+    Elements that have succeeded before a recovery are kept. Elements beyond a list that has become shorter are skipped.
+    """
     there = {each for each in work.tasks if each != name and base_of(each) == name}
     for index in range(count):
         each = element(name, index)
@@ -126,14 +136,14 @@ def _create_elements(work: RunEditor, name: str, count: int) -> None:
 
 
 def check_dependents(work: RunEditor) -> None:
-    """Request a check of all tasks that wait for other workflows, because these may have changed."""
+    """Request a check of every ``dependent`` task, because the workflows that it waits for may have changed."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "dependent":
             work.record_call("look", name)
 
 
 def check_dependent(work: RunEditor, name: str) -> None:
-    """Request another check of a task that waits for other workflows, or fail the task if its time is up."""
+    """Request another check of a ``dependent`` task, or fail the task if its time limit is over."""
     task = work.tasks[name]
     if task.fails_at is not None and task.fails_at <= work.now:
         fail_task(work, name)
@@ -143,16 +153,17 @@ def check_dependent(work: RunEditor, name: str) -> None:
 
 
 def resume_children(work: RunEditor) -> None:
-    """Resume the child runs that are paused or about to pause."""
+    """Resume the child runs that are paused or are about to pause."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "sub_process":
             work.record_call("resume", name)
 
 
 def is_open_map(work: RunEditor, name: str) -> bool:
-    """Return whether the task is a map with an element that has not succeeded.
+    """Return whether the task is a map task with elements that have not succeeded.
 
-    A recovered map may be asked for the outputs of its earlier elements before its list was read again.
+    Its outputs must not be collected yet. A recovered map can still receive a success that was requested before the
+    recovery.
     """
     return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
 
@@ -162,7 +173,7 @@ def _states_of_elements(work: RunEditor, name: str) -> set[TaskState]:
 
 
 def clean_up(work: RunEditor, name: str) -> None:
-    """Request to delete the stored records of a task that the master runs itself."""
+    """Request the deletion of what was stored for a task that the master runs itself."""
     if work.plan.kind(name) == "dependent":
         work.record_call("forget", name)
 
@@ -171,14 +182,14 @@ def clean_up(work: RunEditor, name: str) -> None:
 
 
 def is_run_failure(work: RunEditor, name: str) -> bool:
-    """Return whether the failure of a task makes its run fail."""
+    """Return whether the failure of this task makes its run fail."""
     if name in work.plan.rules:
         return name not in work.plan.handled_failures
     return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled_failures
 
 
 def free_map_slots(work: RunEditor) -> dict[str, int]:
-    """Return how many more elements of each limited map may be queued or running, by the name of the map."""
+    """Return, for each map task with a limit, how many more of its elements may be queued or running."""
     limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
         return {}
@@ -190,9 +201,10 @@ def free_map_slots(work: RunEditor) -> dict[str, int]:
 
 
 def update_held_tasks(work: RunEditor) -> bool:
-    """Pause, resume or end the tasks that the master runs itself when their run changes.
+    """Pause, resume or end the tasks that the master runs itself, according to the state of their run.
 
-    Return whether a task has ended.
+    Returns:
+        Whether a task has ended.
     """
     held = [name for name, task in work.tasks.items() if task.held]
     is_ending = bool(work.ending) or work.state is RunState.READY_STOP
@@ -212,7 +224,14 @@ def update_held_tasks(work: RunEditor) -> bool:
 
 
 def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
-    """End or pause a map task according to the states of its elements."""
+    """End or pause a map task according to the states of its elements.
+
+    Args:
+        work: The run.
+        name: Name of the map task.
+        is_ending: Whether the run is about to end.
+        is_pausing: Whether the run is about to pause.
+    """
     states = _states_of_elements(work, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return

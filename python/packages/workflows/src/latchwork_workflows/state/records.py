@@ -122,18 +122,23 @@ class TaskRule:
 
 
 def base_of(name: str) -> str:
-    """Return the name of the map to which an element belongs. Names of other tasks are returned unchanged."""
+    """Return the name of the map task to which an element belongs. Names of other tasks are returned unchanged."""
     return name.partition("[")[0]
 
 
 def index_of(name: str) -> int:
-    """Return the index of a map's element, or -1 for any other task."""
+    """Return the index of a map task's element, or -1 for any other task."""
     _, bracket, rest = name.partition("[")
     return int(rest[:-1]) if bracket else -1
 
 
 def element(base: str, index: int) -> str:
-    """Return the task name of a map's element. The index -1 stands for the map itself."""
+    """Return the task name of an element of a map task, such as ``load[2]``.
+
+    Args:
+        base: Name of the map task.
+        index: Index of the element. -1 stands for the map task itself.
+    """
     return base if index < 0 else f"{base}[{index}]"
 
 
@@ -180,13 +185,13 @@ class WorkflowPlan:
         return {name: tuple(after) for name, after in found.items()}
 
     def rule(self, name: str) -> TaskRule:
-        """Return the rule of a task. Elements have the rule of their map."""
+        """Return the rule of a task. An element of a map task has the rule of its map."""
         return self.rules[base_of(name)]
 
     def kind(self, name: str) -> str:
-        """Return the kind of a task: ``map`` for a map, otherwise the kind in its rule.
+        """Return the kind of a task: ``map`` for a map task, otherwise the kind in its rule.
 
-        Elements have the kind of the mapped task.
+        An element has the kind of the task that is mapped.
         """
         rule = self.rule(name)
         return "map" if rule.maps and name in self.rules else rule.kind
@@ -198,7 +203,9 @@ class WorkflowPlan:
 
     @cached_property
     def forks(self) -> Mapping[str, tuple[str, ...]]:
-        """For each task, the ``conditions`` and ``switch`` tasks that have it as the first task of a branch."""
+        """The ``conditions`` and ``switch`` tasks that decide whether a task runs, for each task that begins a
+        branch.
+        """
         found: dict[str, list[str]] = {}
         for name, rule in self.rules.items():
             for head in rule.heads:
@@ -206,8 +213,11 @@ class WorkflowPlan:
         return {name: tuple(forks) for name, forks in found.items()}
 
     def connected(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
-        """Return the given tasks with everything downstream of them, or with everything that they depend on if
-        ``upstream`` is set.
+        """Return the given tasks with all tasks downstream of them.
+
+        Args:
+            names: Names of tasks.
+            upstream: Include all tasks upstream of them instead.
         """
         seen = set(names)
         open_ = list(seen)
@@ -249,11 +259,11 @@ class TaskRun:
     chosen: tuple[str, ...] | None = None
 
     def with_state(self, state: TaskState, *, wake_at: float | None = None) -> TaskRun:
-        """Return a copy of the task in another state, no longer held by the master."""
+        """Return a copy of the task in another state. It no longer counts as run by the master."""
         return replace(self, state=state, wake_at=wake_at, held=False, fails_at=None)
 
     def reset(self) -> TaskRun:
-        """Return a copy of the task that waits as if it had never started."""
+        """Return a copy of the task in state WAITING, as if it had never been started."""
         return replace(self.with_state(TaskState.WAITING), failures=0, forced_after=None, is_cut=False, chosen=None)
 
     @property
@@ -388,33 +398,55 @@ class RunEditor:
         self.tasks[name] = self.tasks[name].with_state(state, wake_at=wake_at)
 
     def queue(self, name: str, n: int) -> None:
-        """Queue an attempt of a task for the workers, with the time limit of the task's rule."""
+        """Queue an attempt of a task for the workers. The maximum queuing time of the task starts now.
+
+        Args:
+            name: Name of the task.
+            n: Number of the attempt.
+        """
         limit_s = self.plan.rule(name).max_queued_s
         until = None if limit_s is None else self.now + limit_s
         self.tasks[name] = replace(self.tasks[name].with_state(TaskState.SUBMITTED, wake_at=until), n=n, fails_at=until)
 
     def attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
-        """Return the task if the given attempt is its newest one in the current round, otherwise None."""
+        """Return the task of an attempt if it is the task's newest attempt since the last rerun. Otherwise return None.
+
+        Args:
+            name: Name of the task.
+            n: Number of the attempt.
+            round_number: Number of the rerun that the attempt belongs to.
+        """
         task = self.tasks.get(name)
         return task if task is not None and task.n == n and self.round == round_number else None
 
     def record_fact(self, kind: str, task: str = "", n: int = 0) -> None:
-        """Record that something happened that may cause an alert."""
+        """Record something that happened and may cause an alert.
+
+        Args:
+            kind: See ``Fact``.
+            task: Name of the task. Empty for the run itself.
+            n: Number of the attempt. 0 for the run itself.
+        """
         self.facts.append(Fact(kind, task, n))
 
     def record_call(self, kind: str, task: str) -> None:
-        """Record an action that the master must carry out for a task that it runs itself. Duplicates are ignored."""
+        """Request an action of the master for a task that it runs itself. Duplicate requests are ignored.
+
+        Args:
+            kind: See ``Call``.
+            task: Name of the task.
+        """
         self.calls[Call(kind, task)] = None
 
     def restart(self, state: RunState = RunState.RUNNING) -> None:
-        """Set the state of the run. If the run is now running, its time limit starts."""
+        """Set the state of the run. If this is RUNNING, the time limit of the run starts now."""
         self.state = state
         self.ending = ""
         counts = self.plan.timeout_s is not None and state is RunState.RUNNING
         self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
     def result(self) -> WorkflowRun:
-        """Return the changed run as an immutable value."""
+        """Return the changed run as an immutable record."""
         return replace(
             self.was,
             state=self.state,

@@ -47,11 +47,14 @@ _ENDS = {
 
 
 def event_for_child(call: str, child: RunState) -> Event | None:
-    """Return the event to send to a child run because of an action of its parent's task.
+    """Return the event that an action of a parent's task sends to its child run, or None if the child needs no event.
 
-    None: the child needs no event.
+    If the task has a child run from an earlier attempt, that run continues: its failed tasks are retried and the others
+    are kept.
 
-    An existing child is adopted: its failed tasks are retried, and its other tasks are kept.
+    Args:
+        call: The action: ``open``, ``pause``, ``resume`` or ``stop``.
+        child: State of the child run.
     """
     if call == "open" and child in {RunState.FAILURE, RunState.STOPPED}:
         return Recover()
@@ -60,7 +63,15 @@ def event_for_child(call: str, child: RunState) -> Event | None:
 
 
 def event_for_parent(child: RunState, task: str, n: int, round_number: int) -> Event | None:
-    """Return the event that reports the state of a child run to its parent's task. None: nothing to report yet."""
+    """Return the event that reports the state of a child run to the parent's task, or None if there is nothing to
+    report yet.
+
+    Args:
+        child: State of the child run.
+        task: Name of the parent's task.
+        n: Number of the task's attempt.
+        round_number: Number of the parent's rerun that the attempt belongs to.
+    """
     if child is RunState.PAUSED:
         return ChildPaused(task, n, round_number)
     outcome = _ENDS.get(child)
@@ -71,6 +82,10 @@ def may_command_child(command: str, parent: TaskState) -> bool:
     """Return whether a user may send this command to a child run.
 
     A paused child may be resumed only while its parent waits for it.
+
+    Args:
+        command: Name of the command.
+        parent: State of the parent's task.
     """
     return command not in {"resume", "recover", "rerun"} or (command == "resume" and parent is TaskState.RUNNING)
 
@@ -88,11 +103,11 @@ class Span(NamedTuple):
 
 
 def spans_of_window(window: str, local_time: datetime) -> list[Span]:
-    """Return the time spans that a window such as ``last_day`` covers at a schedule time, the newest last.
+    """Return the time spans that a time window such as ``last_day`` stands for, newest last.
 
     Args:
         window: One of ``WINDOWS``.
-        local_time: Schedule time. Its time zone defines where days begin.
+        local_time: The schedule time that the window is relative to. Its time zone defines where days begin.
     """
     return WINDOWS[window](local_time)
 
@@ -116,7 +131,7 @@ def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
 
 
 def _start_of_day(local_time: datetime, shift: int) -> float:
-    """Return the start of the day that is ``shift`` days later, in the time zone of ``local_time``."""
+    """Return the start of the day that is ``shift`` days after the given one, in the same time zone."""
     plain = datetime(local_time.year, local_time.month, local_time.day) + timedelta(days=shift)  # noqa: DTZ001
     return plain.replace(tzinfo=local_time.tzinfo).timestamp()
 
@@ -172,17 +187,17 @@ WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
 
 
 def window_names(names: Iterable[str] = WINDOWS) -> str:
-    """Return the names of windows as text for a message."""
+    """Join the names of time windows into text for a message."""
     return ", ".join(names)
 
 
 def is_fulfilled(state: RunState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:
-    """Return whether a run fulfills a dependency: True if so, False if the run failed, None if it may still continue.
+    """Return whether a run fulfills a dependency: True if so, False if the run failed, None if it may still succeed.
 
     Args:
         state: State of the run.
-        task: A task of the run. Empty: the run as a whole. ``ALL_TASKS``: each of its tasks.
-        tasks: States of its tasks, by name. Ignored for the run as a whole.
+        task: Name of the task to wait for. Empty: the run as a whole. ``ALL_TASKS``: every task.
+        tasks: States of the tasks of the run, by name. Ignored for the run as a whole.
     """
     if not task:
         if state is RunState.SUCCESS:
@@ -192,9 +207,9 @@ def is_fulfilled(state: RunState, task: str, tasks: Mapping[str, TaskState]) -> 
 
 
 def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
-    """Return whether all tasks have succeeded: True, False if one has failed, None if one is not finished.
+    """Return True if all tasks have succeeded, False if one has failed, and None otherwise.
 
-    A disabled task counts as success. A task that waits for a retry has not failed yet.
+    A disabled task counts as successful. A task that waits for a retry has not failed yet.
     """
     states = set(tasks)
     if states and states <= DONE:
@@ -204,9 +219,10 @@ def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
 
 
 def combine_spans(found: Iterable[bool | None]) -> bool | None:
-    """Return whether a dependency on several time spans is fulfilled, from the result of each span.
+    """Combine the results of several time spans into one: False if one failed, True if all succeeded, otherwise None.
 
-    None stands for a span without a run.
+    Args:
+        found: Result of each time span. None: no run yet.
     """
     said = list(found)
     if False in said:

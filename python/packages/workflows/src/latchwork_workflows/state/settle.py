@@ -1,4 +1,4 @@
-"""State changes that follow from the current states, whatever event led to them. Idempotent."""
+"""Changes that follow from the current state of a run, whatever event led to it. Idempotent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def settle(work: RunEditor) -> None:
 
 
 def _apply_timers(work: RunEditor) -> None:
-    """Apply the timers that are due."""
+    """Apply the time limits, delays and retries that are due."""
     for name, task in work.tasks.items():
         if task.wake_at is None:
             continue
@@ -70,7 +70,10 @@ def _apply_timers(work: RunEditor) -> None:
 
 
 def _correct_wait(work: RunEditor, name: str, task: TaskRun) -> None:
-    """Shorten the wait of a task that is longer than its rule allows, because a clock was ahead or was set back."""
+    """Shorten a wait that is longer than the rule of its task allows.
+
+    This happens if the clock of a master was ahead or was set back.
+    """
     rule, most_s = work.plan.rule(name), None
     if task.held:
         most_s = logical.LOOK_RARELY_S
@@ -95,7 +98,7 @@ def _timer_due(work: RunEditor, name: str, task: TaskRun) -> None:
 
 
 def _end_on_failure(work: RunEditor) -> None:
-    """End the other tasks after a final failure, if the definition of the workflow requires this."""
+    """End the other tasks after a final failure, if the workflow is defined with ``on_failure="end"``."""
     if work.ending or work.plan.on_failure is not OnFailure.END or work.state is RunState.READY_STOP:
         return
     if any(task.state in FAILED and logical.is_run_failure(work, name) for name, task in work.tasks.items()):
@@ -103,9 +106,9 @@ def _end_on_failure(work: RunEditor) -> None:
 
 
 def _make_ready(work: RunEditor) -> None:
-    """Make tasks ready whose predecessors have ended.
+    """Update the waiting tasks whose predecessors have ended: make them ready or skip them.
 
-    Works in topological order, because skipped tasks end at once.
+    Works in topological order, because skipped tasks end immediately.
     """
     for name, rule in work.plan.rules.items():
         if _is_cut(work, name, rule):
@@ -120,8 +123,9 @@ def _must_wait(work: RunEditor, name: str) -> bool:
 
 
 def _is_cut(work: RunEditor, name: str, rule: TaskRule) -> bool:
-    """Return whether a waiting task can never run: no branch to it was chosen, or all its predecessors can never
-    run.
+    """Return whether a waiting task can never run.
+
+    This is so if none of the branches that lead to it was chosen, or if none of its predecessors can run.
     """
     if not _must_wait(work, name):
         return False
@@ -138,8 +142,7 @@ def _not_chosen(fork: TaskRun, head: str) -> bool:
 def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a waiting task can start: its predecessors have ended, and a chosen branch leads to it.
 
-    ``conditions`` tasks also accept failures. One chosen branch is enough, so the task does not wait for other branches
-    to be decided.
+    A ``conditions`` task also starts after failures. One chosen branch is enough, even if others are not decided yet.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
     forks = work.plan.forks.get(name, ())
@@ -169,9 +172,12 @@ def _start_task(work: RunEditor, name: str, rule: TaskRule) -> None:
 
 
 def _submit(work: RunEditor) -> bool:
-    """Submit ready tasks to the workers, in the order of the definition and up to the limit.
+    """Submit ready tasks to the workers in the order of the definition, as far as the limits allow.
 
-    The master starts all ready logical tasks at once. Returns whether other tasks may be ready now.
+    Tasks that the master runs itself all start immediately.
+
+    Returns:
+        Whether other tasks may be ready now.
     """
     free = MAX_IN_HANDS - sum(task.is_at_worker for task in work.tasks.values())
     of_maps = logical.free_map_slots(work)
@@ -201,7 +207,9 @@ def _kill_idle(work: RunEditor) -> None:
 
 
 def _finish(work: RunEditor) -> None:
-    """End or pause the run if none of its tasks can continue. Maps stand for their elements."""
+    """End or pause the run if none of its tasks can continue. The elements of a map task are not examined
+    separately.
+    """
     tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
     states = {
         task.state for name, task in tasks.items() if task.state not in FAILED or logical.is_run_failure(work, name)
@@ -219,7 +227,7 @@ def _finish(work: RunEditor) -> None:
 
 
 def _can_continue(work: RunEditor) -> bool:
-    """Return whether any waiting task could still start or be skipped, which happens only in paused runs."""
+    """Return whether any waiting task could start or be skipped. Only a paused run has such tasks."""
     return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
 
 
