@@ -80,7 +80,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "an end during a round wakes none of the runs that have looked",
-        "latchwork_workflows/master/held_tasks.py",
+        "latchwork_workflows/master/master_tasks.py",
         "            self._wake_next(code, 0)  # after the rest of that round\n",
         "",
         id_of("workflows/dependent", "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on="memory"),

@@ -130,12 +130,12 @@ def seen(run):
         words = [name, task.state.value, str(task.n) if task.n else ""]
         words.append(f"wakes {task.wake_at:g}" if task.wake_at is not None else "")
         words.append(f"failures {task.failures}" if task.failures else "")
-        words.append("held" if task.held else "")
+        words.append("held" if task.runs_on_master else "")
         words.append(f"until {task.fails_at:g}" if task.fails_at is not None else "")
         words.append("cut" if task.is_cut else "")
         words.append(f"chose {','.join(task.chosen) or 'nothing'}" if task.chosen is not None else "")
-        words.append("to remove" if name in run.to_remove else "")
-        words.append("to kill" if name in run.to_kill else "")
+        words.append("to remove" if name in run.tasks_to_withdraw else "")
+        words.append("to kill" if name in run.tasks_to_kill else "")
         tasks.append(" ".join(word for word in words if word))
     state = run.state.value
     state += f" run {run.round}" if run.round > 1 else ""

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db.commands import CommandType, KeyReused, random_shard, send_command
 from latchwork_workflows.db.tables import command, shard
-from latchwork_workflows.state import RunState, possible_commands
+from latchwork_workflows.state import RunState, list_possible_commands
 
 
 def test_a_command_with_the_same_key_is_written_once_also_after_it_was_done(database):
@@ -40,6 +40,6 @@ def test_a_shard_is_drawn_from_those_that_there_are(database):
 
 
 def test_what_is_possible_is_what_the_state_takes():
-    assert possible_commands(RunState.RUNNING) == ("pause", "stop")
-    assert possible_commands(RunState.FAILURE) == ("recover", "rerun")
-    assert possible_commands(RunState.READY_STOP) == ()
+    assert list_possible_commands(RunState.RUNNING) == ("pause", "stop")
+    assert list_possible_commands(RunState.FAILURE) == ("recover", "rerun")
+    assert list_possible_commands(RunState.READY_STOP) == ()

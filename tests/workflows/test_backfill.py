@@ -17,7 +17,7 @@ from latchwork_workflows.master.backfills import MAX_AT_ONCE
 from latchwork_workflows.model.backfill_dates import MAX_SCHEDULE_TIMES, schedule_times_of
 from latchwork_workflows.model.model import ScheduleSpec
 from latchwork_workflows.state import Outcome
-from latchwork_workflows.state.backfills import BackfillState, DateCounts, next_step
+from latchwork_workflows.state.backfills import BackfillState, DateCounts, decide_next_step
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -362,12 +362,12 @@ def test_a_random_history_starts_each_date_once_and_ends_where_it_should(seed):
     dates, was, failed_ever = ["pending"] * play.randint(1, 9), BackfillState.RUNNING, False
     for _ in range(400):
         counts = DateCounts(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
-        step = next_step(was, counts, parallel=parallel, stop_on_failure=stop_on_failure)
+        step = decide_next_step(was, counts, parallel=parallel, stop_on_failure=stop_on_failure)
         assert counts.active + step.start <= max(parallel, counts.active)
         for place in [place for place, each in enumerate(dates) if each == "pending"][: step.start]:
             dates[place] = "going"
         counts = DateCounts(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
-        again = next_step(step.state, counts, parallel=parallel, stop_on_failure=stop_on_failure)
+        again = decide_next_step(step.state, counts, parallel=parallel, stop_on_failure=stop_on_failure)
         assert again == (step.state, 0)
         was = step.state
         going = [place for place, each in enumerate(dates) if each == "going"]

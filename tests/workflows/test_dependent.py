@@ -12,9 +12,9 @@ import sqlalchemy as sa
 import latchwork
 from latchwork_workflows.db.tables import waiting
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.master import held_tasks
+from latchwork_workflows.master import master_tasks
 from latchwork_workflows.state import Outcome, RunState, TaskState
-from latchwork_workflows.state.related_runs import WINDOWS, is_fulfilled, spans_of_window
+from latchwork_workflows.state.related_runs import WINDOWS, is_fulfilled, list_time_spans
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 
@@ -149,7 +149,7 @@ def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_u
 
 
 def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monkeypatch):
-    monkeypatch.setattr(held_tasks, "MAX_WOKEN", 2)
+    monkeypatch.setattr(master_tasks, "MAX_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
@@ -163,7 +163,7 @@ def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monk
 
 def test_what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked(stage, monkeypatch):
     """The rest of a round is a command, and so is what ended behind those that have looked: they look once more."""
-    monkeypatch.setattr(held_tasks, "MAX_WOKEN", 2)
+    monkeypatch.setattr(master_tasks, "MAX_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
@@ -221,7 +221,7 @@ def test_a_message_that_was_lost_costs_half_a_minute_and_no_more(stage):
     ],
 )
 def test_a_window_is_spans_of_local_time(window, count, first, end):
-    found = spans_of_window(window, datetime(2026, 3, 29, 4, 30, tzinfo=BERLIN))
+    found = list_time_spans(window, datetime(2026, 3, 29, 4, 30, tzinfo=BERLIN))
     assert len(found) == count
     assert found[0].start == datetime(*first, tzinfo=BERLIN).timestamp()
     assert found[-1].end == datetime(*end, tzinfo=BERLIN).timestamp()
@@ -231,7 +231,7 @@ def test_a_window_is_spans_of_local_time(window, count, first, end):
 def test_every_window_has_spans_in_every_month():
     for month in range(1, 13):
         for name in WINDOWS:
-            assert all(each.start < each.end for each in spans_of_window(name, datetime(2026, month, 1, tzinfo=BERLIN)))
+            assert all(each.start < each.end for each in list_time_spans(name, datetime(2026, month, 1, tzinfo=BERLIN)))
 
 
 def test_what_is_tried_again_or_paused_has_not_failed_and_what_never_started_in_a_run_that_is_over_has():

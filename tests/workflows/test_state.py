@@ -83,7 +83,7 @@ def an_event(run, random, step):
         return random.choice([Pause, Resume, Stop, Recover, Rerun])()
     if step >= 100 and run.state in {RunState.PAUSED, RunState.READY_PAUSE}:
         return Resume()
-    removing = set(run.to_remove)
+    removing = set(run.tasks_to_withdraw)
     possible = [Wake()]
     for name, task in run.tasks.items():
         if task.state is TaskState.SUBMITTED:
@@ -92,7 +92,7 @@ def an_event(run, random, step):
         if task.state is TaskState.RUNNING:
             possible += [Ended(name, task.n, random.choice(list(Outcome)[:2]), run.round)] * 3
             possible += [Lost(name, task.n, run.round)] * (step < 200)
-            if name in run.to_kill:
+            if name in run.tasks_to_kill:
                 possible.append(Ended(name, task.n, Outcome.KILLED, run.round))
     if step >= 200:  # whatever is chosen, something goes on
         return possible[1 + step % (len(possible) - 1)] if len(possible) > 1 else Wake()
@@ -161,8 +161,8 @@ ENDED = {RunState.SUCCESS, RunState.FAILURE, RunState.STOPPED}
 
 
 def check_held(plan, run):
-    assert not any(run.tasks[name].held for name in (*run.to_remove, *run.to_kill))
-    assert all(plan.kind(name) for name, task in run.tasks.items() if task.held)
+    assert not any(run.tasks[name].runs_on_master for name in (*run.tasks_to_withdraw, *run.tasks_to_kill))
+    assert all(plan.get_kind(name) for name, task in run.tasks.items() if task.runs_on_master)
     states = {task.state for task in run.tasks.values()}
     if run.state in ENDED | {RunState.PAUSED}:
         assert not states & {TaskState.SUBMITTED, TaskState.RUNNING}
@@ -182,7 +182,7 @@ def answered(plan, run, random, now):
     while todo:
         call = todo.pop(0)
         task = run.tasks[call.task]
-        if call.kind not in {"choose", "expand", "gather"} or not task.held:
+        if call.kind not in {"choose", "expand", "gather"} or not task.runs_on_master:
             continue
         given = {
             "choose": Chose(call.task, task.n, (random.choice(["x", "y"]),), run.round),
@@ -195,7 +195,7 @@ def answered(plan, run, random, now):
 
 
 def a_held_event(plan, run, random, step):
-    held = [name for name, task in run.tasks.items() if task.held and plan.kind(name) != "map"]
+    held = [name for name, task in run.tasks.items() if task.runs_on_master and plan.get_kind(name) != "map"]
     if held and random.random() < 0.5:
         name = random.choice(held)
         n = run.tasks[name].n
@@ -206,14 +206,14 @@ def a_held_event(plan, run, random, step):
         return Resume()
     if step < 150 and random.random() < 0.15:
         return a_command(run, random)
-    removing = set(run.to_remove)
+    removing = set(run.tasks_to_withdraw)
     possible = [Wake()]
     for name, task in run.tasks.items():
         if task.state is TaskState.SUBMITTED:
             possible.append(Claimed(name, task.n, run.round))
             possible += [Removed(name, task.n, run.round)] * (name in removing)
-        elif task.state is TaskState.RUNNING and not task.held:
-            killed = name in run.to_kill
+        elif task.state is TaskState.RUNNING and not task.runs_on_master:
+            killed = name in run.tasks_to_kill
             outcome = Outcome.KILLED if killed else random.choice([Outcome.SUCCESS, Outcome.FAILURE])
             possible += [Ended(name, task.n, outcome, run.round)] * 3
     return random.choice(possible[1:] or possible)

@@ -184,7 +184,7 @@ def test_a_child_that_cannot_be_started_fails_its_task_with_the_reason(stage):
 
 
 def test_a_workflow_that_comes_to_start_itself_fails_at_the_deepest_run(stage, monkeypatch):
-    monkeypatch.setattr("latchwork_workflows.master.held_tasks.MAX_DEPTH", 5)
+    monkeypatch.setattr("latchwork_workflows.master.master_tasks.MAX_DEPTH", 5)
     version = stage.apply(a_workflow("one", tasks={"sub": {"type": "sub_process", "params": {"workflow": "two"}}}))
     stage.apply(a_workflow("two", tasks={"sub": {"type": "sub_process", "params": {"workflow": "one"}}}))
     with stage.master():

@@ -15,7 +15,7 @@ from latchwork_workflows.explain import (
     TaskFacts,
     explain_run,
     explain_task,
-    failed_upstream_tasks,
+    find_failed_upstream_tasks,
 )
 from latchwork_workflows.keys import ItemName
 from latchwork_workflows.model.validate import validated
@@ -144,9 +144,9 @@ def test_workers_are_asked_for_the_tenant_of_the_workflow(stage, client):
 
 def test_a_task_far_behind_a_failure_names_it():
     states = {"a": TaskState.FAILURE, "b": TaskState.WAITING, "c": TaskState.WAITING, "d": TaskState.SUCCESS}
-    assert failed_upstream_tasks(FLOW, states) == {"b": "a", "c": "a"}
-    assert failed_upstream_tasks(FLOW, {**states, "c": TaskState.SKIPPED}) == {"b": "a"}
-    assert failed_upstream_tasks(FLOW, {**states, "a": TaskState.SUCCESS}) == {}
+    assert find_failed_upstream_tasks(FLOW, states) == {"b": "a", "c": "a"}
+    assert find_failed_upstream_tasks(FLOW, {**states, "c": TaskState.SKIPPED}) == {"b": "a"}
+    assert find_failed_upstream_tasks(FLOW, {**states, "a": TaskState.SUCCESS}) == {}
     told = explain_task("c", known(TaskState.WAITING, task_states=states, failed_upstream="a"), FLOW, 0.0)
     assert told == "It waits for 'b', behind 'a', which failed: recover the run."
     near = explain_task("b", known(TaskState.WAITING, task_states=states, failed_upstream="a"), FLOW, 0.0)
@@ -158,7 +158,7 @@ def test_who_is_to_blame_is_found_in_a_moment_also_in_a_large_workflow():
     rows = [{"name": each, "type": "noop", "after": names[max(0, at - 20) : at]} for at, each in enumerate(names)]
     large = validated({"name": "large", "tasks": rows}, TaskTypes()).definition
     states = dict.fromkeys(names, TaskState.WAITING) | {"t0": TaskState.FAILURE, "t1": TaskState.FAILURE}
-    found = failed_upstream_tasks(large, states)
+    found = find_failed_upstream_tasks(large, states)
     assert found["t1999"] == "t0"
     assert len(found) == 1998
 

@@ -32,7 +32,7 @@ from latchwork_workflows.state import (
     advance,
 )
 from latchwork_workflows.state.records import FAILED, OVER
-from latchwork_workflows.state.related_runs import event_for_child, event_for_parent, may_command_child
+from latchwork_workflows.state.related_runs import choose_event_for_child, choose_event_for_parent, may_command_child
 from trials.protocols.simulator import Simulation, Unknown
 from trials.protocols.workflow_model import NotOwner, WorkflowSimulation
 
@@ -101,7 +101,7 @@ class Following:
             if call is None:
                 if not self.model.without("a parent is told in a transaction of its own"):
                     self.tell_parent(number)
-            elif call.kind == "open" and self.members[number].known.tasks[call.task].held:
+            elif call.kind == "open" and self.members[number].known.tasks[call.task].runs_on_master:
                 self.open(number, call)
             elif call.kind != "open" and not (
                 call.kind == "stop" and self.model.without("a stop of a parent is not for its children")
@@ -129,7 +129,7 @@ class Following:
         child = self.children.get(self.place(number, call.task))
         if child is None:
             return
-        event = event_for_child(call.kind, self.members[child].known.state)
+        event = choose_event_for_child(call.kind, self.members[child].known.state)
         if isinstance(event, Recover) and self.model.without("a recovery runs all of a child again"):
             event = Rerun()
         if event is not None:
@@ -144,8 +144,8 @@ class Following:
         if known.round != run:
             return
         task = known.tasks[name]
-        event = event_for_parent(child.known.state, name, task.n, run)
-        if not task.held:
+        event = choose_event_for_parent(child.known.state, name, task.n, run)
+        if not task.runs_on_master:
             if task.state in FAILED and getattr(event, "outcome", None) is Outcome.SUCCESS:
                 self.step(parent, [ChildForced(name, run)])
         elif event is not None:
@@ -299,7 +299,7 @@ class FamilyModel:
             following.follow()
         for number in list(following.members):
             known = following.members[number].known
-            back = [Removed(name, known.tasks[name].n, known.round) for name in known.to_remove]
+            back = [Removed(name, known.tasks[name].n, known.round) for name in known.tasks_to_withdraw]
             if back and not any(each[0] == number for each in self.db.results if each not in ended):
                 following.step(number, back)
                 following.follow()
@@ -326,9 +326,9 @@ class FamilyModel:
         if hands and (each := self.random.choice(hands)) not in self.db.results:
             number, _, name, _ = each
             known = self.db.family.members[number].known
-            is_killed = name in known.to_kill
+            is_killed = name in known.tasks_to_kill
             outcome = Outcome.SUCCESS if self.random.random() < 0.7 else Outcome.FAILURE
-            if name not in known.to_remove:
+            if name not in known.tasks_to_withdraw:
                 self.db.results[each] = Outcome.KILLED if is_killed else outcome
 
     # A run

@@ -216,7 +216,7 @@ class WorkflowModel:
             known = yield from self.commanded(version, known)
         known = yield from self.advanced(version, known, (yield from self.seen(known)))
         yield from self.dispatched(fence, snapshot if self.without("dispatch from before the results") else known)
-        for name in known.to_kill:
+        for name in known.tasks_to_kill:
             x = name_of(known, name)
             with contextlib.suppress(Conflict, Unknown):
                 yield ("commit", [*fence, ("exists", f"items/{x}")], [("put", f"cancels/{x}", "")])
@@ -289,7 +289,7 @@ class WorkflowModel:
     def removed(self, fence, known):
         """Items taken back; those that run are let."""
         events = []
-        for name in known.to_remove:
+        for name in known.tasks_to_withdraw:
             x = name_of(known, name)
             item, running, result = yield from self.there(x)
             if item is None and running is None and result is None:

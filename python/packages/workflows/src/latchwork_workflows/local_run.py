@@ -48,9 +48,9 @@ from latchwork_workflows.state import (
     TaskState,
     WorkflowRun,
     advance,
-    base_of,
-    element,
-    index_of,
+    element_name,
+    get_element_index,
+    get_map_name,
 )
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types import TaskTypes
@@ -180,7 +180,7 @@ class LocalRun:
             calls, known = known.calls, replace(known, calls=(), facts=())
             for call in calls:
                 task = known.tasks[call.task]
-                if task.held and call.kind in _ANSWERED:
+                if task.runs_on_master and call.kind in _ANSWERED:
                     earlier, known = known.calls, replace(known, calls=())
                     known = advance(self._plan, known, [self._event_for_call(call, task.n)], self._now)
                     known = replace(known, calls=(*earlier, *known.calls))
@@ -203,7 +203,7 @@ class LocalRun:
         return event
 
     def _run_held_task(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
-        spec = self._run.tasks[base_of(name)]
+        spec = self._run.tasks[get_map_name(name)]
         if kind == "choose":
             values = values_of(self._run, spec, n, self._outputs)
             return Chose(name, n, tuple(choose_branch(spec, values, self._outputs))), {}
@@ -218,8 +218,8 @@ class LocalRun:
         return Ended(name, n, Outcome.SUCCESS), outputs
 
     def _gather_outputs(self, name: str) -> Mapping[str, Any]:
-        count = sum(base_of(each) == name for each in self._tried) - 1
-        return gather_outputs(self._outputs.get(element(name, index), {}) for index in range(count))
+        count = sum(get_map_name(each) == name for each in self._tried) - 1
+        return gather_outputs(self._outputs.get(element_name(name, index), {}) for index in range(count))
 
     def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
         """Run a workflow that this process has defined as a sub-process, and return its outputs."""
@@ -227,7 +227,7 @@ class LocalRun:
         flow = DEFINED.get(full_name(given.workflow))
         if flow is None:
             raise LatchworkError(f"no imported workflow is named {given.workflow!r}; import its module in the test")
-        values = values_of(self._run, spec, n, self._outputs, index=index_of(name))
+        values = values_of(self._run, spec, n, self._outputs, index=get_element_index(name))
         params = fill(given.params, values, self._run.schedule_datetime)
         done = run_locally(flow.definition, flow.order, params, self._run.schedule_time)
         self._now += done.took_s
@@ -257,7 +257,7 @@ class LocalRun:
         began = time.monotonic()
         try:
             row = self._rows.setdefault(name, len(self._rows) + 1)
-            of, index = self._run.tasks[base_of(name)], index_of(name)
+            of, index = self._run.tasks[get_map_name(name)], get_element_index(name)
             spec = build_message(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
             outcome, outputs = (
                 self._call_function(spec, tried) if self._runs_in_process(spec) else self._run_process(spec, tried)

@@ -29,7 +29,7 @@ from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import rows_file
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.state import FAILED, Fact, WorkflowRun
-from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, after_result
+from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
 
 #: The maximum number of failed tasks in an alert, and of characters of each error.
 MAX_NAMED, MAX_ERROR = 20, 1000
@@ -335,7 +335,7 @@ class SenderLease:
         row = connection.execute(chosen.with_for_update()).first()
         if row is None:
             return None
-        known = after_result(_known(row), answer, error, now)
+        known = apply_send_result(_known(row), answer, error, now)
         connection.execute(
             sa.update(delivery)
             .where(delivery.c.id == delivery_id, *self._owner_conditions())
@@ -364,7 +364,7 @@ class SenderLease:
         rows = [row for row in connection.execute(chosen.limit(1000)) if not is_mine(row.id)]
         for row in rows:
             error = "its sender ended before it received an answer"
-            known = after_result(_known(row), SendResult.DOUBT, error, now)
+            known = apply_send_result(_known(row), SendResult.DOUBT, error, now)
             same = sa.and_(delivery.c.id == row.id, delivery.c.state == row.state, delivery.c.token == row.token)
             connection.execute(sa.update(delivery).where(same).values(_columns(known, now)))
         return len(rows)

@@ -13,7 +13,15 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import IS_ACTIVE, event, task, workflow_run
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.state import RunState, TaskRun, TaskState, WorkflowRun, base_of, element, index_of
+from latchwork_workflows.state import (
+    RunState,
+    TaskRun,
+    TaskState,
+    WorkflowRun,
+    element_name,
+    get_element_index,
+    get_map_name,
+)
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _NOT_BEGUN = OVER | {RunState.SUBMITTED, RunState.SERIAL_WAIT}
@@ -69,7 +77,7 @@ class StoredRun:
         depth: The number of runs that it is nested in.
         backfill: The backfill that it belongs to.
 
-    Elements of maps have the names of ``state.element``.
+    Elements of maps have the names of ``state.element_name``.
     """
 
     id: int
@@ -127,7 +135,7 @@ def due_runs(connection: sa.Connection, shard: int, now: float) -> list[int]:
 
 def _stored(row: Any, tasks: Iterable[Any]) -> StoredRun:
     rows = list(tasks)
-    names = {each.id: element(each.name, each.map_index) for each in rows}
+    names = {each.id: element_name(each.name, each.map_index) for each in rows}
     known = WorkflowRun(
         RunState(row.state),
         {names[each.id]: _task(each) for each in rows},
@@ -156,9 +164,11 @@ def _stored(row: Any, tasks: Iterable[Any]) -> StoredRun:
 
 def _task(row: Any) -> TaskRun:
     state = TaskState(row.state)
-    held = state is TaskState.RUNNING and row.queue_key is None  # it was never queued
+    runs_on_master = state is TaskState.RUNNING and row.queue_key is None  # it was never queued
     chosen = None if row.chosen is None else tuple(row.chosen)
-    return TaskRun(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
+    return TaskRun(
+        state, row.n, row.failures, row.wake_at, row.forced_after, runs_on_master, row.until, row.cut, chosen
+    )
 
 
 def save(
@@ -219,14 +229,14 @@ def _insert_tasks(  # noqa: PLR0917 - one caller
         {
             "run_id": run_id,
             "round": after.round,
-            "name": base_of(name),
-            "map_index": index_of(name),
+            "name": get_map_name(name),
+            "map_index": get_element_index(name),
             "queue_key": keys.get(name),
             **_task_columns(after.tasks[name], now),
         }
         for name in names
     ]
-    return {element(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
+    return {element_name(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
 
 
 def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, now: float) -> None:
@@ -268,8 +278,8 @@ def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) ->
     tasks = {}
     for each in rows:
         state = states.get(each.state, TaskState.KILLED)
-        held = state is TaskState.RUNNING and each.queue_key is None
-        tasks[element(each.name, each.map_index)] = TaskRun(state, each.n, held=held)
+        runs_on_master = state is TaskState.RUNNING and each.queue_key is None
+        tasks[element_name(each.name, each.map_index)] = TaskRun(state, each.n, runs_on_master=runs_on_master)
     return StoredRun(
         row.id,
         row.code,
@@ -278,8 +288,8 @@ def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) ->
         row.schedule_time,
         {},
         WorkflowRun(names.get(row.state, RunState.RUNNING), tasks, row.round, dry=row.dry, fresh=row.fresh),
-        {element(each.name, each.map_index): each.id for each in rows},
-        {element(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
+        {element_name(each.name, each.map_index): each.id for each in rows},
+        {element_name(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
         parent=row.parent_task,
         depth=row.depth,
         backfill=row.backfill,

@@ -3,7 +3,7 @@
 Tasks that the master runs itself have a separate module.
 """
 
-from latchwork_workflows.explain.held_task import HeldTaskFacts
+from latchwork_workflows.explain.master_task import MasterTaskFacts
 from latchwork_workflows.explain.run import RunCause, RunFacts, explain_run
 from latchwork_workflows.explain.task import (
     FullPool,
@@ -11,18 +11,18 @@ from latchwork_workflows.explain.task import (
     QueuePosition,
     TaskFacts,
     explain_task,
-    failed_upstream_tasks,
+    find_failed_upstream_tasks,
 )
 
 __all__ = [
     "FullPool",
     "GroupWorkers",
-    "HeldTaskFacts",
+    "MasterTaskFacts",
     "QueuePosition",
     "RunCause",
     "RunFacts",
     "TaskFacts",
     "explain_run",
     "explain_task",
-    "failed_upstream_tasks",
+    "find_failed_upstream_tasks",
 ]

@@ -44,7 +44,7 @@ class RunFacts:
 def explain_run(
     state: RunState,
     tasks: Mapping[str, TaskState],
-    held: frozenset[str],
+    on_master: frozenset[str],
     reasons: Mapping[str, str],
     facts: RunFacts,
 ) -> list[RunCause]:
@@ -55,7 +55,7 @@ def explain_run(
     Args:
         state: State of the run.
         tasks: States of its tasks, in the order of the definition.
-        held: Names of the tasks that the master runs itself. They wait, although their state is RUNNING.
+        on_master: Names of the tasks that the master runs itself. They wait, although their state is RUNNING.
         reasons: Reasons by task name. Tasks without a reason are left out.
         facts: Known data about the run.
     """
@@ -63,7 +63,7 @@ def explain_run(
         return [RunCause("", _explain_not_started(facts))]
     if state is RunState.SERIAL_WAIT:
         return [RunCause("", _explain_concurrency_wait(facts))]
-    running = [name for name, each in tasks.items() if each is TaskState.RUNNING and name not in held]
+    running = [name for name, each in tasks.items() if each is TaskState.RUNNING and name not in on_master]
     if state is RunState.FAILURE:
         return _task_causes([name for name, each in tasks.items() if each in FAILED], reasons)
     if state is RunState.PAUSED:
@@ -74,7 +74,9 @@ def explain_run(
         return [RunCause("", f"It {what}{left}; no more tasks start.")]
     if state is not RunState.RUNNING or running:
         return []
-    waits = [name for name, each in tasks.items() if each in _STUCK or (each is TaskState.RUNNING and name in held)]
+    waits = [
+        name for name, each in tasks.items() if each in _STUCK or (each is TaskState.RUNNING and name in on_master)
+    ]
     return _task_causes(waits, reasons)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from latchwork.spi import counted
-from latchwork_workflows.explain.held_task import HeldTaskFacts, explain_held_task
+from latchwork_workflows.explain.master_task import MasterTaskFacts, explain_master_task
 from latchwork_workflows.model.model import Definition, TaskSpec
-from latchwork_workflows.state import DONE, FAILED, RunState, TaskState, base_of
+from latchwork_workflows.state import DONE, FAILED, RunState, TaskState, get_map_name
 from latchwork_workflows.state.records import NOT_TAKEN, OVER
 
 #: Maximum number of characters of an error that are shown. The log has all of it.
@@ -84,7 +84,7 @@ class TaskFacts:
         group_workers: Workers of its group. None: the store was not queried.
         sizes: Sizes of all pools, by name.
         full_pools: Pools of which it needs a slot and that have none free.
-        held: Set for a task that its master runs itself. None: any other task.
+        master_task: Set for a task that its master runs itself. None: any other task.
         is_cut: Whether no branch that leads to it was chosen.
         last: Outcome of its newest ended attempt. Empty: there is none.
         error: Error of that attempt, if it failed.
@@ -107,7 +107,7 @@ class TaskFacts:
     group_workers: GroupWorkers | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     full_pools: Sequence[FullPool] = ()
-    held: HeldTaskFacts | None = None
+    master_task: MasterTaskFacts | None = None
     is_cut: bool = False
     last: str = ""
     error: str = ""
@@ -128,14 +128,14 @@ def explain_task(name: str, facts: TaskFacts, definition: Definition, now: float
         definition: The definition that its run was started with.
         now: Seconds since the epoch.
     """
-    task = definition.task(base_of(name))
+    task = definition.task(get_map_name(name))
     state = facts.state
     if facts.run_state is RunState.SERIAL_WAIT:
         return (
             f"Its run waits for the concurrency limit: another run of {definition.key} is active or paused, or the "
             f"pool of project {definition.project} is full."
         )
-    if facts.held is not None and (answer := explain_held_task(state, facts.held, now)):
+    if facts.master_task is not None and (answer := explain_master_task(state, facts.master_task, now)):
         return answer
     if facts.is_cut:
         return "It was skipped: no branch that leads to it was chosen."
@@ -255,7 +255,7 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
-def failed_upstream_tasks(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
+def find_failed_upstream_tasks(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
     """Return, for each unfinished task with a failed task upstream of it, the name of the first such task."""
     behind: dict[str, list[str]] = {}
     for task in definition.tasks:

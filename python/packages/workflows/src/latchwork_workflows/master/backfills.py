@@ -19,7 +19,7 @@ from latchwork_workflows.master.commands import MalformedCommand, parse_backfill
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
-from latchwork_workflows.state.backfills import STOPPABLE, BackfillState, next_step
+from latchwork_workflows.state.backfills import STOPPABLE, BackfillState, decide_next_step
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class _BackfillTurn:
         if row is None:
             return None
         progress = backfills.count_dates(self._connection, self._number)
-        step = next_step(row.state, progress, parallel=row.parallel, stop_on_failure=row.stop_on_failure)
+        step = decide_next_step(row.state, progress, parallel=row.parallel, stop_on_failure=row.stop_on_failure)
         if step.state is not row.state:
             backfills.set_state(self._connection, self._number, step.state, self._now)
         if step.state is BackfillState.STOPPING:

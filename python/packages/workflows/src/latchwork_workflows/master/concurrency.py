@@ -14,7 +14,7 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.commands import may_be_of_run
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.schemas.pools import project_pool
-from latchwork_workflows.state.concurrency import GOING, ActiveRun, StartDecision, decide_start, max_active_runs
+from latchwork_workflows.state.concurrency import GOING, ActiveRun, StartDecision, decide_start, get_max_active_runs
 from latchwork_workflows.state.records import OVER, RunState
 
 #: Commands that continue an ended run.
@@ -70,7 +70,7 @@ class ConcurrencyControl:
         self, version: LoadedVersion, *, must_run: bool, ancestors: Collection[int], exclude: int
     ) -> bool:
         given = version.definition
-        if max_active_runs(given.serial, given.max_runs) is None:
+        if get_max_active_runs(given.serial, given.max_runs) is None:
             return False
         concurrency.lock_workflow(self._connection, version.code)
         others = concurrency.active_and_waiting(self._connection, version.code, exclude=exclude)
@@ -124,7 +124,7 @@ class ConcurrencyControl:
             WrongState: Other runs use up the limit. The message names one of them.
         """
         given = version.definition
-        limit = max_active_runs(given.serial, given.max_runs)
+        limit = get_max_active_runs(given.serial, given.max_runs)
         if command not in _AGAIN or limit is None or stored.parent is not None or stored.known.dry:
             return
         concurrency.lock_workflow(self._connection, stored.code)
@@ -145,7 +145,7 @@ class ConcurrencyControl:
         if not self._pool_admits(version, must_run=True):
             return False
         concurrency.lock_workflow(self._connection, stored.code)
-        limit = max_active_runs(version.definition.serial, version.definition.max_runs)
+        limit = get_max_active_runs(version.definition.serial, version.definition.max_runs)
         return stored.id in concurrency.runs_to_start(self._connection, stored.code, limit)
 
     def shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
@@ -169,7 +169,7 @@ def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Itera
     for stored in waiting:
         try:
             given = plans.get(connection, stored.code, stored.version).definition
-            limit = max_active_runs(given.serial, given.max_runs)
+            limit = get_max_active_runs(given.serial, given.max_runs)
         except Exception as error:
             if not may_be_of_run(error):
                 raise

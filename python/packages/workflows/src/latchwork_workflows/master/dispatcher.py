@@ -27,7 +27,7 @@ from latchwork_workflows.model.logical import choose_branch
 from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import CONNECTION, names_in
 from latchwork_workflows.model.values import RunContext, values_of
-from latchwork_workflows.state import TaskRun, TaskState, WorkflowPlan, WorkflowRun, base_of, index_of
+from latchwork_workflows.state import TaskRun, TaskState, WorkflowPlan, WorkflowRun, get_element_index, get_map_name
 from latchwork_workflows.state.records import NOT_TAKEN
 
 #: Maximum number of switches that are decided in one turn,
@@ -140,7 +140,7 @@ class TaskItemBuilder:
                         raise
                     found.append(attempt)
                 else:
-                    found += [attempt] if plan.kind(attempt.name) == "switch" else []
+                    found += [attempt] if plan.get_kind(attempt.name) == "switch" else []
         return found
 
     def _decide(self, stored: StoredRun, attempt: SubmittedAttempt) -> SwitchChoice:
@@ -174,7 +174,7 @@ class TaskItemBuilder:
 
     def _task_item(self, stored: StoredRun, attempt: SubmittedAttempt) -> TaskItem:
         version, run = self._runs[stored.id]
-        task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
+        task, index = version.tasks[get_map_name(attempt.name)], get_element_index(attempt.name)
         key = self._plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
         place = (self._shard, stored.code, stored.version)
         spec = build_message(
@@ -525,7 +525,7 @@ def not_taken_attempts(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun
             now,
             ended_at=now,
             outcome=NOT_TAKEN,
-            error=f"no worker claimed it within {plan.rule(fact.task).max_queued_s or 0:g} s",
+            error=f"no worker claimed it within {plan.get_rule(fact.task).max_queued_s or 0:g} s",
         )
         for fact in after.facts
         if fact.kind == NOT_TAKEN

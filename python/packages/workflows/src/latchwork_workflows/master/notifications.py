@@ -11,8 +11,8 @@ from latchwork_workflows.db import alerts
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
-from latchwork_workflows.state import TaskState, WorkflowRun, base_of
-from latchwork_workflows.state.alerts import facts_to_report
+from latchwork_workflows.state import TaskState, WorkflowRun, get_map_name
+from latchwork_workflows.state.alerts import select_facts_to_report
 from latchwork_workflows.state.records import AT_WORKERS, OVER
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Notifications:
         ]
         version = _version(self._plans, self._connection, made) if ended else None
         for name in ended if version is not None else ():
-            task = version.tasks[base_of(name)] if version is not None else None
+            task = version.tasks[get_map_name(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
             if version is not None and isinstance(mail, Mapping):
                 alerts.create_rows_alert(self._connection, version.definition, made, name, mail, now=self._now)
@@ -54,7 +54,7 @@ class Notifications:
         version = _version(self._plans, self._connection, made) if after.facts else None
         if version is None:
             return
-        for fact in facts_to_report(version.plan.alerts, after.facts, dry=after.dry):
+        for fact in select_facts_to_report(version.plan.alerts, after.facts, dry=after.dry):
             alerts.create_run_alert(self._connection, version.definition, made, after, fact, now=self._now, why=why)
 
 

@@ -17,7 +17,7 @@ from latchwork_workflows.db.tables import event
 from latchwork_workflows.master.dispatcher import load_context
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.messages import AttemptResult
-from latchwork_workflows.state import Ended, Outcome, TaskState, WorkflowRun, advance, base_of, index_of
+from latchwork_workflows.state import Ended, Outcome, TaskState, WorkflowRun, advance, get_element_index, get_map_name
 
 _log = logging.getLogger(__name__)
 Outputs = Mapping[str, Mapping[str, Any]]
@@ -75,7 +75,7 @@ class ResultCache:
         if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
             return
         try:
-            spec = self._plans.get(self._connection, stored.code, stored.version).tasks[base_of(name)]
+            spec = self._plans.get(self._connection, stored.code, stored.version).tasks[get_map_name(name)]
         except (KeyError, ValueError):
             return
         if spec.cache_s is not None:
@@ -116,7 +116,7 @@ class ResultCache:
         return {
             name: each
             for name, each in hits.items()
-            if each.made_at > now - (version.tasks[base_of(name)].cache_s or 0.0)
+            if each.made_at > now - (version.tasks[get_map_name(name)].cache_s or 0.0)
         }
 
     def _keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs) -> dict[str, str]:
@@ -129,7 +129,7 @@ class ResultCache:
             name
             for name, task in after.tasks.items()
             if task.state is TaskState.SUBMITTED
-            and version.tasks[base_of(name)].cache_s is not None
+            and version.tasks[get_map_name(name)].cache_s is not None
             and (name not in was or was[name].n != task.n)
             and (task.forced_after is None or task.n <= task.forced_after)
         ]
@@ -141,8 +141,8 @@ class ResultCache:
         except ValueError:
             return keys  # the error is reported when the task is dispatched
         for name in new:
-            spec, n = version.tasks[base_of(name)], after.tasks[name].n
-            key = self._plans.cache_key(run, spec, n, outputs, index=index_of(name))
+            spec, n = version.tasks[get_map_name(name)], after.tasks[name].n
+            key = self._plans.cache_key(run, spec, n, outputs, index=get_element_index(name))
             if key is not None:
                 keys[name] = key
         return keys

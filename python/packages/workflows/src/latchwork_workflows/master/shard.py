@@ -505,12 +505,12 @@ class ShardLoop:
         """Withdraw or cancel the attempts that a run has decided to end."""
         stored = self._cache.runs[run_id]
         known = stored.known
-        names = {name: self._attempt(run_id, name) for name in (*known.to_remove, *known.to_kill)}
-        back = {names[name].attempt_key: self._queue_place(names[name]) for name in known.to_remove}
+        names = {name: self._attempt(run_id, name) for name in (*known.tasks_to_withdraw, *known.tasks_to_kill)}
+        back = {names[name].attempt_key: self._queue_place(names[name]) for name in known.tasks_to_withdraw}
         for x in self._dispatcher.withdraw(back):
             self._removed[x] = next(each for each in names.values() if each.attempt_key == x)
             self._is_busy = True
-        ends = {names[name].attempt_key: self._queue_place(names[name]) for name in known.to_kill}
+        ends = {names[name].attempt_key: self._queue_place(names[name]) for name in known.tasks_to_kill}
         new = {x: place for x, place in ends.items() if x not in self._cancelled}
         self._cancelled.update(self._dispatcher.cancel(new))
 

@@ -96,7 +96,7 @@ class StateCache:
             if everything or old.get(name) != task:
                 self._update_task(stored, name, old.get(name), is_going=is_going)
         (self.waiting.add if known.state is RunState.SERIAL_WAIT else self.waiting.discard)(stored.id)
-        (self.to_settle.add if known.to_remove or known.to_kill else self.to_settle.discard)(stored.id)
+        (self.to_settle.add if known.tasks_to_withdraw or known.tasks_to_kill else self.to_settle.discard)(stored.id)
         wake_at = known.wake_at
         if wake_at is not None and (before is None or before.known.wake_at != wake_at):
             heapq.heappush(self._wakes, (wake_at, stored.id))
@@ -108,7 +108,7 @@ class StateCache:
             self.running.pop(attempt_key_of(row, n), None)
         attempt = SubmittedAttempt(stored.id, name, row, task.n)
         self.to_choose.pop((stored.id, name), None)
-        if task.held:  # the master runs it itself
+        if task.runs_on_master:  # the master runs it itself
             if is_going and task.state is TaskState.RUNNING:
                 self.to_choose[stored.id, name] = attempt
             return

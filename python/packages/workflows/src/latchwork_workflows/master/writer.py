@@ -33,8 +33,8 @@ from latchwork_workflows.master.commands import (
 )
 from latchwork_workflows.master.concurrency import ConcurrencyControl
 from latchwork_workflows.master.dispatcher import QueuePlace, SwitchChoice, not_taken_attempts
-from latchwork_workflows.master.held_tasks import HeldTasks, WakeUps
 from latchwork_workflows.master.inputs import ReportedEvents, RunningClaim, attempt_row, reported_tasks
+from latchwork_workflows.master.master_tasks import HeldTasks, WakeUps
 from latchwork_workflows.master.notifications import Notifications, create_takeover_alerts
 from latchwork_workflows.master.result_cache import ResultCache
 from latchwork_workflows.master.state_cache import (
@@ -47,7 +47,7 @@ from latchwork_workflows.master.state_cache import (
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.specs import queue_key
-from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, base_of
+from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, get_map_name
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _log = logging.getLogger(__name__)
@@ -365,7 +365,7 @@ class TurnWriter:
                 forced = task.forced_after is not None and task.n > task.forced_after
                 found[name] = queue_key(
                     version.definition,
-                    version.tasks[base_of(name)],
+                    version.tasks[get_map_name(name)],
                     stored.id,
                     stored.priority,
                     now=self._now,

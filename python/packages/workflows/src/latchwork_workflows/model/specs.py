@@ -11,7 +11,7 @@ from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill, names_in
 from latchwork_workflows.model.values import RunContext, values_of
 from latchwork_workflows.schemas.pools import project_pool
-from latchwork_workflows.state import OnTimeout, element
+from latchwork_workflows.state import OnTimeout, element_name
 
 
 def build_message(
@@ -48,7 +48,7 @@ def build_message(
         code,
         version,
         run.definition.key,
-        element(task.name, index),
+        element_name(task.name, index),
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,

@@ -18,13 +18,13 @@ from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork_workflows.explain import (
     FullPool,
     GroupWorkers,
-    HeldTaskFacts,
+    MasterTaskFacts,
     QueuePosition,
     RunCause,
     RunFacts,
     TaskFacts,
     explain_task,
-    failed_upstream_tasks,
+    find_failed_upstream_tasks,
 )
 from latchwork_workflows.keys import ItemName, attempt_key_of, pool_key, pools_of
 from latchwork_workflows.model.model import Definition, TaskSpec
@@ -34,10 +34,10 @@ from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs, workflows
 from latchwork_workflows.services.parts import QueueHead, ServiceContext, WorkerStatus
 from latchwork_workflows.services.workers import tasks_of_attempts
-from latchwork_workflows.state import RunState, TaskState, base_of
+from latchwork_workflows.state import RunState, TaskState, get_map_name
 from latchwork_workflows.state.concurrency import GOING
 from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, leaves
-from latchwork_workflows.state.related_runs import combine_spans, spans_of_window
+from latchwork_workflows.state.related_runs import combine_span_results, list_time_spans
 from latchwork_workflows.state.related_runs import is_fulfilled as outcome_of
 from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.web import Identity
@@ -54,7 +54,7 @@ class _TaskData(NamedTuple):
     """Data that was read for all of the tasks at once."""
 
     owner: str
-    held: Mapping[str, HeldTaskFacts]
+    master_tasks: Mapping[str, MasterTaskFacts]
     sizes: Mapping[str, int]
     last: Mapping[int, attempts.LastOutcome]
     workers: Mapping[tuple[int, int], Row]
@@ -76,7 +76,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
         names: Tasks to explain.
     """
     wanted, known = set(names), {each.name for each in body.tasks}
-    asked = [each for each in tasks if each.name in wanted and base_of(each.name) in known]
+    asked = [each for each in tasks if each.name in wanted and get_map_name(each.name) in known]
     others = {each.name: TaskState(each.state) for each in tasks}
     read = _read_data(context, user, row, body, tasks, asked)
     workers, now = context.workers(), time.time()
@@ -84,7 +84,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
     cancelled = _cancel_times(context, row, asked)
     found = {}
     for task in asked:
-        spec = body.task(base_of(task.name))
+        spec = body.task(get_map_name(task.name))
         ended = read.last.get(task.id, attempts.LastOutcome(""))
         claim = read.workers.get((task.id, task.n))
         around = TaskFacts(
@@ -100,7 +100,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
             else _group_workers(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
             sizes=read.sizes,
             full_pools=[read.full[each] for each in _pools_of_task(task) if each in read.full],
-            held=read.held.get(task.name),
+            master_task=read.master_tasks.get(task.name),
             is_cut=task.cut,
             last=ended.outcome,
             error=ended.error,
@@ -132,7 +132,7 @@ def _read_data(  # noqa: PLR0917 - one caller
             {}
             if taken is None
             else _full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
-            failed_upstream_tasks(body, {each.name: TaskState(each.state) for each in tasks}),
+            find_failed_upstream_tasks(body, {each.name: TaskState(each.state) for each in tasks}),
         )
 
 
@@ -253,7 +253,7 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
 
 def held_tasks(
     connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
-) -> dict[str, HeldTaskFacts]:
+) -> dict[str, MasterTaskFacts]:
     """Return the state of the tasks that a master runs itself, such as sub-processes.
 
     Args:
@@ -265,20 +265,20 @@ def held_tasks(
     """
     asked = set(names)
     specs = {each.name: each for each in body.tasks}
-    mine = [each for each in tasks if each.name in asked and base_of(each.name) in specs]
-    chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
+    mine = [each for each in tasks if each.name in asked and get_map_name(each.name) in specs]
+    chosen = [each for each in mine if _kind(specs[get_map_name(each.name)], each.name)]
     children = {
         row: (each.id, RunState(each.state))
         for row, each in related_runs.runs_started_by(connection, [each.id for each in chosen]).items()
     }
     found = {}
     for task in chosen:
-        spec = specs[base_of(task.name)]
+        spec = specs[get_map_name(task.name)]
         kind = _kind(spec, task.name)
         elements = related_runs.element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
         others = dependency_states(connection, row, body, spec) if is_waiting else []
-        found[task.name] = HeldTaskFacts(kind, children.get(task.id), others, elements, task.until)
+        found[task.name] = MasterTaskFacts(kind, children.get(task.id), others, elements, task.until)
     return found
 
 
@@ -316,6 +316,6 @@ def _is_fulfilled(
     except (NotAllowed, UnknownWorkflow):
         return None
     found = [
-        related_runs.newest_run(connection, code, span, without) for span in spans_of_window(other.window, local_time)
+        related_runs.newest_run(connection, code, span, without) for span in list_time_spans(other.window, local_time)
     ]
-    return combine_spans(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)
+    return combine_span_results(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)

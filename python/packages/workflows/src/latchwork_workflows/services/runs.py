@@ -40,7 +40,7 @@ from latchwork_workflows.state import (
     Stop,
     TaskState,
     advance,
-    possible_commands,
+    list_possible_commands,
 )
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -129,7 +129,7 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
     return RunDetail(
         **dict(to_run(row)),
         tasks=[to_task(each) for each in rows],
-        possible=list(possible_commands(RunState(row.state))),
+        possible=list(list_possible_commands(RunState(row.state))),
     )
 
 
@@ -385,7 +385,7 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
         advance(_plan(connection, row), stored.known, [event], time.time())
     except WrongState as error:
         raise HttpProblem(
-            409, str(error), possible=list(possible_commands(stored.known.state)), state=stored.known.state.value
+            409, str(error), possible=list(list_possible_commands(stored.known.state)), state=stored.known.state.value
         ) from None
     except UnknownWorkflow as error:
         raise HttpProblem(422, str(error), errors=[("start_from", str(error))]) from None

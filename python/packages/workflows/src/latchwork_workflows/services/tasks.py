@@ -15,7 +15,7 @@ from latchwork_workflows.schemas.tasks import AwaitedRun, Task, TaskDetail
 from latchwork_workflows.services import explanations, runs, workflows
 from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
 from latchwork_workflows.services.runs import to_attempt, to_task
-from latchwork_workflows.state import ForceStart, ForceSuccess, base_of
+from latchwork_workflows.state import ForceStart, ForceSuccess, get_map_name
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
@@ -129,7 +129,9 @@ def list_elements(
     """
     row = find_row(context, user, task_id)
     if row.map_index >= 0:
-        raise HttpProblem(404, f"task {task_id} is an element of a map; ask for the elements of {base_of(row.name)}")
+        raise HttpProblem(
+            404, f"task {task_id} is an element of a map; ask for the elements of {get_map_name(row.name)}"
+        )
     with context.database.read() as connection:
         found = related_runs.elements(connection, row, state=state.replace("\x00", ""), after=after, limit=limit)
     return [to_task(each) for each in found]
@@ -147,7 +149,7 @@ def awaited_runs(
         definition: The version that it has.
         task: The name of the task.
     """
-    spec = next((each for each in definition.tasks if each.name == base_of(task)), None)
+    spec = next((each for each in definition.tasks if each.name == get_map_name(task)), None)
     if spec is None or spec.type != "dependent":
         return []
     with context.database.read() as connection:

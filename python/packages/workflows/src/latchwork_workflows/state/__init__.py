@@ -4,7 +4,7 @@
 """
 
 from latchwork_workflows.state.advance import advance
-from latchwork_workflows.state.commands import possible_commands
+from latchwork_workflows.state.commands import list_possible_commands
 from latchwork_workflows.state.events import (
     Begin,
     ChildForced,
@@ -45,9 +45,9 @@ from latchwork_workflows.state.records import (
     TaskState,
     WorkflowPlan,
     WorkflowRun,
-    base_of,
-    element,
-    index_of,
+    element_name,
+    get_element_index,
+    get_map_name,
 )
 
 __all__ = [
@@ -89,8 +89,8 @@ __all__ = [
     "WorkflowPlan",
     "WorkflowRun",
     "advance",
-    "base_of",
-    "element",
-    "index_of",
-    "possible_commands",
+    "element_name",
+    "get_element_index",
+    "get_map_name",
+    "list_possible_commands",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from latchwork_workflows.state import commands, logical
+from latchwork_workflows.state import commands, master_tasks
+from latchwork_workflows.state.consequences import apply_consequences
 from latchwork_workflows.state.events import (
     Begin,
     ChildForced,
@@ -44,7 +45,6 @@ from latchwork_workflows.state.records import (
     WorkflowPlan,
     WorkflowRun,
 )
-from latchwork_workflows.state.settle import settle
 
 
 def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: float) -> WorkflowRun:
@@ -64,26 +64,26 @@ def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: 
     work = RunEditor(plan, run, now)
     for event in events:
         _apply_event(work, event)
-    settle(work)
-    return work.result()
+    apply_consequences(work)
+    return work.build_run()
 
 
 def _apply_event(work: RunEditor, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each event
     match event:
         case Start():
-            commands.start(work, event)
+            commands.start_run(work, event)
         case Begin():
-            commands.begin(work)
+            commands.start_waiting_run(work)
         case Pause():
-            commands.pause(work)
+            commands.pause_run(work)
         case Resume():
-            commands.resume(work)
+            commands.resume_run(work)
         case Stop():
-            commands.stop(work)
+            commands.stop_run(work)
         case Recover():
-            commands.recover(work, event)
+            commands.recover_run(work, event)
         case Rerun():
-            commands.rerun(work, event)
+            commands.rerun_tasks(work, event)
         case ForceSuccess():
             commands.force_success(work, event)
         case ForceStart():
@@ -97,44 +97,44 @@ def _apply_event(work: RunEditor, event: Event) -> None:  # noqa: C901, PLR0912 
         case Removed():
             _item_removed(work, event)
         case ChildPaused() | ChildForced() | SeenFailed() | Chose() | Expanded():
-            logical.apply_event(work, event)
+            master_tasks.apply_event(work, event)
         case Wake():
-            logical.check_dependents(work)
+            master_tasks.check_dependents(work)
 
 
 def _task_claimed(work: RunEditor, event: Claimed) -> None:
-    task = work.attempt(event.task, event.n, event.round)
+    task = work.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
-    rule = work.plan.rule(event.task)
+    rule = work.plan.get_rule(event.task)
     warns = rule.timeout_s is not None and rule.on_timeout is not OnTimeout.FAIL
-    work.set_state(
+    work.set_task_state(
         event.task, TaskState.RUNNING, wake_at=work.now + rule.timeout_s if warns and rule.timeout_s else None
     )
 
 
 def _claim_lost(work: RunEditor, event: Lost) -> None:
-    task = work.attempt(event.task, event.n, event.round)
-    if task is None or task.state is not TaskState.RUNNING or task.held:
+    task = work.find_task_of_attempt(event.task, event.n, event.round)
+    if task is None or task.state is not TaskState.RUNNING or task.runs_on_master:
         return
-    work.queue(event.task, task.n)
+    work.queue_task(event.task, task.n)
     if event.died:
         work.record_fact("failover", event.task, event.n)
 
 
 def _attempt_ended(work: RunEditor, event: Ended) -> None:
-    task = work.attempt(event.task, event.n, event.round)
+    task = work.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state not in AT_WORKERS:
         return
-    if event.outcome is Outcome.SUCCESS and logical.is_open_map(work, event.task):
+    if event.outcome is Outcome.SUCCESS and master_tasks.has_unfinished_elements(work, event.task):
         return
-    if task.held:
-        logical.clean_up(work, event.task)
+    if task.runs_on_master:
+        master_tasks.clean_up(work, event.task)
     _record_timeout(work, event, task)
     if event.outcome is Outcome.SUCCESS:
-        work.set_state(event.task, TaskState.SUCCESS)
+        work.set_task_state(event.task, TaskState.SUCCESS)
     elif event.outcome is Outcome.KILLED:
-        work.set_state(event.task, TaskState.KILLED)
+        work.set_task_state(event.task, TaskState.KILLED)
     else:
         _attempt_failed(work, event, replace(task, failures=task.failures + 1))
 
@@ -144,38 +144,38 @@ def _record_timeout(work: RunEditor, event: Ended, task: TaskRun) -> None:
 
     The worker may have ended the attempt at its time limit before the master noticed the timeout.
     """
-    rule = work.plan.rule(event.task)
+    rule = work.plan.get_rule(event.task)
     is_said = task.state is TaskState.RUNNING and task.wake_at is None
-    if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
+    if task.runs_on_master or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
         return
     if event.took_s >= rule.timeout_s:
         work.record_fact("timeout", event.task, event.n)
 
 
 def _attempt_failed(work: RunEditor, event: Ended, task: TaskRun) -> None:
-    rule = work.plan.rule(event.task)
+    rule = work.plan.get_rule(event.task)
     goes_on = work.state in {RunState.RUNNING, RunState.READY_PAUSE} and not work.ending
     again = goes_on and event.outcome is not Outcome.FATAL and task.failures <= rule.retries
     work.tasks[event.task] = task
     if again:
         work.record_fact("retry", event.task, event.n)
-        work.set_state(event.task, TaskState.RETRY_WAIT, wake_at=work.now + rule.retry_interval_s)
+        work.set_task_state(event.task, TaskState.RETRY_WAIT, wake_at=work.now + rule.retry_interval_s)
     else:
         work.record_fact("failure", event.task, event.n)
-        work.set_state(event.task, TaskState.FAILURE)
+        work.set_task_state(event.task, TaskState.FAILURE)
 
 
 def _item_removed(work: RunEditor, event: Removed) -> None:
-    task = work.attempt(event.task, event.n, event.round)
+    task = work.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
     if work.ending or work.state is RunState.READY_STOP:
-        work.set_state(event.task, TaskState.KILLED)
+        work.set_task_state(event.task, TaskState.KILLED)
     elif work.state is RunState.READY_PAUSE:
-        work.set_state(event.task, TaskState.PAUSED)
+        work.set_task_state(event.task, TaskState.PAUSED)
     elif task.is_overdue and task.forced_after != task.n:
         work.record_fact(NOT_TAKEN, event.task, event.n)
         ended = Ended(event.task, event.n, Outcome.FAILURE, event.round)
         _attempt_failed(work, ended, replace(task, failures=task.failures + 1))
     else:  # resumed or force-started in the meantime: another attempt
-        work.set_state(event.task, TaskState.READY)
+        work.set_task_state(event.task, TaskState.READY)

@@ -22,7 +22,7 @@ _ENDS = {
 }
 
 
-def facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
+def select_facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
     """Return the facts about a run that must cause an alert, in the given order.
 
     Args:
@@ -81,7 +81,7 @@ class DeliveryStatus:
     error: str = ""
 
 
-def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: float) -> DeliveryStatus:
+def apply_send_result(delivery: DeliveryStatus, result: SendResult, error: str, now: float) -> DeliveryStatus:
     """Return the new status of a delivery after one attempt to send it.
 
     Args:
@@ -102,10 +102,10 @@ def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: 
     made = replace(delivery, tries=tries, error=error)
     if result is SendResult.REJECTED or tries >= MAX_TRIES:
         return replace(made, state=DeliveryState.FAILED, next_at=None)
-    return replace(made, state=DeliveryState.PENDING, next_at=now + retry_delay_s(tries))
+    return replace(made, state=DeliveryState.PENDING, next_at=now + get_retry_delay_s(tries))
 
 
-def retry_delay_s(tries: int) -> float:
+def get_retry_delay_s(tries: int) -> float:
     """Return the number of seconds to wait before a refused alert is sent again.
 
     Args:

@@ -52,7 +52,7 @@ class BackfillStep(NamedTuple):
     start: int = 0
 
 
-def next_step(state: BackfillState, counts: DateCounts, *, parallel: int, stop_on_failure: bool) -> BackfillStep:
+def decide_next_step(state: BackfillState, counts: DateCounts, *, parallel: int, stop_on_failure: bool) -> BackfillStep:
     """Return the next state of a backfill and how many of its pending dates to start now. Idempotent.
 
     Args:

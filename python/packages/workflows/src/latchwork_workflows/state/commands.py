@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.state import logical
+from latchwork_workflows.state import master_tasks
 from latchwork_workflows.state.events import ForceStart, ForceSuccess, Recover, Rerun, Start
-from latchwork_workflows.state.records import DONE, FAILED, RunEditor, RunState, Scope, TaskRun, TaskState, base_of
+from latchwork_workflows.state.records import DONE, FAILED, RunEditor, RunState, Scope, TaskRun, TaskState, get_map_name
 
 _NEW = frozenset({RunState.SUBMITTED, RunState.SERIAL_WAIT})
 #: The states that allow each command. ``success`` also allows a recovery from chosen tasks.
@@ -22,86 +22,86 @@ TAKEN_IN = {
 }
 
 
-def possible_commands(state: RunState) -> tuple[str, ...]:
+def list_possible_commands(state: RunState) -> tuple[str, ...]:
     """Return the names of the commands that a user may send to a run in this state."""
     return tuple(name for name, states in TAKEN_IN.items() if state in states and name != "start")
 
 
-def start(work: RunEditor, event: Start) -> None:
+def start_run(work: RunEditor, event: Start) -> None:
     """Start a run: set its tasks to WAITING, and tasks outside the requested scope to SKIPPED."""
     _require_state(work, "start")
     _require_tasks(work, event.start_from)
     chosen = _tasks_in_scope(work, event)
     work.dry, work.fresh = event.dry, event.fresh
     work.tasks = {name: TaskRun(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
-    work.restart(_state(waits=event.waits))
+    work.set_run_state(_state(waits=event.waits))
 
 
 def _state(*, waits: bool) -> RunState:
     return RunState.SERIAL_WAIT if waits else RunState.RUNNING
 
 
-def begin(work: RunEditor) -> None:
+def start_waiting_run(work: RunEditor) -> None:
     """Start a run that was waiting for the concurrency limit of its workflow. Does nothing in other states."""
     if work.state is RunState.SERIAL_WAIT:
-        work.restart()
+        work.set_run_state()
 
 
-def pause(work: RunEditor) -> None:
+def pause_run(work: RunEditor) -> None:
     """Pause the run: submit no more tasks to workers."""
     _require_state(work, "pause")
     work.state = RunState.READY_PAUSE
 
 
-def resume(work: RunEditor) -> None:
+def resume_run(work: RunEditor) -> None:
     """Resume a paused run. Tasks that were withdrawn from the queue are submitted again as new attempts."""
     _require_state(work, "resume")
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
-            work.set_state(name, TaskState.READY)
-    logical.resume_children(work)
+            work.set_task_state(name, TaskState.READY)
+    master_tasks.resume_children(work)
     if work.state is RunState.PAUSED:
-        work.restart()
+        work.set_run_state()
     else:
         work.state = RunState.RUNNING
 
 
-def stop(work: RunEditor) -> None:
+def stop_run(work: RunEditor) -> None:
     """Stop the run: withdraw the queued tasks and kill the running ones."""
     _require_state(work, "stop")
     work.state = RunState.READY_STOP
 
 
-def recover(work: RunEditor, event: Recover) -> None:
+def recover_run(work: RunEditor, event: Recover) -> None:
     """Retry the failed and killed tasks of a run.
 
     The tasks of ``event.start_from`` and all tasks downstream of them also run again, whatever their state.
     """
     _require_state(work, "recover", {_SUCCESS} if event.start_from else ())
     _require_tasks(work, event.start_from)
-    again = work.plan.connected(event.start_from) if event.start_from else frozenset[str]()
+    again = work.plan.find_connected_tasks(event.start_from) if event.start_from else frozenset[str]()
     if not work.tasks:  # stopped before it began
         work.tasks = dict.fromkeys(work.plan.rules, TaskRun())
-    failed = {name for name in work.tasks if _runs_again(work, name)}
+    failed = {name for name in work.tasks if _is_retried(work, name)}
     for name, task in work.tasks.items():
-        if base_of(name) in again or name in failed:
+        if get_map_name(name) in again or name in failed:
             work.tasks[name] = task.reset()
-    work.restart(_state(waits=event.waits))
+    work.set_run_state(_state(waits=event.waits))
 
 
-def _runs_again(work: RunEditor, name: str) -> bool:
+def _is_retried(work: RunEditor, name: str) -> bool:
     """Return whether a recovered run retries this task because it has failed.
 
     An element of a map task is retried only together with its map. A failure that a ``conditions`` task evaluates is
     not retried.
     """
     state = work.tasks[name].state
-    if (base := base_of(name)) != name:
-        return state in FAILED and _runs_again(work, base)
-    return state is TaskState.KILLED or (state is TaskState.FAILURE and logical.is_run_failure(work, name))
+    if (base := get_map_name(name)) != name:
+        return state in FAILED and _is_retried(work, base)
+    return state is TaskState.KILLED or (state is TaskState.FAILURE and master_tasks.is_run_failure(work, name))
 
 
-def rerun(work: RunEditor, event: Rerun) -> None:
+def rerun_tasks(work: RunEditor, event: Rerun) -> None:
     """Run all tasks of a completed run again. Reports about attempts that began before the rerun are ignored from now
     on.
     """
@@ -109,7 +109,7 @@ def rerun(work: RunEditor, event: Rerun) -> None:
     work.round += 1
     work.fresh = event.fresh
     work.tasks = dict.fromkeys(work.plan.rules, TaskRun())
-    work.restart(_state(waits=event.waits))
+    work.set_run_state(_state(waits=event.waits))
 
 
 def force_success(work: RunEditor, event: ForceSuccess) -> None:
@@ -124,8 +124,10 @@ def force_success(work: RunEditor, event: ForceSuccess) -> None:
         raise WrongState(
             f"task {event.task!r} is {_state_text(task)}; only a failed or stopped task can be marked as success"
         )
-    work.set_state(event.task, TaskState.FORCED_SUCCESS)
-    is_open = any(work.tasks[name].state not in DONE and logical.is_run_failure(work, name) for name in work.plan.rules)
+    work.set_task_state(event.task, TaskState.FORCED_SUCCESS)
+    is_open = any(
+        work.tasks[name].state not in DONE and master_tasks.is_run_failure(work, name) for name in work.plan.rules
+    )
     if work.state is RunState.FAILURE and not is_open:
         work.state = RunState.SUCCESS
         work.record_fact("success")
@@ -151,7 +153,7 @@ def _tasks_in_scope(work: RunEditor, event: Start) -> frozenset[str]:
         return frozenset(work.plan.rules)
     if event.scope is Scope.ONLY:
         return frozenset(event.start_from)
-    return work.plan.connected(event.start_from, upstream=event.scope is Scope.UPSTREAM)
+    return work.plan.find_connected_tasks(event.start_from, upstream=event.scope is Scope.UPSTREAM)
 
 
 def _require_state(work: RunEditor, command: str, more: Collection[RunState] = ()) -> None:

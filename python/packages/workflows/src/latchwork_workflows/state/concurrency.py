@@ -50,7 +50,7 @@ class StartVerdict(NamedTuple):
     cause: ActiveRun | None = None
 
 
-def max_active_runs(policy: str, max_runs: int | None) -> int | None:
+def get_max_active_runs(policy: str, max_runs: int | None) -> int | None:
     """Return how many runs of a workflow may be active at the same time. None: unlimited.
 
     Args:
@@ -78,7 +78,7 @@ def decide_start(
         must_run: Never discard the new run or stop others for it, whatever the policy. Set for the dates of a backfill.
         ancestors: Run IDs of the parent of the new run and of the parent's ancestors.
     """
-    limit = max_active_runs(policy, max_runs)
+    limit = get_max_active_runs(policy, max_runs)
     there = [each for each in other_runs if each.state in GOING or each.state is RunState.SERIAL_WAIT]
     if limit is None or len(there) < limit:
         return StartVerdict(StartDecision.RUN)
@@ -87,11 +87,11 @@ def decide_start(
         return StartVerdict(StartDecision.NEVER, cause=mine[0])
     if policy == "discard" and not must_run:
         return StartVerdict(StartDecision.DISCARD, cause=there[0])
-    stop = _runs_to_stop(there, limit, ancestors) if policy == "priority" and not must_run else ()
+    stop = _select_runs_to_stop(there, limit, ancestors) if policy == "priority" and not must_run else ()
     return StartVerdict(StartDecision.WAIT, stop, there[0])
 
 
-def _runs_to_stop(there: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
+def _select_runs_to_stop(there: Sequence[ActiveRun], limit: int, above: Collection[int]) -> tuple[ActiveRun, ...]:
     """Return the runs to stop for a new run: all waiting ones, and the oldest active ones that exceed the limit."""
     ending = sum(each.state is RunState.READY_STOP for each in there)
     go = [each for each in there if each.state in GOING and each.state is not RunState.READY_STOP]

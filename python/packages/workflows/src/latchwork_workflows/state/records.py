@@ -121,18 +121,18 @@ class TaskRule:
     max_queued_s: float | None = None
 
 
-def base_of(name: str) -> str:
+def get_map_name(name: str) -> str:
     """Return the name of the map task to which an element belongs. Names of other tasks are returned unchanged."""
     return name.partition("[")[0]
 
 
-def index_of(name: str) -> int:
+def get_element_index(name: str) -> int:
     """Return the index of a map task's element, or -1 for any other task."""
     _, bracket, rest = name.partition("[")
     return int(rest[:-1]) if bracket else -1
 
 
-def element(base: str, index: int) -> str:
+def element_name(base: str, index: int) -> str:
     """Return the task name of an element of a map task, such as ``load[2]``.
 
     Args:
@@ -184,16 +184,16 @@ class WorkflowPlan:
                 found[before].append(name)
         return {name: tuple(after) for name, after in found.items()}
 
-    def rule(self, name: str) -> TaskRule:
+    def get_rule(self, name: str) -> TaskRule:
         """Return the rule of a task. An element of a map task has the rule of its map."""
-        return self.rules[base_of(name)]
+        return self.rules[get_map_name(name)]
 
-    def kind(self, name: str) -> str:
+    def get_kind(self, name: str) -> str:
         """Return the kind of a task: ``map`` for a map task, otherwise the kind in its rule.
 
         An element has the kind of the task that is mapped.
         """
-        rule = self.rule(name)
+        rule = self.get_rule(name)
         return "map" if rule.maps and name in self.rules else rule.kind
 
     @cached_property
@@ -202,7 +202,7 @@ class WorkflowPlan:
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
     @cached_property
-    def forks(self) -> Mapping[str, tuple[str, ...]]:
+    def branching_tasks(self) -> Mapping[str, tuple[str, ...]]:
         """The ``conditions`` and ``switch`` tasks that decide whether a task runs, for each task that begins a
         branch.
         """
@@ -212,7 +212,7 @@ class WorkflowPlan:
                 found.setdefault(head, []).append(name)
         return {name: tuple(forks) for name, forks in found.items()}
 
-    def connected(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
+    def find_connected_tasks(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
         """Return the given tasks with all tasks downstream of them.
 
         Args:
@@ -241,8 +241,8 @@ class TaskRun:
         wake_at: Time of its next transition. Delayed or waiting for a retry: when it becomes ready. Running: when it
             exceeds its time limit. Queued: when it exceeds its queue limit, and None from then on.
         forced_after: Attempts with higher numbers do not wait for slots. None: all do.
-        held: It is a running logical task, which the master runs itself.
-        fails_at: Time at which it fails if it is held and still waits, or queued and not claimed.
+        runs_on_master: Whether the task is running on the master instead of on a worker.
+        fails_at: Time at which it fails if the master runs it and it still waits, or queued and not claimed.
         is_cut: Skipped because no branch that leads to it was chosen. Tasks that only follow cut tasks are skipped too.
         chosen: Of conditions and a switch: the heads of the chosen branch. None: no choice was made, so all branches
             continue once the task is done.
@@ -253,14 +253,14 @@ class TaskRun:
     failures: int = 0
     wake_at: float | None = None
     forced_after: int | None = None
-    held: bool = False
+    runs_on_master: bool = False
     fails_at: float | None = None
     is_cut: bool = False
     chosen: tuple[str, ...] | None = None
 
     def with_state(self, state: TaskState, *, wake_at: float | None = None) -> TaskRun:
         """Return a copy of the task in another state. It no longer counts as run by the master."""
-        return replace(self, state=state, wake_at=wake_at, held=False, fails_at=None)
+        return replace(self, state=state, wake_at=wake_at, runs_on_master=False, fails_at=None)
 
     def reset(self) -> TaskRun:
         """Return a copy of the task in state WAITING, as if it had never been started."""
@@ -269,7 +269,7 @@ class TaskRun:
     @property
     def is_at_worker(self) -> bool:
         """Whether a worker has claimed the task or may claim it at any time."""
-        return self.state in AT_WORKERS and not self.held
+        return self.state in AT_WORKERS and not self.runs_on_master
 
     @property
     def is_overdue(self) -> bool:
@@ -295,7 +295,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An action of the master for a task that it holds, in the transaction that requested it.
+    """An action of the master for a task that it runs itself, in the transaction that requested it.
 
     Attributes:
         kind: Sub-process: ``open``, ``pause``, ``resume``, ``stop`` its child. Dependent: ``look`` checks its
@@ -322,7 +322,7 @@ class WorkflowRun:
         dry: Every task succeeds without running.
         fresh: Every task runs, even if a cached result exists.
         facts: Facts of the event that led to this state.
-        calls: Actions to do for the tasks that the master holds.
+        calls: Actions requested for the tasks that the master runs itself.
     """
 
     state: RunState = RunState.SUBMITTED
@@ -359,7 +359,7 @@ class WorkflowRun:
         return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
 
     @property
-    def to_remove(self) -> tuple[str, ...]:
+    def tasks_to_withdraw(self) -> tuple[str, ...]:
         """The tasks whose items must be withdrawn from the work queue."""
         none_starts = self.state in {RunState.READY_PAUSE, RunState.READY_STOP} or bool(self.ending)
         return tuple(
@@ -369,11 +369,13 @@ class WorkflowRun:
         )
 
     @property
-    def to_kill(self) -> tuple[str, ...]:
+    def tasks_to_kill(self) -> tuple[str, ...]:
         """The running tasks that must be killed."""
         if self.state is not RunState.READY_STOP and not self.ending:
             return ()
-        return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)
+        return tuple(
+            name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.runs_on_master
+        )
 
 
 class RunEditor:
@@ -393,22 +395,22 @@ class RunEditor:
         self.facts: list[Fact] = []
         self.calls: dict[Call, None] = {}
 
-    def set_state(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
+    def set_task_state(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
         """Set the state of a task."""
         self.tasks[name] = self.tasks[name].with_state(state, wake_at=wake_at)
 
-    def queue(self, name: str, n: int) -> None:
+    def queue_task(self, name: str, n: int) -> None:
         """Queue an attempt of a task for the workers. The maximum queuing time of the task starts now.
 
         Args:
             name: Name of the task.
             n: Number of the attempt.
         """
-        limit_s = self.plan.rule(name).max_queued_s
+        limit_s = self.plan.get_rule(name).max_queued_s
         until = None if limit_s is None else self.now + limit_s
         self.tasks[name] = replace(self.tasks[name].with_state(TaskState.SUBMITTED, wake_at=until), n=n, fails_at=until)
 
-    def attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
+    def find_task_of_attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
         """Return the task of an attempt if it is the task's newest attempt since the last rerun. Otherwise return None.
 
         Args:
@@ -429,7 +431,7 @@ class RunEditor:
         """
         self.facts.append(Fact(kind, task, n))
 
-    def record_call(self, kind: str, task: str) -> None:
+    def request_call(self, kind: str, task: str) -> None:
         """Request an action of the master for a task that it runs itself. Duplicate requests are ignored.
 
         Args:
@@ -438,14 +440,14 @@ class RunEditor:
         """
         self.calls[Call(kind, task)] = None
 
-    def restart(self, state: RunState = RunState.RUNNING) -> None:
+    def set_run_state(self, state: RunState = RunState.RUNNING) -> None:
         """Set the state of the run. If this is RUNNING, the time limit of the run starts now."""
         self.state = state
         self.ending = ""
         counts = self.plan.timeout_s is not None and state is RunState.RUNNING
         self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
-    def result(self) -> WorkflowRun:
+    def build_run(self) -> WorkflowRun:
         """Return the changed run as an immutable record."""
         return replace(
             self.was,

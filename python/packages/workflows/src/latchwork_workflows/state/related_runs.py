@@ -46,7 +46,7 @@ _ENDS = {
 }
 
 
-def event_for_child(call: str, child: RunState) -> Event | None:
+def choose_event_for_child(call: str, child: RunState) -> Event | None:
     """Return the event that an action of a parent's task sends to its child run, or None if the child needs no event.
 
     If the task has a child run from an earlier attempt, that run continues: its failed tasks are retried and the others
@@ -62,7 +62,7 @@ def event_for_child(call: str, child: RunState) -> Event | None:
     return made() if made is not None else None
 
 
-def event_for_parent(child: RunState, task: str, n: int, round_number: int) -> Event | None:
+def choose_event_for_parent(child: RunState, task: str, n: int, round_number: int) -> Event | None:
     """Return the event that reports the state of a child run to the parent's task, or None if there is nothing to
     report yet.
 
@@ -102,7 +102,7 @@ class Span(NamedTuple):
     end: float
 
 
-def spans_of_window(window: str, local_time: datetime) -> list[Span]:
+def list_time_spans(window: str, local_time: datetime) -> list[Span]:
     """Return the time spans that a time window such as ``last_day`` stands for, newest last.
 
     Args:
@@ -186,7 +186,7 @@ WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
 }
 
 
-def window_names(names: Iterable[str] = WINDOWS) -> str:
+def join_window_names(names: Iterable[str] = WINDOWS) -> str:
     """Join the names of time windows into text for a message."""
     return ", ".join(names)
 
@@ -218,7 +218,7 @@ def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
     return False if is_over or states & FAILED else None
 
 
-def combine_spans(found: Iterable[bool | None]) -> bool | None:
+def combine_span_results(found: Iterable[bool | None]) -> bool | None:
     """Combine the results of several time spans into one: False if one failed, True if all succeeded, otherwise None.
 
     Args:

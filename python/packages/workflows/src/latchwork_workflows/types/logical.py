@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from latchwork_workflows.state.conditions import AllOf, AnyOf, Condition, RunSucceeded, TaskEnded
 from latchwork_workflows.state.records import TaskRule
-from latchwork_workflows.state.related_runs import WINDOWS, window_names
+from latchwork_workflows.state.related_runs import WINDOWS, join_window_names
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
@@ -40,7 +40,7 @@ class DependencyCondition(ParamsModel):
     @classmethod
     def _known_window(cls, value: str) -> str:
         if value not in WINDOWS:
-            raise ValueError(f"there is no such window; there are {window_names()}")
+            raise ValueError(f"there is no such window; there are {join_window_names()}")
         return value
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.tasks import Attempt
 from latchwork_workflows.services import attempts, explanations, runs, tasks, workflows
 from latchwork_workflows.services.parts import ServiceContext, context_of, visible_row
 from latchwork_workflows.services.runs import to_attempt, to_run
-from latchwork_workflows.state import RunState, base_of, possible_commands
+from latchwork_workflows.state import RunState, get_map_name, list_possible_commands
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
 from latchwork_workflows.ui.frame import redirect, render_page, split_page, url_with_query
 from latchwork_workflows.web import Bar, CurrentUser, GanttChart, Identity, Role, new_secret, share_bar
@@ -116,7 +116,7 @@ def show_run(
         chart=_chart(tried, place, now),
         events=events,
         asked=asked,
-        possible=possible_commands(RunState(row.state)) if user.has_role(Role.OPERATOR, row.project) else (),
+        possible=list_possible_commands(RunState(row.state)) if user.has_role(Role.OPERATOR, row.project) else (),
         key=new_secret(),
     )
 
@@ -140,7 +140,7 @@ def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
         kind = each.outcome or "running"
         bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{each.id}")
         by_task.setdefault(each.name, []).append(bar)
-    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(base_of(pair[0]), 0)))
+    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(get_map_name(pair[0]), 0)))
     return GanttChart(rows[-_MAX_ROWS:]).svg(now)
 
 
@@ -175,7 +175,7 @@ def show_task(
         counts = related_runs.element_counts(connection, task.run_id, task.round).get(task.name, {})
     if task.map_index >= 0:
         others.append(task)
-    spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)
+    spec = next((each for each in body.tasks if each.name == get_map_name(task.name)), None)
     states = {each.name: each for each in others}
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
@@ -186,7 +186,7 @@ def show_task(
         "children": tasks.child_runs(context, user, [task.id, *(each.id for each in values["elements"])]),
         "awaited": tasks.awaited_runs(context, user, row, body, task.name) if task.round == row.round else [],
         "bar": map_progress_bar(counts),
-        "of_map": states.get(base_of(task.name)) if task.map_index >= 0 else None,
+        "of_map": states.get(get_map_name(task.name)) if task.map_index >= 0 else None,
     }
     may_ask = user.has_role(Role.OPERATOR, row.project) and task.round == row.round
     return render_page(
@@ -200,7 +200,7 @@ def show_task(
         after=after,
         behind=behind,
         may_ask=may_ask,
-        may_recover=may_ask and task.map_index < 0 and "recover" in possible_commands(RunState(row.state)),
+        may_recover=may_ask and task.map_index < 0 and "recover" in list_possible_commands(RunState(row.state)),
         key=new_secret(),
         **values,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from latchwork_workflows.state import logical
+from latchwork_workflows.state import master_tasks
 from latchwork_workflows.state.records import (
     AT_WORKERS,
     DONE,
@@ -19,7 +19,7 @@ from latchwork_workflows.state.records import (
     TaskRule,
     TaskRun,
     TaskState,
-    base_of,
+    get_map_name,
 )
 
 #: No worker has such a task. It becomes KILLED when the run ends early.
@@ -30,7 +30,7 @@ _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, Tas
 _APART_S = 5.0
 
 
-def settle(work: RunEditor) -> None:
+def apply_consequences(work: RunEditor) -> None:
     """Apply all changes that follow from the current state: timers, ready tasks, submissions, and the end of the
     run.
     """
@@ -41,13 +41,13 @@ def settle(work: RunEditor) -> None:
     while is_open:  # a failed map may end the others, or conditions may depend on it
         _end_on_failure(work)
         if work.state is RunState.RUNNING and not work.ending:
-            _make_ready(work)
-            while _submit(work):  # conditions are decided at once, so their successors may be ready
-                _make_ready(work)
+            _update_waiting_tasks(work)
+            while _submit_ready_tasks(work):  # conditions are decided at once, so their successors may be ready
+                _update_waiting_tasks(work)
         elif work.ending or work.state is RunState.READY_STOP:
             _kill_idle(work)
-        is_open = logical.update_held_tasks(work)
-    _finish(work)
+        is_open = master_tasks.update_master_tasks(work)
+    _finish_run(work)
 
 
 def _apply_timers(work: RunEditor) -> None:
@@ -56,11 +56,11 @@ def _apply_timers(work: RunEditor) -> None:
         if task.wake_at is None:
             continue
         if task.wake_at > work.now:
-            _correct_wait(work, name, task)
-        elif task.held:
-            logical.check_dependent(work, name)
+            _shorten_wait(work, name, task)
+        elif task.runs_on_master:
+            master_tasks.check_dependent(work, name)
         else:
-            _timer_due(work, name, task)
+            _apply_task_timer(work, name, task)
     if work.warn_at is not None and work.warn_at <= work.now:
         work.warn_at = None
         if work.plan.on_timeout is not OnTimeout.FAIL:
@@ -69,14 +69,14 @@ def _apply_timers(work: RunEditor) -> None:
             work.ending = work.ending or "timeout"
 
 
-def _correct_wait(work: RunEditor, name: str, task: TaskRun) -> None:
+def _shorten_wait(work: RunEditor, name: str, task: TaskRun) -> None:
     """Shorten a wait that is longer than the rule of its task allows.
 
     This happens if the clock of a master was ahead or was set back.
     """
-    rule, most_s = work.plan.rule(name), None
-    if task.held:
-        most_s = logical.LOOK_RARELY_S
+    rule, most_s = work.plan.get_rule(name), None
+    if task.runs_on_master:
+        most_s = master_tasks.LOOK_RARELY_S
     elif task.state is TaskState.DELAYED:
         most_s = rule.delay_s
     elif task.state is TaskState.RETRY_WAIT:
@@ -85,33 +85,33 @@ def _correct_wait(work: RunEditor, name: str, task: TaskRun) -> None:
         work.tasks[name] = replace(task, wake_at=work.now + most_s)
 
 
-def _timer_due(work: RunEditor, name: str, task: TaskRun) -> None:
+def _apply_task_timer(work: RunEditor, name: str, task: TaskRun) -> None:
     if task.state is TaskState.RUNNING:
         work.record_fact("timeout", name, task.n)
-        work.set_state(name, TaskState.RUNNING)
+        work.set_task_state(name, TaskState.RUNNING)
     elif work.state is not RunState.RUNNING or work.ending:
         return
     elif task.state is TaskState.SUBMITTED:  # overdue: it is withdrawn, unless a worker claims it first
         work.tasks[name] = replace(task, wake_at=None)
     elif task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
-        work.set_state(name, TaskState.READY)
+        work.set_task_state(name, TaskState.READY)
 
 
 def _end_on_failure(work: RunEditor) -> None:
     """End the other tasks after a final failure, if the workflow is defined with ``on_failure="end"``."""
     if work.ending or work.plan.on_failure is not OnFailure.END or work.state is RunState.READY_STOP:
         return
-    if any(task.state in FAILED and logical.is_run_failure(work, name) for name, task in work.tasks.items()):
+    if any(task.state in FAILED and master_tasks.is_run_failure(work, name) for name, task in work.tasks.items()):
         work.ending = "failure"
 
 
-def _make_ready(work: RunEditor) -> None:
+def _update_waiting_tasks(work: RunEditor) -> None:
     """Update the waiting tasks whose predecessors have ended: make them ready or skip them.
 
     Works in topological order, because skipped tasks end immediately.
     """
     for name, rule in work.plan.rules.items():
-        if _is_cut(work, name, rule):
+        if _is_unreachable(work, name, rule):
             work.tasks[name] = replace(work.tasks[name].with_state(TaskState.SKIPPED), is_cut=True)
         elif _may_start(work, name, rule):
             _start_task(work, name, rule)
@@ -122,14 +122,14 @@ def _must_wait(work: RunEditor, name: str) -> bool:
     return task is not None and task.state is TaskState.WAITING
 
 
-def _is_cut(work: RunEditor, name: str, rule: TaskRule) -> bool:
+def _is_unreachable(work: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a waiting task can never run.
 
     This is so if none of the branches that lead to it was chosen, or if none of its predecessors can run.
     """
     if not _must_wait(work, name):
         return False
-    forks = work.plan.forks.get(name)
+    forks = work.plan.branching_tasks.get(name)
     if forks:
         return all(_not_chosen(work.tasks[fork], name) for fork in forks)
     return bool(rule.after) and all(work.tasks[before].is_cut for before in rule.after)
@@ -145,7 +145,7 @@ def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
     A ``conditions`` task also starts after failures. One chosen branch is enough, even if others are not decided yet.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
-    forks = work.plan.forks.get(name, ())
+    forks = work.plan.branching_tasks.get(name, ())
 
     def is_done(before: str) -> bool:
         return work.tasks[before].state in enough
@@ -162,16 +162,16 @@ def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
 
 def _start_task(work: RunEditor, name: str, rule: TaskRule) -> None:
     if not rule.enabled:
-        work.set_state(name, TaskState.SKIPPED)
+        work.set_task_state(name, TaskState.SKIPPED)
     elif work.dry:
-        work.set_state(name, TaskState.SUCCESS)
+        work.set_task_state(name, TaskState.SUCCESS)
     elif rule.delay_s > 0:
-        work.set_state(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
+        work.set_task_state(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
     else:
-        work.set_state(name, TaskState.READY)
+        work.set_task_state(name, TaskState.READY)
 
 
-def _submit(work: RunEditor) -> bool:
+def _submit_ready_tasks(work: RunEditor) -> bool:
     """Submit ready tasks to the workers in the order of the definition, as far as the limits allow.
 
     Tasks that the master runs itself all start immediately.
@@ -180,16 +180,16 @@ def _submit(work: RunEditor) -> bool:
         Whether other tasks may be ready now.
     """
     free = MAX_IN_HANDS - sum(task.is_at_worker for task in work.tasks.values())
-    of_maps = logical.free_map_slots(work)
+    of_maps = master_tasks.count_free_map_slots(work)
     is_more = False
     for name, task in list(work.tasks.items()):
-        if task.state is not TaskState.READY or of_maps.get(base := base_of(name), 1) <= 0:
+        if task.state is not TaskState.READY or of_maps.get(base := get_map_name(name), 1) <= 0:
             continue
-        kind = work.plan.kind(name)
+        kind = work.plan.get_kind(name)
         if kind:
-            is_more = logical.start_task(work, name, kind) or is_more
+            is_more = master_tasks.start_task(work, name, kind) or is_more
         elif free > 0:
-            work.queue(name, task.n + 1)
+            work.queue_task(name, task.n + 1)
             free -= 1
         else:
             continue
@@ -201,18 +201,20 @@ def _submit(work: RunEditor) -> bool:
 def _kill_idle(work: RunEditor) -> None:
     for name, task in work.tasks.items():
         if task.state in _IDLE:
-            if task.state is TaskState.PAUSED and work.plan.kind(name) == "sub_process":
-                work.record_call("stop", name)  # its child is paused
-            work.set_state(name, TaskState.KILLED)
+            if task.state is TaskState.PAUSED and work.plan.get_kind(name) == "sub_process":
+                work.request_call("stop", name)  # its child is paused
+            work.set_task_state(name, TaskState.KILLED)
 
 
-def _finish(work: RunEditor) -> None:
+def _finish_run(work: RunEditor) -> None:
     """End or pause the run if none of its tasks can continue. The elements of a map task are not examined
     separately.
     """
     tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
     states = {
-        task.state for name, task in tasks.items() if task.state not in FAILED or logical.is_run_failure(work, name)
+        task.state
+        for name, task in tasks.items()
+        if task.state not in FAILED or master_tasks.is_run_failure(work, name)
     }
     if any(task.state in AT_WORKERS for task in tasks.values()):
         return
@@ -220,15 +222,17 @@ def _finish(work: RunEditor) -> None:
         _end_run(work, RunState.STOPPED, "stopped")
     elif states <= DONE:
         _end_run(work, RunState.SUCCESS, "success")
-    elif work.ending or not (states & UNFINISHED or TaskState.PAUSED in states or _can_continue(work)):
+    elif work.ending or not (states & UNFINISHED or TaskState.PAUSED in states or _has_startable_task(work)):
         _end_run(work, RunState.FAILURE, "failure")
     elif work.state is RunState.READY_PAUSE:
         _end_run(work, RunState.PAUSED, "paused")
 
 
-def _can_continue(work: RunEditor) -> bool:
+def _has_startable_task(work: RunEditor) -> bool:
     """Return whether any waiting task could start or be skipped. Only a paused run has such tasks."""
-    return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
+    return any(
+        _may_start(work, name, rule) or _is_unreachable(work, name, rule) for name, rule in work.plan.rules.items()
+    )
 
 
 def _end_run(work: RunEditor, state: RunState, kind: str) -> None:

@@ -12,7 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latchwork_workflows.state.conditions import Condition, TaskEnded, evaluate
-from latchwork_workflows.state.records import DONE, FAILED, UNFINISHED, RunState, TaskRun, TaskState, base_of, element
+from latchwork_workflows.state.records import (
+    DONE,
+    FAILED,
+    UNFINISHED,
+    RunState,
+    TaskRun,
+    TaskState,
+    element_name,
+    get_map_name,
+)
 
 if TYPE_CHECKING:
     from latchwork_workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
@@ -37,17 +46,17 @@ def start_task(work: RunEditor, name: str, kind: str) -> bool:
         Whether the task has ended immediately, so that its successors may be ready.
     """
     task = work.tasks[name]
-    rule = work.plan.rule(name)
-    held = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, held=True)
+    rule = work.plan.get_rule(name)
+    on_master = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, runs_on_master=True)
     if kind == "conditions":
         is_true = rule.when is None or evaluate(rule.when, lambda leaf: _has_ended_as(work, leaf))
-        work.tasks[name] = replace(held.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
+        work.tasks[name] = replace(on_master.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
         return True
     if kind == "dependent":
         until = None if rule.timeout_s is None else work.now + rule.timeout_s
-        held = replace(held, fails_at=until, wake_at=_next_check_at(work, until, LOOK_AGAIN_S))
-    work.tasks[name] = held
-    work.record_call(_FIRST[kind], name)
+        on_master = replace(on_master, fails_at=until, wake_at=_next_check_at(work, until, LOOK_AGAIN_S))
+    work.tasks[name] = on_master
+    work.request_call(_FIRST[kind], name)
     return False
 
 
@@ -71,18 +80,18 @@ def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed |
     if kind == "ChildForced":
         task = work.tasks.get(event.task)
         if task is not None and task.state in FAILED and event.round == work.round:
-            work.set_state(event.task, TaskState.FORCED_SUCCESS)
+            work.set_task_state(event.task, TaskState.FORCED_SUCCESS)
             if work.state is RunState.FAILURE and all(
                 work.tasks[name].state in DONE or not is_run_failure(work, name) for name in work.plan.rules
             ):
                 work.state = RunState.SUCCESS
                 work.record_fact("success")
         return
-    found = _held_task(work, event)
+    found = _find_master_task(work, event)
     if found is None:
         return
     if kind == "ChildPaused" and work.state is RunState.READY_PAUSE:
-        work.set_state(event.task, TaskState.PAUSED)
+        work.set_task_state(event.task, TaskState.PAUSED)
     elif kind == "SeenFailed":
         _dependency_failed(work, event.task, found)
     elif kind == "Chose":
@@ -91,14 +100,16 @@ def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed |
         _create_elements(work, event.task, event.count)  # type: ignore[union-attr]
 
 
-def _held_task(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> TaskRun | None:
-    task = work.attempt(event.task, getattr(event, "n", 0), event.round)
-    return task if task is not None and task.held else None
+def _find_master_task(
+    work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded
+) -> TaskRun | None:
+    task = work.find_task_of_attempt(event.task, getattr(event, "n", 0), event.round)
+    return task if task is not None and task.runs_on_master else None
 
 
 def _dependency_failed(work: RunEditor, name: str, task: TaskRun) -> None:
     """Fail a ``dependent`` task whose dependency failed, after the grace period ``wait_s`` of its rule."""
-    until = work.now + work.plan.rule(name).wait_s
+    until = work.now + work.plan.get_rule(name).wait_s
     if task.fails_at is not None:
         until = min(until, task.fails_at)
     if until <= work.now:
@@ -121,15 +132,15 @@ def _create_elements(work: RunEditor, name: str, count: int) -> None:
 
     Elements that have succeeded before a recovery are kept. Elements beyond a list that has become shorter are skipped.
     """
-    there = {each for each in work.tasks if each != name and base_of(each) == name}
+    there = {each for each in work.tasks if each != name and get_map_name(each) == name}
     for index in range(count):
-        each = element(name, index)
+        each = element_name(name, index)
         known = work.tasks.get(each, TaskRun())
         if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
             work.tasks[each] = replace(known.with_state(TaskState.READY), is_cut=False)
         there.discard(each)
     for each in there:  # the list has become shorter
-        work.set_state(each, TaskState.SKIPPED)
+        work.set_task_state(each, TaskState.SKIPPED)
 
 
 # Commands and time
@@ -138,8 +149,8 @@ def _create_elements(work: RunEditor, name: str, count: int) -> None:
 def check_dependents(work: RunEditor) -> None:
     """Request a check of every ``dependent`` task, because the workflows that it waits for may have changed."""
     for name, task in work.tasks.items():
-        if task.held and work.plan.kind(name) == "dependent":
-            work.record_call("look", name)
+        if task.runs_on_master and work.plan.get_kind(name) == "dependent":
+            work.request_call("look", name)
 
 
 def check_dependent(work: RunEditor, name: str) -> None:
@@ -149,33 +160,33 @@ def check_dependent(work: RunEditor, name: str) -> None:
         fail_task(work, name)
         return
     work.tasks[name] = replace(task, wake_at=_next_check_at(work, task.fails_at, LOOK_RARELY_S))
-    work.record_call("look", name)
+    work.request_call("look", name)
 
 
 def resume_children(work: RunEditor) -> None:
     """Resume the child runs that are paused or are about to pause."""
     for name, task in work.tasks.items():
-        if task.held and work.plan.kind(name) == "sub_process":
-            work.record_call("resume", name)
+        if task.runs_on_master and work.plan.get_kind(name) == "sub_process":
+            work.request_call("resume", name)
 
 
-def is_open_map(work: RunEditor, name: str) -> bool:
-    """Return whether the task is a map task with elements that have not succeeded.
+def has_unfinished_elements(work: RunEditor, name: str) -> bool:
+    """Return whether the task is a map task with elements that have not succeeded yet.
 
-    Its outputs must not be collected yet. A recovered map can still receive a success that was requested before the
-    recovery.
+    Such a map cannot end successfully. The outputs of a recovered map may be collected before its list is read again
+    and adds elements.
     """
-    return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
+    return work.plan.get_kind(name) == "map" and not _states_of_elements(work, name) <= DONE
 
 
 def _states_of_elements(work: RunEditor, name: str) -> set[TaskState]:
-    return {task.state for each, task in work.tasks.items() if each != name and base_of(each) == name}
+    return {task.state for each, task in work.tasks.items() if each != name and get_map_name(each) == name}
 
 
 def clean_up(work: RunEditor, name: str) -> None:
     """Request the deletion of what was stored for a task that the master runs itself."""
-    if work.plan.kind(name) == "dependent":
-        work.record_call("forget", name)
+    if work.plan.get_kind(name) == "dependent":
+        work.request_call("forget", name)
 
 
 # Consequences of the states
@@ -185,42 +196,42 @@ def is_run_failure(work: RunEditor, name: str) -> bool:
     """Return whether the failure of this task makes its run fail."""
     if name in work.plan.rules:
         return name not in work.plan.handled_failures
-    return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled_failures
+    return work.tasks[get_map_name(name)].state not in DONE and get_map_name(name) not in work.plan.handled_failures
 
 
-def free_map_slots(work: RunEditor) -> dict[str, int]:
+def count_free_map_slots(work: RunEditor) -> dict[str, int]:
     """Return, for each map task with a limit, how many more of its elements may be queued or running."""
     limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
         return {}
     for name, task in work.tasks.items():
-        base = base_of(name)
+        base = get_map_name(name)
         if base in limits and base != name and task.state in {TaskState.SUBMITTED, TaskState.RUNNING}:
             limits[base] = (limits[base] or 0) - 1
     return {name: limit or 0 for name, limit in limits.items()}
 
 
-def update_held_tasks(work: RunEditor) -> bool:
+def update_master_tasks(work: RunEditor) -> bool:
     """Pause, resume or end the tasks that the master runs itself, according to the state of their run.
 
     Returns:
         Whether a task has ended.
     """
-    held = [name for name, task in work.tasks.items() if task.held]
+    on_master = [name for name, task in work.tasks.items() if task.runs_on_master]
     is_ending = bool(work.ending) or work.state is RunState.READY_STOP
     is_pausing = work.state is RunState.READY_PAUSE and not is_ending
-    for name in sorted(held, key=lambda each: each in work.plan.rules):  # elements before their maps
-        kind = work.plan.kind(name)
+    for name in sorted(on_master, key=lambda each: each in work.plan.rules):  # elements before their maps
+        kind = work.plan.get_kind(name)
         if kind == "map":
             _update_map(work, name, is_ending=is_ending, is_pausing=is_pausing)
         elif not (is_ending or is_pausing):
             continue
         elif kind == "sub_process":
-            work.record_call("stop" if is_ending else "pause", name)
+            work.request_call("stop" if is_ending else "pause", name)
         else:
             clean_up(work, name)
-            work.set_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
-    return any(not work.tasks[name].held for name in held)
+            work.set_task_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
+    return any(not work.tasks[name].runs_on_master for name in on_master)
 
 
 def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
@@ -236,10 +247,10 @@ def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return
     if is_ending:
-        work.set_state(name, TaskState.KILLED)
+        work.set_task_state(name, TaskState.KILLED)
     elif states <= DONE:
-        work.record_call("gather", name)
+        work.request_call("gather", name)
     elif is_pausing and states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
-        work.set_state(name, TaskState.PAUSED)
+        work.set_task_state(name, TaskState.PAUSED)
     elif not states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
         fail_task(work, name)

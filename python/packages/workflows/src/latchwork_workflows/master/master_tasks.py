@@ -43,25 +43,25 @@ from latchwork_workflows.state import (
     TaskRun,
     TaskState,
     WorkflowRun,
-    base_of,
-    element,
-    index_of,
+    element_name,
+    get_element_index,
+    get_map_name,
 )
 from latchwork_workflows.state.conditions import Condition, RunSucceeded, evaluate
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.state.related_runs import (
     MAX_DEPTH,
-    combine_spans,
-    event_for_child,
-    event_for_parent,
+    choose_event_for_child,
+    choose_event_for_parent,
+    combine_span_results,
     is_fulfilled,
-    spans_of_window,
+    list_time_spans,
 )
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)
 
-#: Maximum size of the outputs that a held task collects, in bytes of JSON.
+#: Maximum size of the outputs that a master task collects, in bytes of JSON.
 MAX_OUTPUT = 262_144
 _OUTCOMES = {
     TaskState.SUCCESS: "success",
@@ -73,7 +73,7 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 class RunWriter(Protocol):
-    """The part of ``TurnWriter`` that held tasks use to read and change runs."""
+    """The part of ``TurnWriter`` that master tasks use to read and change runs."""
 
     def stored(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run, or None if the run does not belong to this shard."""
@@ -141,9 +141,9 @@ class HeldTasks:
                 continue
             if task.state in DONE | FAILED:
                 self._ended.setdefault(made.code, set()).add(name)
-            if task.held and (not old.held or old.n != task.n):
+            if task.runs_on_master and (not old.runs_on_master or old.n != task.n):
                 rows.append(AttemptRow(made.ids[name], task.n, 0, "", "", self._now))
-            elif old.held and not task.held:
+            elif old.runs_on_master and not task.runs_on_master:
                 why = self._why.pop((made.id, name), "")
                 outcome = _OUTCOMES.get(task.state, "failure")
                 rows.append(
@@ -159,11 +159,11 @@ class HeldTasks:
         """Stop the children of a run that ended because of an error, and remove what its tasks wait for."""
         related_runs.remove_waits_of_run(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
-            if task.held or task.state is TaskState.PAUSED:
+            if task.runs_on_master or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
 
     def process_calls(self) -> None:
-        """Carry out all queued actions of held tasks, and the further actions that these cause."""
+        """Carry out all queued actions of master tasks, and the further actions that these cause."""
         while self.todo:
             run_id, call = self.todo.pop(0)
             self._writer.isolate_run(run_id, partial(self._process_call, run_id, call))
@@ -178,7 +178,7 @@ class HeldTasks:
             related_runs.remove_waits(self._connection, stored.ids[call.task])
         elif call.kind in self._kinds:
             task = stored.known.tasks[call.task]
-            if task.held:
+            if task.runs_on_master:
                 do = partial(self._kinds[call.kind], stored, call.task, task)
                 self._writer.isolate_prepared(do, partial(self._call_failed, stored, call.task, task))
         else:
@@ -224,16 +224,16 @@ class HeldTasks:
             self._create_child(stored, name, task)
             return
         version = self._plans.get(self._connection, stored.code, stored.version)
-        given = SubProcessParams.model_validate(version.tasks[base_of(name)].params)
+        given = SubProcessParams.model_validate(version.tasks[get_map_name(name)].params)
         grants.find_granted(self._connection, version.definition.project, given.workflow, "sub_process")
         self._command_child(stored, Call("open", name))
 
     def _create_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
-        spec = version.tasks[base_of(name)]
+        spec = version.tasks[get_map_name(name)]
         given = SubProcessParams.model_validate(spec.params)
         run = load_context(self._connection, version, stored)
-        values = values_of(run, spec, task.n, stored.outputs, index=index_of(name))
+        values = values_of(run, spec, task.n, stored.outputs, index=get_element_index(name))
         params = fill(given.params, values, run.schedule_datetime)
         code, number, is_online, project = grants.find_granted(
             self._connection, version.definition.project, given.workflow, spec.type
@@ -269,7 +269,7 @@ class HeldTasks:
         child = self._writer.stored(number) if number is not None else None
         if child is None:
             return
-        event = event_for_child(call.kind, child.known.state)
+        event = choose_event_for_child(call.kind, child.known.state)
         if call.kind == "pause" and child.known.state is RunState.SERIAL_WAIT:  # it does not start in the meantime
             task = stored.known.tasks[call.task]
             self._writer.advance_alone(stored.id, [ChildPaused(call.task, task.n, stored.known.round)], {})
@@ -293,8 +293,8 @@ class HeldTasks:
         if place is None or parent is None:
             return
         task, run = parent.known.tasks[place.name], parent.known.round
-        event = event_for_parent(child.known.state, place.name, task.n, run)
-        if not task.held:
+        event = choose_event_for_parent(child.known.state, place.name, task.n, run)
+        if not task.runs_on_master:
             if task.state in FAILED and event is not None and getattr(event, "outcome", None) is Outcome.SUCCESS:
                 self._writer.advance_alone(parent.id, [ChildForced(place.name, run)], {})
         elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
@@ -341,9 +341,9 @@ class HeldTasks:
             related_runs.register_wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [
                 related_runs.newest_run(self._connection, code, span, without)
-                for span in spans_of_window(each.window, scheduled_at)
+                for span in list_time_spans(each.window, scheduled_at)
             ]
-            said = combine_spans(
+            said = combine_span_results(
                 None if run is None else is_fulfilled(run.state, each.task, run.tasks) for run in found
             )
             if said:
@@ -379,7 +379,7 @@ class HeldTasks:
         version = self._plans.get(self._connection, stored.code, stored.version)
         run = load_context(self._connection, version, stored)
         count = len(items_of(run, version.tasks[name], task.n, stored.outputs))
-        others = sum(base_of(each) != name for each in stored.known.tasks)
+        others = sum(get_map_name(each) != name for each in stored.known.tasks)
         if count > MAX_ITEMS or count + others > MAX_TASKS:
             raise ValueError(f"it has {count:,} items; a map has at most {MAX_ITEMS:,}, and a run {MAX_TASKS:,} tasks")
         if count:
@@ -389,7 +389,7 @@ class HeldTasks:
 
     def _gather(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         """Collect the outputs of a map's elements in lists, in the order of the items."""
-        items = (element(name, index) for index in range(MAX_ITEMS))
+        items = (element_name(name, index) for index in range(MAX_ITEMS))
         there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
         self._succeed(stored, name, task, gather_outputs(stored.outputs.get(each, {}) for each in there))
 

@@ -11,7 +11,7 @@ from latchwork_workflows.state.conditions import RunSucceeded
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTaskFacts:
+class MasterTaskFacts:
     """Known data about a task that its master runs itself.
 
     Attributes:
@@ -29,7 +29,7 @@ class HeldTaskFacts:
     until: float | None = None
 
 
-def explain_held_task(state: TaskState, facts: HeldTaskFacts, now: float) -> str:
+def explain_master_task(state: TaskState, facts: MasterTaskFacts, now: float) -> str:
     """Explain in one sentence the state of a task that the master runs itself.
 
     Args:
@@ -63,7 +63,7 @@ def _explain_child(state: TaskState, number: int, child: RunState) -> str:
     return ""
 
 
-def _explain_dependent(known: HeldTaskFacts, now: float) -> str:
+def _explain_dependent(known: MasterTaskFacts, now: float) -> str:
     missing = [other for other, said in known.wanted if said is None]
     failed = [other for other, said in known.wanted if said is False]
     parts = []
