@@ -150,7 +150,7 @@ class Stage:
 
     def command(self, number):
         with self.database.read() as connection:
-            return commands.find(connection, number)
+            return commands.find_command(connection, number)
 
     def known(self, run_id):
         with self.database.read() as connection:

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db.commands import CommandType, KeyReused, random_shard, send_command
+from latchwork_workflows.db.commands import CommandType, KeyReused, choose_random_shard, send_command
 from latchwork_workflows.db.tables import command, shard
 from latchwork_workflows.state import RunState, list_possible_commands
 
@@ -33,10 +33,10 @@ def test_a_key_that_was_used_for_another_command_is_refused(database, other):
 
 def test_a_shard_is_drawn_from_those_that_there_are(database):
     with pytest.raises(LatchworkError, match="workflows init"), database.read() as connection:
-        random_shard(connection)
+        choose_random_shard(connection)
     with database.write() as connection:
         connection.execute(sa.insert(shard), [{"id": 3}, {"id": 5}])
-        assert {random_shard(connection) for _ in range(60)} == {3, 5}
+        assert {choose_random_shard(connection) for _ in range(60)} == {3, 5}
 
 
 def test_what_is_possible_is_what_the_state_takes():

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from latchwork_workflows import DefinitionInvalid, WrongState
-from latchwork_workflows.db.commands import withdraw
+from latchwork_workflows.db.commands import withdraw_command
 from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.model import parse
 from latchwork_workflows.model.builder import Cron, shell, workflow
@@ -99,7 +99,7 @@ def test_a_start_that_a_master_does_just_now_is_not_withdrawn(stage):
         asked = stage.send("start", code=version.code, version=1)
         eventually(lambda: stage.command(asked).done_at is not None)
         with stage.database.write() as connection:
-            assert not withdraw(connection, asked, 1.0, by="test")
+            assert not withdraw_command(connection, asked, 1.0, by="test")
     assert made
 
 

@@ -168,7 +168,7 @@ def test_active_tasks_are_counted_per_project(stage, client):
         client.runs.start("flow").id()
         stage.start(other)
     with stage.database.read() as connection:
-        assert pools.active_count(connection, "default") == 1
+        assert pools.count_active_tasks(connection, "default") == 1
 
 
 @pytest.mark.parametrize(("limit", "admission"), [(0, "suspend"), (10_001, "suspend"), (1, "maybe")])

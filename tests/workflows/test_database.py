@@ -243,8 +243,8 @@ def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks
         if not database.is_sqlite:
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
         sa.event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
-        pools.active_count(connection, "default")
-        pools.waiting_counts(connection)
+        pools.count_active_tasks(connection, "default")
+        pools.count_waiting_tasks_by_pool(connection)
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
         for text, given in asked[:2]:
             plan = str(connection.exec_driver_sql(f"{explain} {text}", given).all())
@@ -271,7 +271,7 @@ def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_span
                 said.append((f"{'EXPLAIN QUERY PLAN' if database.is_sqlite else 'EXPLAIN'} {text}", given))
             return text, given
 
-        related_runs.newest_run(connection, 7, Span(0.0, 1.0), [1, 2])
+        related_runs.find_newest_run(connection, 7, Span(0.0, 1.0), [1, 2])
         told = str(connection.exec_driver_sql(*said[0]).all())
         assert "ix_workflow_run_code_schedule_time_id" in told
         assert "Sort" not in told

@@ -8,7 +8,7 @@ import pytest
 import latchwork
 from latchwork_workflows.db import grants
 from latchwork_workflows.db.commands import CommandType, send_command
-from latchwork_workflows.db.history import user_actions
+from latchwork_workflows.db.history import list_user_actions
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.maintenance import export_document, import_document
 from latchwork_workflows.schemas.grants import Grant
@@ -57,7 +57,7 @@ def errors(stage):
 
 def told(stage, project):
     with stage.database.read() as connection:
-        return [each for each in user_actions(connection, projects=[project]) if each.project == project]
+        return [each for each in list_user_actions(connection, projects=[project]) if each.project == project]
 
 
 # When it is applied

@@ -87,7 +87,7 @@ class Past:
 
     def debts(self):
         with self.database.read() as connection:
-            return [run for _, run in retention.pending_log_deletions(connection)]
+            return [run for _, run in retention.list_pending_log_deletions(connection)]
 
     def has_log(self, code, run):
         return (self.folder / str(code) / str(run)).exists()
@@ -185,7 +185,7 @@ def test_a_run_that_somebody_runs_again_meanwhile_stays_whole(past, flow):
     old = past.run(flow, 300)
     past.run(flow, 1)
     with past.database.read() as connection:
-        page = retention.old_runs(connection, flow, before=NOW - 180 * DAY, keep=1)
+        page = retention.find_old_runs(connection, flow, before=NOW - 180 * DAY, keep=1)
     assert page.old == {0: [old]}
     removed, started = [], threading.Event()
 

@@ -118,9 +118,9 @@ def test_active_runs_and_those_that_are_due_are_found(database):
             failed = advance(PLAN, started, [Claimed("extract", 1), Ended("extract", 1, Outcome.FAILURE)], 100.0)
             runs.save(connection, before, failed, 100.0)
     with database.read() as connection:
-        assert runs.active_runs(connection, 0) == ids[:2]
-        assert runs.due_runs(connection, 0, 129.0) == []
-        assert runs.due_runs(connection, 0, 130.0) == ids[:2]
+        assert runs.list_active_runs(connection, 0) == ids[:2]
+        assert runs.list_due_runs(connection, 0, 129.0) == []
+        assert runs.list_due_runs(connection, 0, 130.0) == ids[:2]
         assert runs.load(connection, [999]) == {}
     with database.write() as connection:
         before = runs.load(connection, [ids[0]])[ids[0]]
@@ -129,8 +129,8 @@ def test_active_runs_and_those_that_are_due_are_found(database):
         assert over.tasks["extract"].state is TaskState.RETRY_WAIT
         runs.save(connection, before, over, 131.0)
     with database.read() as connection:
-        assert runs.active_runs(connection, 0) == ids[1:2]
-        assert runs.due_runs(connection, 0, 200.0) == ids[1:2]
+        assert runs.list_active_runs(connection, 0) == ids[1:2]
+        assert runs.list_due_runs(connection, 0, 200.0) == ids[1:2]
     resumed = advance(PLAN, over, [Resume()], 200.0)
     assert resumed.tasks["extract"].state is TaskState.SUBMITTED
 
@@ -143,11 +143,11 @@ def test_who_looks_for_active_runs_reads_no_others(tmp_path):
     sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2:4]))
     with database.read() as connection:
         for look in (
-            lambda: runs.active_runs(connection, 0),
-            lambda: overview.active_runs(connection),
-            lambda: overview.active_runs(connection, [1, 2]),
-            lambda: overview.active_count(connection),
-            lambda: overview.active_count(connection, [1, 2]),
+            lambda: runs.list_active_runs(connection, 0),
+            lambda: overview.list_active_runs(connection),
+            lambda: overview.list_active_runs(connection, [1, 2]),
+            lambda: overview.count_active_runs(connection),
+            lambda: overview.count_active_runs(connection, [1, 2]),
         ):
             asked.clear()
             look()

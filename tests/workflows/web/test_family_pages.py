@@ -133,9 +133,9 @@ def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(
     with seeds.database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", explained)
         assert (
-            related_runs.runs_started_by(connection, list(family.tasks.values()))[family.task("load")].id
+            related_runs.load_child_runs(connection, list(family.tasks.values()))[family.task("load")].id
             == family.child
         )
-        assert [each.id for each in related_runs.children_of_run(connection, family.id)] == [family.child]
+        assert [each.id for each in related_runs.list_child_runs(connection, family.id)] == [family.child]
     assert len(plans) > 3
     assert not [each for each in plans if each[0].startswith("SCAN workflow_run")]

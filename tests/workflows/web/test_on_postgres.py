@@ -71,8 +71,8 @@ def test_the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_
     seen = []
     with database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", lambda *args: seen.append(args[2:4]))
-        found = run_queries.newest_runs(connection, codes=[old], state=state, limit=8)
-        recent = run_queries.recent_runs(connection, [old, long], 8)
+        found = run_queries.list_newest_runs(connection, codes=[old], state=state, limit=8)
+        recent = run_queries.list_recent_runs(connection, [old, long], 8)
         plans = [
             "\n".join(connection.exec_driver_sql(f"EXPLAIN {text}", values).scalars())
             for text, values in list(seen)

@@ -106,6 +106,8 @@ def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any
         for topic in topics:
             kind, _, key = topic.partition(":")
             found[topic] = (
-                run_queries.fingerprint(connection, int(key)) if kind == "run" else overview.fingerprint(connection)
+                run_queries.compute_fingerprint(connection, int(key))
+                if kind == "run"
+                else overview.compute_fingerprint(connection)
             )
     return found

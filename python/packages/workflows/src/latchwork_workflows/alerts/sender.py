@@ -124,7 +124,7 @@ class AlertSender:
             without = busy | self._rests.keys()
         with self._database.read() as connection:
             strays = alerts.has_other_sending(connection, mine)
-            found = alerts.due_deliveries(connection, now, exclude=without)
+            found = alerts.list_due_deliveries(connection, now, exclude=without)
         if strays and self._remaining_s() > 0.0:
             self._mark_in_doubt()
         by_channel: dict[str, list[int]] = {}

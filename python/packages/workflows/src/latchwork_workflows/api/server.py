@@ -73,7 +73,7 @@ def healthz(request: Request) -> Response:
     """Return whether this server is running and its database can be reached. Requires no account."""
     try:
         with context_of(request).database.read() as connection:
-            overview.command_lag(connection)
+            overview.measure_command_lag(connection)
     except DatabaseUnavailable:
         return JSONResponse({"ok": False, "database": False}, 503)
     return JSONResponse({"ok": True, "database": True})
@@ -86,8 +86,8 @@ def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
     context = context_of(request)
     now = time.time()
     with context.database.read() as connection:
-        lag, active = overview.command_lag(connection), overview.active_count(connection)
-        failed = len(overview.failed_runs(connection, now - 3600.0, limit=_MOST_FAILED))
+        lag, active = overview.measure_command_lag(connection), overview.count_active_runs(connection)
+        failed = len(overview.list_failed_runs(connection, now - 3600.0, limit=_MOST_FAILED))
     workers = context.workers()
     figures = {
         "latchwork_workflows_active_runs": active,

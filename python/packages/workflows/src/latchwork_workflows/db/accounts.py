@@ -97,10 +97,7 @@ class DatabaseAccounts:
             return _new_session(connection, name)
 
     def _check_password(self, name: str, password: str) -> bool:
-        """Return whether an enabled account has this password.
-
-        All comparisons are made here, so that every guess is counted.
-        """
+        """Return whether an enabled account has this password. Every wrong guess is counted."""
         self.tries.begin(name)
         with self._database.read() as connection:
             row = connection.execute(
@@ -112,7 +109,7 @@ class DatabaseAccounts:
         return True
 
     def confirm(self, name: str, password: str) -> bool:
-        """Return whether the password of a signed-in account is correct. True if the account has no password.
+        """Return whether a signed-in user has entered the right password. True for an account without a password.
 
         Raises:
             TooManyAttempts: There were too many attempts for this account.
@@ -141,8 +138,12 @@ class DatabaseAccounts:
             connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
 
     def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
-        """Create a one-time secret for ``/sign-in?link=`` that expires after ``lasts_s`` seconds.
+        """Create the secret of a one-time sign-in link, ``/sign-in?link=SECRET``.
 
+        Args:
+            name: The account.
+            by: The account that creates the link.
+            lasts_s: Seconds until the link expires.
         Raises:
             UnknownAccount: There is no account of this name.
         """
@@ -157,7 +158,7 @@ class DatabaseAccounts:
     # For administrators
 
     def ensure(self, name: str, role: Role) -> None:
-        """Create an account with this role in all projects, unless the account exists."""
+        """Create an account unless it exists, with this role in all projects."""
         with self._database.write() as connection:
             if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
                 connection.execute(sa.insert(account).values(name=name, created_at=time.time()))
@@ -208,8 +209,13 @@ class DatabaseAccounts:
             )
 
     def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
-        """Set the role of an account in a project. An empty project means all projects. None removes the role.
+        """Set or remove the role of an account in a project.
 
+        Args:
+            name: The account.
+            project: The project. Empty: all projects.
+            role: The role. None: remove it.
+            by: The account that makes the change.
         Raises:
             UnknownAccount: There is no account of this name.
         """
@@ -223,7 +229,7 @@ class DatabaseAccounts:
             record_event(connection, "account role", by=by, project=project, details=details)
 
     def accounts(self) -> list[Account]:
-        """Return all accounts with their roles, sorted by name, at most 1,000."""
+        """Return all accounts with their roles, sorted by name. At most 1,000."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
             roles = connection.execute(sa.select(account_role)).all()
@@ -243,8 +249,14 @@ class DatabaseAccounts:
     def new_token(
         self, name: str, title: str, *, by: str, role: Role | None = None, lasts_s: float | None = None
     ) -> tuple[int, str]:
-        """Create an API token. Return its ID and its text, which is not stored and cannot be read again.
+        """Create an API token and return its ID and its text. The text is not stored, so it cannot be read again.
 
+        Args:
+            name: The account of the token.
+            title: A description for users.
+            by: The account that creates the token.
+            role: The highest role that the token has. None: the roles of the account.
+            lasts_s: Seconds until the token expires. None: never.
         Raises:
             UnknownAccount: There is no account of this name.
         """
@@ -258,7 +270,7 @@ class DatabaseAccounts:
         return token_id, token
 
     def tokens(self, name: str | None = None) -> list[ApiToken]:
-        """Return the API tokens of one account or of all accounts, newest first, at most 1,000."""
+        """Return the API tokens of one account or of all accounts, newest first. At most 1,000."""
         columns = [api_token.c[each] for each in ApiToken.model_fields]
         chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
         with self._database.read() as connection:
@@ -271,7 +283,7 @@ class DatabaseAccounts:
         Args:
             token_id: The ID of the token.
             by: The account that revokes it.
-            only_of: The account that must own the token. None: any account.
+            only_of: The account that the token must belong to. None: any account.
         Raises:
             UnknownAccount: There is no such token.
         """

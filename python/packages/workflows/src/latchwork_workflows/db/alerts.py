@@ -47,11 +47,20 @@ def create_alert(
     code: int | None = None,
     task_name: str = "",
 ) -> int | None:
-    """Create an alert and one delivery for each channel.
+    """Create an alert and one delivery for each channel, to be sent at once.
 
-    Return the ID of the alert, or None if the alert already exists.
-
-    The deliveries are due at ``now``.
+    Args:
+        connection: The transaction in which the cause is written.
+        channels: The names of the channels.
+        kind: The kind of the alert.
+        cause: Identifies the cause. A second alert with the same cause is not created.
+        now: Seconds since the epoch.
+        details: Details for the message.
+        run: The run that the alert is about, if any.
+        code: The workflow that the alert is about, if any.
+        task_name: The task that the alert is about, if any.
+    Returns:
+        The ID of the alert, or None if an alert with this cause exists.
     """
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     row = {"run_id": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
@@ -81,11 +90,11 @@ def create_run_alert(
     Args:
         connection: The transaction in which the fact is written.
         definition: The definition of the run. It names the channels.
-        run: The run, with the IDs of its tasks.
-        after: The new state.
-        fact: The fact to report.
+        run: The run as stored before.
+        after: The new state of the run.
+        fact: What happened.
         now: Seconds since the epoch.
-        why: The reason, if a defect has ended the run. Otherwise empty.
+        why: The reason, if an internal error has ended the run. Otherwise empty.
     """
     began = connection.execute(sa.select(workflow_run.c.started_at).where(workflow_run.c.id == run.id)).scalar()
     details = {
@@ -97,9 +106,9 @@ def create_run_alert(
         "state": after.state.value,
     }
     if fact.task:
-        details |= {"n": fact.n, **_attempt(connection, run.ids[fact.task], fact.n)}
+        details |= {"n": fact.n, **_load_attempt(connection, run.ids[fact.task], fact.n)}
     else:
-        details |= {"failed": _failed(connection, run, after), "why": why[:MAX_ERROR]}
+        details |= {"failed": _load_failed_tasks(connection, run, after), "why": why[:MAX_ERROR]}
     cause = f"{run.ids[fact.task]}.{fact.n}" if fact.task else f"{after.round}@{began!r}"
     channels = definition.alerts.channels if definition.alerts is not None else ()
     create_alert(
@@ -124,11 +133,11 @@ def create_takeover_alert(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Create one alert about runs of a workflow that are now run by another master.
+    """Create one alert about all runs of a workflow that another master has taken over.
 
     Args:
         connection: The transaction in which the shard gets its new owner.
-        runs: The active runs, with their definitions.
+        runs: The active runs of the workflow, with their definitions.
         shard: The ID of the shard.
         token: The fencing token of the new owner.
         owners: The former owner and the new owner.
@@ -163,7 +172,7 @@ def create_takeover_alert(
 def create_rows_alert(
     connection: sa.Connection, definition: Definition, run: StoredRun, name: str, mail: Mapping[str, Any], *, now: float
 ) -> None:
-    """Create an alert that mails the rows of a query. The rows are already in the log store.
+    """Create an alert that mails the result rows of a query. The rows are already in the log store.
 
     Args:
         connection: The transaction in which the task succeeds.
@@ -203,8 +212,14 @@ def create_rows_alert(
     )
 
 
-def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
-    """Return the worker, the host and the error of the newest claim of an attempt, for the text of an alert."""
+def _load_attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
+    """Return the worker, the host and the error of an attempt's newest claim, for the text of an alert.
+
+    Args:
+        connection: A transaction.
+        row: The ID of the task's row.
+        n: The number of the attempt.
+    """
     chosen = sa.select(attempt.c.worker, attempt.c.host, attempt.c.error, attempt.c.started_at)
     mine = chosen.where(attempt.c.task == row, attempt.c.n == n).order_by(attempt.c.claim.desc()).limit(1)
     found = connection.execute(mine).first()
@@ -213,8 +228,10 @@ def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
     return {"worker": found.worker, "host": found.host, "error": (found.error or "")[:MAX_ERROR]}
 
 
-def _failed(connection: sa.Connection, run: StoredRun, after: WorkflowRun) -> list[dict[str, Any]]:
-    """Return the first tasks of a run that failed or were killed, with their errors, for the text of an alert."""
+def _load_failed_tasks(connection: sa.Connection, run: StoredRun, after: WorkflowRun) -> list[dict[str, Any]]:
+    """Return the first tasks of a run that failed or were killed, with their error messages, for the text of an
+    alert.
+    """
     names = [name for name, each in after.tasks.items() if each.state in FAILED and name in run.ids]
     rows = {run.ids[name]: name for name in names[:MAX_NAMED]}
     if not rows:
@@ -304,10 +321,10 @@ class SenderLease:
             raise NotOwner(f"alerts are no longer sent by token {self.token}")
 
     def claim(self, connection: sa.Connection, delivery_id: int, now: float) -> ClaimedDelivery | None:
-        """Mark a delivery as SENDING before its message is sent.
+        """Mark a delivery as SENDING. Call this before sending its message.
 
-        Return None if the delivery is not due or does not exist.
-
+        Returns:
+            The delivery with its alert and its channel, or None if it is not due or does not exist.
         Raises:
             NotOwner: Another process is the sender.
         """
@@ -325,11 +342,16 @@ class SenderLease:
     def record_result(
         self, connection: sa.Connection, delivery_id: int, answer: SendResult, error: str, now: float
     ) -> DeliveryState | None:
-        """Store the result of a delivery.
+        """Store the result of an attempt to send. A former sender may also do this, because its result is valid.
 
-        Return the new state of the delivery, or None if another sender has decided it.
-
-        A former sender may also store its result, because the result is true.
+        Args:
+            connection: A transaction.
+            delivery_id: The ID of the delivery.
+            answer: The result.
+            error: The error message. Empty if the alert was accepted.
+            now: Seconds since the epoch.
+        Returns:
+            The new state of the delivery, or None if another sender has already decided its result.
         """
         chosen = sa.select(delivery).where(delivery.c.id == delivery_id, *self._owner_conditions())
         row = connection.execute(chosen.with_for_update()).first()
@@ -347,14 +369,12 @@ class SenderLease:
         return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
 
     def mark_in_doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
-        """Mark the deliveries that former senders left in state SENDING as in doubt.
-
-        Return the number of deliveries.
+        """Mark deliveries as in doubt that a former sender left in state SENDING, and return their number.
 
         Args:
             connection: A transaction.
-            is_mine: Returns whether this process is sending a delivery. Called after the rows are read. Deliveries
-                cannot be claimed in between, because a claim needs the lock of this transaction.
+            is_mine: Returns whether this process is sending a delivery now. It is called after the rows were read. No
+                delivery can be claimed in between, because that needs the lock of this transaction.
             now: Seconds since the epoch.
         Raises:
             NotOwner: Another process is the sender.
@@ -370,10 +390,17 @@ class SenderLease:
         return len(rows)
 
 
-def due_deliveries(
+def list_due_deliveries(
     connection: sa.Connection, now: float, *, exclude: Iterable[str] = (), limit: int = 200
 ) -> list[DueDelivery]:
-    """Return the deliveries that are due, oldest first. Channels in ``exclude`` are left out."""
+    """Return the deliveries that are due, oldest first.
+
+    Args:
+        connection: A transaction.
+        now: Seconds since the epoch.
+        exclude: Names of channels whose deliveries are left out.
+        limit: The maximum number of deliveries.
+    """
     chosen = sa.select(delivery.c.id, delivery.c.channel).where(delivery.c.next_at <= now)
     chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(exclude)))
     return [
@@ -382,7 +409,7 @@ def due_deliveries(
 
 
 def has_other_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
-    """Return whether a delivery other than those in ``mine`` is in state SENDING."""
+    """Return whether any delivery is in state SENDING, apart from the deliveries with the IDs in ``mine``."""
     chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
     return any(each not in mine for each in connection.execute(chosen).scalars())
 
@@ -410,7 +437,7 @@ _ALERT = sa.select(*alert.c, definition.c.project, definition.c.name).outerjoin(
 _SENDING = DeliveryState.SENDING.value
 
 
-def newest_alerts(
+def list_newest_alerts(
     connection: sa.Connection,
     *,
     codes: Collection[int] | None = None,
@@ -419,13 +446,13 @@ def newest_alerts(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return alerts with the names of their workflows, the newest first.
+    """Return alerts with the names of their workflows, newest first.
 
     Args:
         connection: A transaction.
-        codes: Only alerts of these workflows. None: all alerts, including channel tests.
-        state: Only alerts with a delivery in this state.
-        run: Only alerts of this run.
+        codes: Return only alerts of these workflows. None: all alerts, including channel tests.
+        state: Return only alerts with a delivery in this state. Empty: any state.
+        run: Return only alerts of this run. None: any run.
         before: Return only alerts with lower IDs, for the next page.
         limit: The maximum number of alerts.
     """
@@ -445,8 +472,8 @@ def find_alert(connection: sa.Connection, alert_id: int) -> Row | None:
     return connection.execute(_ALERT.where(alert.c.id == alert_id)).first()
 
 
-def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
-    """Return the deliveries of each of these alerts, sorted by channel."""
+def list_deliveries(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
+    """Return the deliveries of each of the given alerts, sorted by channel."""
     found: dict[int, list[Row]] = {each: [] for each in alerts}
     if alerts:
         chosen = sa.select(delivery).where(delivery.c.alert.in_(alerts)).order_by(delivery.c.channel)
@@ -464,14 +491,18 @@ def find_delivery(connection: sa.Connection, delivery_id: int) -> Row | None:
 
 
 def schedule_resend(connection: sa.Connection, delivery_id: int, now: float) -> bool:
-    """Schedule a delivery to be sent again as a new message. Return False if it is being sent right now."""
+    """Schedule a delivery to be sent again as a new message.
+
+    Returns:
+        False if the delivery is being sent right now and so cannot be scheduled.
+    """
     mine = sa.update(delivery).where(delivery.c.id == delivery_id, delivery.c.state != _SENDING)
     fresh = {"state": DeliveryState.PENDING.value, "tries": 0, "doubts": 0, "token": None, "error": None}
     values = {**fresh, "round": delivery.c.round + 1, "next_at": now, "changed_at": now}
     return bool(connection.execute(mine.values(**values)).rowcount)
 
 
-def channels(connection: sa.Connection) -> list[Row]:
+def list_channels(connection: sa.Connection) -> list[Row]:
     """Return all alert channels, sorted by name."""
     return list(connection.execute(sa.select(channel).order_by(channel.c.name)).all())
 
@@ -482,7 +513,13 @@ def find_channel(connection: sa.Connection, name: str) -> Row | None:
 
 
 def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
-    """Create or replace an alert channel with valid options. Return whether the channel is new."""
+    """Create or replace an alert channel, and return whether it is new.
+
+    Args:
+        connection: A transaction.
+        name: The name of the channel.
+        values: Its columns. The options must be valid.
+    """
     changed = sa.update(channel).where(channel.c.name == name).values(**values)
     if connection.execute(changed).rowcount:
         return False
@@ -491,12 +528,12 @@ def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any])
 
 
 def remove_channel(connection: sa.Connection, name: str) -> bool:
-    """Delete an alert channel. Return False if the channel does not exist."""
+    """Delete an alert channel, and return whether it existed."""
     return bool(connection.execute(sa.delete(channel).where(channel.c.name == name)).rowcount)
 
 
-def channels_in_use(connection: sa.Connection) -> dict[str, list[str]]:
-    """Return the channels to which the newest versions of workflows refer, each with these workflows."""
+def list_workflows_by_channel(connection: sa.Connection) -> dict[str, list[str]]:
+    """Return the workflows that send alerts to each channel according to their newest versions, by channel name."""
     newest_ = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -518,17 +555,21 @@ def _mails(params: Mapping[str, Any]) -> bool:
     return isinstance(params.get("mail"), dict)
 
 
-def overdue_deliveries(connection: sa.Connection, before: float, limit: int = 1000) -> list[Row]:
-    """Return the unfinished deliveries that were due before a time, with ``id``, ``channel``, ``state`` and
-    ``next_at``.
+def list_overdue_deliveries(connection: sa.Connection, before: float, limit: int = 1000) -> list[Row]:
+    """Return unfinished deliveries that were due before a given time.
+
+    Each row has ``id``, ``channel``, ``state`` and ``next_at``.
     """
     columns = (delivery.c.id, delivery.c.channel, delivery.c.state, delivery.c.next_at)
     chosen = sa.select(*columns).where(delivery.c.next_at < before).order_by(delivery.c.next_at, delivery.c.id)
     return list(connection.execute(chosen.limit(limit)).all())
 
 
-def delete_channel_tests(connection: sa.Connection, before: float, limit: int = 500) -> int:
-    """Delete the alerts of channel tests that are older than a time. The retention of runs does not cover them."""
+def delete_test_alerts(connection: sa.Connection, before: float, limit: int = 500) -> int:
+    """Delete test alerts that are older than a given time, and return how many were deleted.
+
+    A test alert belongs to no run, so it is not deleted together with a run.
+    """
     chosen = sa.select(alert.c.id).where(alert.c.run_id.is_(None), alert.c.at < before).order_by(alert.c.id)
     ids = list(connection.execute(chosen.limit(limit)).scalars())
     if ids:

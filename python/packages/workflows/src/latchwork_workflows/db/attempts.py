@@ -78,8 +78,10 @@ class LastOutcome(NamedTuple):
     error: str = ""
 
 
-def tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return the run and the workflow of each of these tasks, by task ID. Tasks of other shards are left out."""
+def find_tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return the run ID and the workflow code of each given task of a shard, by task ID. Tasks of other shards are left
+    out.
+    """
     found: dict[int, tuple[int, int]] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
@@ -88,8 +90,8 @@ def tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) 
     return found
 
 
-def missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
-    """Return those of the given task IDs that no longer exist."""
+def find_missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
+    """Return which of the given task IDs no longer exist."""
     ids = sorted(set(tasks))
     there: set[int] = set()
     for start in range(0, len(ids), _TOGETHER):
@@ -99,24 +101,26 @@ def missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
 
 
 def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
-    """Insert or update these rows of attempts. Rows of earlier claims that have no end are marked as lost."""
+    """Insert or update rows of attempts. Earlier claims of these attempts that have no end are marked as lost."""
     if not rows:
         return
     before = _claims(connection, {row.task for row in rows})
     for ended in (False, True):
         values = [_values(row, before) for row in rows if (row.ended_at is not None) is ended]
         if values:
-            connection.execute(_upsert(connection.dialect.name, ended=ended), values)
+            connection.execute(_build_upsert(connection.dialect.name, ended=ended), values)
     newer = [row for row in rows if any(n == row.n and claim < row.claim for n, claim in before.get(row.task, ()))]
     for row in newer:
-        end_open(connection, row.task, row.n, now, before_claim=row.claim)
+        mark_open_attempts_lost(connection, row.task, row.n, now, before_claim=row.claim)
 
 
 @cache
-def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
-    """Return the statement that inserts a row of an attempt.
+def _build_upsert(dialect: str, *, ended: bool) -> sa.Insert:
+    """Build the statement that inserts a row of an attempt.
 
-    With ``ended``, it updates the end of an existing row.
+    Args:
+        dialect: The SQL dialect.
+        ended: Whether the statement also updates the end of an existing row.
     """
     insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(attempt)
     row = ["task", "n", "claim"]
@@ -125,15 +129,25 @@ def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
     return insert.on_conflict_do_update(index_elements=row, set_={name: insert.excluded[name] for name in _ENDED})
 
 
-def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, before_claim: int | None = None) -> None:
-    """Mark the rows of an attempt that have no end as lost. With ``before_claim``, only rows of earlier claims."""
+def mark_open_attempts_lost(
+    connection: sa.Connection, task_id: int, n: int, now: float, *, before_claim: int | None = None
+) -> None:
+    """Mark the rows of an attempt that have no end as lost.
+
+    Args:
+        connection: A transaction.
+        task_id: The ID of the task.
+        n: The number of the attempt.
+        now: Seconds since the epoch.
+        before_claim: Mark only rows of claims before this one. None: all.
+    """
     open_ = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.ended_at.is_(None))
     if before_claim is not None:
         open_ = sa.and_(open_, attempt.c.claim < before_claim)
     connection.execute(sa.update(attempt).where(open_).values(ended_at=now, outcome=LOST))
 
 
-def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, LastOutcome]:
+def load_last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, LastOutcome]:
     """Return the outcome of the newest ended attempt of each task, by task ID.
 
     Tasks without an ended attempt are left out.
@@ -150,10 +164,10 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
 
 
 @cache
-def _claims_of(dialect: str) -> sa.Select[tuple[int, int, int]]:
-    """Return the query for the claims of tasks.
+def _build_claims_query(dialect: str) -> sa.Select[tuple[int, int, int]]:
+    """Build the query for the claims of tasks.
 
-    On PostgreSQL it takes an array, so that the statement is planned only once.
+    On PostgreSQL the task IDs are one array parameter, so that the statement is planned only once.
     """
     if dialect == "sqlite":
         return _CLAIMS.where(attempt.c.task.in_(_IDS))
@@ -164,7 +178,9 @@ def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tu
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}
     for start in range(0, len(ids), _TOGETHER):
-        for row in connection.execute(_claims_of(connection.dialect.name), {"ids": ids[start : start + _TOGETHER]}):
+        for row in connection.execute(
+            _build_claims_query(connection.dialect.name), {"ids": ids[start : start + _TOGETHER]}
+        ):
             found.setdefault(row.task, set()).add((row.n, row.claim))
     return found
 

@@ -1,4 +1,4 @@
-"""Backfills: a row for each, and a run for each of its times, all created at once.
+"""Backfills: one row for each backfill, and one run for each of its dates, all created at once.
 
 Writers hold the guard of the shard in the same transaction. A backfill and its runs belong to one shard.
 """
@@ -26,12 +26,12 @@ _STOPS = (
 
 
 class BackfillRow(NamedTuple):
-    """The columns of a backfill that its next step needs.
+    """The columns of a backfill that are needed to decide its next step.
 
     Attributes:
         id: The ID of the backfill.
         state: Its state.
-        parallel: The maximum number of dates that run at a time.
+        parallel: The maximum number of dates that run at the same time.
         direction: ``asc`` for oldest first, or ``desc``.
         stop_on_failure: Whether no further date starts after one has failed.
     """
@@ -49,13 +49,13 @@ def create(
     schedule_times: Sequence[float],
     shared_columns: Mapping[str, Any],
 ) -> int:
-    """Create a backfill and all its runs. No run is started yet. Return the ID of the backfill.
+    """Create a backfill and all its runs, without starting them. Return the ID of the backfill.
 
     Args:
         connection: A transaction in which the ownership of the shard was checked.
         fields: The columns of the backfill.
         schedule_times: The schedule times of the runs, without duplicates.
-        shared_columns: The columns that are equal for all runs.
+        shared_columns: The columns with the same value in all runs.
     """
     values = {"state": BackfillState.RUNNING.value, "dates": len(schedule_times), **fields}
     number = int(connection.execute(sa.insert(backfill).values(**values).returning(backfill.c.id)).scalar_one())
@@ -64,7 +64,7 @@ def create(
     return number
 
 
-def created_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
+def find_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
     """Return the ID of the backfill that a command of this shard created, or None."""
     chosen = sa.select(command.c.backfill).where(command.c.id == command_id, command.c.shard == shard)
     return connection.execute(chosen).scalar_one_or_none()
@@ -88,8 +88,8 @@ def count_dates(connection: sa.Connection, backfill_id: int) -> DateCounts:
     return DateCounts(pending, sum(found.values()), succeeded, failed)
 
 
-def pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> list[int]:
-    """Return the next runs of a backfill to start, in the order of the backfill."""
+def list_pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> list[int]:
+    """Return the IDs of the next runs to start, in the order of the backfill."""
     chosen = sa.select(workflow_run.c.id).where(
         workflow_run.c.backfill == row.id, workflow_run.c.state == RunState.SUBMITTED.value
     )
@@ -99,8 +99,8 @@ def pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> lis
     )
 
 
-def runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> list[int]:
-    """Return the runs of a stopping backfill that must be stopped."""
+def list_runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> list[int]:
+    """Return the IDs of the unfinished runs of a backfill that is being stopped."""
     states = [state.value for state in _STOPS]
     chosen = sa.select(workflow_run.c.id).where(
         workflow_run.c.backfill == backfill_id, workflow_run.c.state.in_(states)
@@ -109,7 +109,7 @@ def runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> lis
 
 
 def set_state(connection: sa.Connection, backfill_id: int, state: BackfillState, now: float) -> None:
-    """Set the state of a backfill, and the time of its end if it is held or has ended."""
+    """Set the state of a backfill. If it has now ended or is now held, also set its end time."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
     connection.execute(sa.update(backfill).where(backfill.c.id == backfill_id).values(**values))
 
@@ -127,18 +127,25 @@ def find(connection: sa.Connection, backfill_id: int) -> Row | None:
     return connection.execute(_BACKFILL.where(backfill.c.id == backfill_id)).first()
 
 
-def newest_backfills(
+def list_newest_backfills(
     connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, limit: int = 50
 ) -> list[Row]:
-    """Return backfills with IDs below ``before``, the newest first, of these workflows or of all."""
+    """Return backfills with the names of their workflows, newest first.
+
+    Args:
+        connection: A transaction.
+        codes: Return only backfills of these workflows. None: all workflows.
+        before: Return only backfills with lower IDs, for the next page.
+        limit: The maximum number of backfills.
+    """
     chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(limit)
     if codes is not None:
         chosen = chosen.where(backfill.c.code.in_(codes))
     return list(connection.execute(chosen if before is None else chosen.where(backfill.c.id < before)).all())
 
 
-def state_counts(connection: sa.Connection, backfill_ids: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the number of runs in each state for each of these backfills, by backfill ID."""
+def count_runs_by_state(connection: sa.Connection, backfill_ids: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return how many runs of each backfill are in each state, by backfill ID."""
     if not backfill_ids:
         return {}
     by = (workflow_run.c.backfill, workflow_run.c.state)
@@ -151,7 +158,7 @@ def state_counts(connection: sa.Connection, backfill_ids: Collection[int]) -> di
     return found
 
 
-def runs_of(
+def list_runs(
     connection: sa.Connection,
     backfill_id: int,
     *,
@@ -159,9 +166,14 @@ def runs_of(
     after: float | None = None,
     limit: int | None = None,
 ) -> list[Row]:
-    """Return up to ``limit`` runs of a backfill, the oldest schedule time first.
+    """Return the runs of a backfill, earliest schedule time first.
 
-    ``state`` selects runs in one state. ``after`` selects runs with a later schedule time, for the next page.
+    Args:
+        connection: A transaction.
+        backfill_id: The ID of the backfill.
+        state: Return only runs in this state. Empty: any state.
+        after: Return only runs with a later schedule time, for the next page.
+        limit: The maximum number of runs. None: all.
     """
     columns = (
         workflow_run.c.id,

@@ -67,21 +67,19 @@ def send_command(
     unique_key: str | None = None,
     by: str = "",
 ) -> SentCommand:
-    """Store a command for the master of a shard.
+    """Store a command for the master that owns a shard.
 
     A command that repeats an earlier one with the same unique key is not stored again.
 
     Args:
         connection: A transaction.
         kind: The type of the command.
-        shard_id: The shard of the run. For a start any shard, see ``draw``.
-        run_id: The run, unless the command is a start.
+        shard_id: The shard of the run. For a start command any shard will do: see ``choose_random_shard``.
+        run_id: The run. None for a start command.
         args: The arguments of the command.
         project: The project of the unique key. Other projects may use the same key.
-        unique_key: At most 200 characters. Repeating the same command with the same key changes nothing.
-        by: The account that requests it.
-    Raises:
-        KeyReused: The key was used for a different command.
+        unique_key: At most 200 characters. Repeating the same command with this key returns the stored command.
+        by: The account that sends the command.
     """
     given = dict(args or {})
     row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
@@ -93,7 +91,7 @@ def send_command(
             return SentCommand(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
     except sa.exc.IntegrityError:
         there = connection.execute(sa.select(command).where(_has_key(project, unique_key))).one()
-    is_same = there.type == kind.value and _comparable_args(there.args) == _comparable_args(given)
+    is_same = there.type == kind.value and _get_comparable_args(there.args) == _get_comparable_args(given)
     makes = kind in {CommandType.START, CommandType.BACKFILL}
     if not is_same or (not makes and there.run_id != run_id):
         raise KeyReused(
@@ -103,7 +101,7 @@ def send_command(
 
 
 def is_repeated(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
-    """Return whether a command with this unique key exists.
+    """Return whether a command with this unique key was stored before.
 
     A repeated request then skips the checks of the current state.
     """
@@ -116,7 +114,7 @@ def _has_key(project: str, unique_key: str) -> sa.ColumnElement[bool]:
     return sa.and_(command.c.project == project, command.c.unique_key == unique_key)
 
 
-def random_shard(connection: sa.Connection) -> int:
+def choose_random_shard(connection: sa.Connection) -> int:
     """Return a random shard for a new run.
 
     Raises:
@@ -128,8 +126,8 @@ def random_shard(connection: sa.Connection) -> int:
     return secrets.choice(ids)
 
 
-def _comparable_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a command without the version, which may differ when a request is repeated."""
+def _get_comparable_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a command without the workflow version, which may change before a request is repeated."""
     return {name: value for name, value in args.items() if name != "version"}
 
 
@@ -179,19 +177,28 @@ _OPEN_OF = _OPEN_OF.with_for_update(key_share=True)
 _ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
-def open_commands(connection: sa.Connection, shard: int, limit: int) -> list[CommandRow]:
-    """Return the commands that a shard has not carried out yet, oldest first, and lock them against withdrawal."""
+def list_unfinished_commands(connection: sa.Connection, shard: int, limit: int) -> list[CommandRow]:
+    """Return the unfinished commands of a shard, oldest first, and lock their rows so that they cannot be withdrawn
+    meanwhile.
+    """
     return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": limit})]
 
 
-def has_open_commands(connection: sa.Connection, shard: int) -> bool:
-    """Return whether a shard has commands that were not carried out yet."""
+def has_unfinished_commands(connection: sa.Connection, shard: int) -> bool:
+    """Return whether a shard has unfinished commands."""
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 
-def other_open_wakes(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
-    """Return the other pending wake-up commands of a shard for a workflow: their IDs, and the run after which each
-    continues.
+def find_other_wake_commands(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
+    """Return the other unfinished wake-up commands that a shard has for a workflow.
+
+    Args:
+        connection: A transaction.
+        shard: The shard.
+        code: The workflow.
+        exclude: The ID of the command to leave out.
+    Returns:
+        The ID of each command, with the ID of the run after which it continues.
     """
     chosen = sa.select(command.c.id, command.c.args).where(
         command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value
@@ -200,7 +207,7 @@ def other_open_wakes(connection: sa.Connection, shard: int, code: int, *, exclud
     return {row.id: row.args.get("after") or 0 for row in found if row.args.get("code") == code}
 
 
-def complete(
+def record_command_result(
     connection: sa.Connection,
     command_id: int,
     now: float,
@@ -209,7 +216,16 @@ def complete(
     error: str | None,
     backfill: int | None = None,
 ) -> None:
-    """Mark a command as carried out, or as failed with an error."""
+    """Mark a command as executed, or as failed with an error.
+
+    Args:
+        connection: A transaction.
+        command_id: The command.
+        now: Seconds since the epoch.
+        run_id: The run that a start command created. None: none.
+        error: Why the command failed. None: it was executed.
+        backfill: The backfill that the command created. None: none.
+    """
     values: dict[str, Any] = {"done_at": now, "error": error}
     if run_id is not None:
         values["run_id"] = run_id
@@ -218,10 +234,11 @@ def complete(
     connection.execute(sa.update(command).where(command.c.id == command_id).values(**values))
 
 
-def withdraw(connection: sa.Connection, command_id: int, now: float, *, by: str) -> bool:
-    """Withdraw a start command that was not carried out yet.
+def withdraw_command(connection: sa.Connection, command_id: int, now: float, *, by: str) -> bool:
+    """Withdraw a start command that no master has executed yet.
 
-    Return False if it was carried out or withdrawn already.
+    Returns:
+        False if the command was already executed or withdrawn.
     """
     mine = sa.and_(command.c.id == command_id, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
     ended = {"done_at": now, "error": f"it was stopped before it began, by {by}"}
@@ -229,12 +246,12 @@ def withdraw(connection: sa.Connection, command_id: int, now: float, *, by: str)
 
 
 def has_restart_command(connection: sa.Connection, run_id: int) -> bool:
-    """Return whether a pending command resumes, recovers or reruns this run."""
+    """Return whether an unfinished command resumes, recovers or reruns this run."""
     mine = sa.and_(command.c.run_id == run_id, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
     return connection.execute(sa.select(command.c.id).where(mine).limit(1)).first() is not None
 
 
-def find(connection: sa.Connection, command_id: int) -> CommandRow:
+def find_command(connection: sa.Connection, command_id: int) -> CommandRow:
     """Return the command with this ID.
 
     Raises:

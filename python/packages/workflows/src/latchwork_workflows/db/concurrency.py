@@ -19,12 +19,16 @@ _GOES = [state.value for state in GOING]
 
 
 def lock_workflow(connection: sa.Connection, code: int) -> None:
-    """Lock a workflow until the end of the transaction, so that only one transaction decides about its concurrency."""
+    """Lock the row of a workflow until the end of the transaction. Decisions about its concurrency then run one at a
+    time.
+    """
     connection.execute(sa.select(definition.c.code).where(definition.c.code == code).with_for_update(key_share=True))
 
 
-def active_and_waiting(connection: sa.Connection, code: int, *, exclude: int = 0) -> list[ActiveRun]:
-    """Return the runs of a workflow that are active or waiting, oldest first. Includes child runs of other runs."""
+def list_active_and_waiting_runs(connection: sa.Connection, code: int, *, exclude: int = 0) -> list[ActiveRun]:
+    """Return the runs of a workflow that are active or wait for its limit, oldest first. Includes child runs of other
+    runs.
+    """
     chosen = sa.select(workflow_run.c.id, workflow_run.c.shard, workflow_run.c.state).where(
         workflow_run.c.code == code,
         workflow_run.c.state.in_([*_GOES, _WAITS]),
@@ -35,10 +39,10 @@ def active_and_waiting(connection: sa.Connection, code: int, *, exclude: int = 0
     return [ActiveRun(row.id, row.shard, RunState(row.state)) for row in rows]
 
 
-def runs_to_start(connection: sa.Connection, code: int, max_active: int | None) -> list[int]:
+def list_runs_to_start(connection: sa.Connection, code: int, max_active: int | None) -> list[int]:
     """Return the waiting runs of a workflow that may start now. Empty if the concurrency limit is reached.
 
-    A child run is only included while its parent is running. Until then it does not block other runs.
+    A waiting child run does not count while its parent is not running, so it does not block other runs.
 
     Args:
         connection: A transaction.
@@ -62,7 +66,7 @@ def runs_to_start(connection: sa.Connection, code: int, max_active: int | None) 
     return list(connection.execute(waiting).scalars())
 
 
-def shards_with_waiting_runs(connection: sa.Connection, codes: Collection[int]) -> set[int]:
+def find_shards_with_waiting_runs(connection: sa.Connection, codes: Collection[int]) -> set[int]:
     """Return the shards in which runs of these workflows wait for a concurrency limit."""
     if not codes:
         return set()

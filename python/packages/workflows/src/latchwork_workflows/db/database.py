@@ -91,8 +91,14 @@ class Database:
         self._writes = FairLock()
         self._in_use: dict[Any, float] = {}
         try:
-            self.engine = _sqlite(parsed, self._file) if self.is_sqlite else _postgres(parsed, self._in_use)
-            self._asked = self.engine if self.is_sqlite else _postgres(parsed, self._in_use, poolclass=sa.pool.NullPool)
+            self.engine = (
+                _sqlite(parsed, self._file) if self.is_sqlite else _create_postgres_engine(parsed, self._in_use)
+            )
+            self._asked = (
+                self.engine
+                if self.is_sqlite
+                else _create_postgres_engine(parsed, self._in_use, poolclass=sa.pool.NullPool)
+            )
         except ModuleNotFoundError as error:
             raise LatchworkError(
                 f'PostgreSQL needs {error.name}; run: pip install "latchwork[workflows-postgres]"'
@@ -105,12 +111,16 @@ class Database:
         self.engine.dispose()
 
     def break_connections(self, older_than_s: float = 0.0) -> int:
-        """Break database connections that have been in use for at least this long.
+        """Break database connections that have been in use for too long, so that their threads get
+        ``DatabaseUnavailable``.
 
-        Return the number of broken connections. Thread-safe.
+        PostgreSQL limits the time of each statement, but its answer may never arrive through a hanging proxy or
+        firewall. Thread-safe.
 
-        Their threads get ``DatabaseUnavailable``. PostgreSQL limits the time of each statement, but through a hanging
-        proxy or firewall its answer may never arrive.
+        Args:
+            older_than_s: The least number of seconds in use.
+        Returns:
+            The number of broken connections.
         """
         now = time.monotonic()
         return sum(_shut_down_socket(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
@@ -118,12 +128,12 @@ class Database:
     def ping(self) -> None:
         """Check that the database answers a query.
 
-        On PostgreSQL, this opens a separate connection, because all pooled connections may be in use.
+        On PostgreSQL this opens an extra connection, because all pooled connections may be in use.
 
         Raises:
             DatabaseUnavailable: The database does not answer.
         """
-        with _converted_errors(self.url), self._asked.connect() as connection:
+        with _convert_errors(self.url), self._asked.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
 
     @contextmanager
@@ -133,7 +143,7 @@ class Database:
         Raises:
             DatabaseUnavailable: The database cannot be reached.
         """
-        with _converted_errors(self.url, self._file), self.engine.connect() as connection:
+        with _convert_errors(self.url, self._file), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             yield connection
@@ -141,14 +151,14 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """Open a write transaction. It commits at the end of the block, and rolls back if the block raises.
+        """Open a write transaction. It commits at the end of the block, or rolls back if the block raises.
 
         Raises:
-            DatabaseUnavailable: The database cannot be reached. If this happens during the commit, its result is
-                unknown.
+            DatabaseUnavailable: The database cannot be reached. If the commit raises this, it is unknown whether the
+                transaction was committed.
         """
         if not self.is_sqlite:
-            with _converted_errors(self.url), self.engine.begin() as connection:
+            with _convert_errors(self.url), self.engine.begin() as connection:
                 yield connection
             return
         if not self._writes.acquire(_WRITE_S):
@@ -156,7 +166,7 @@ class Database:
                 f"database {self.url}: other threads have locked it for {_WRITE_S:.0f} s; look at its disk"
             )
         try:
-            with _converted_errors(self.url, self._file), self.engine.connect() as connection:
+            with _convert_errors(self.url, self._file), self.engine.connect() as connection:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
                 connection.commit()
@@ -196,10 +206,13 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
     return engine
 
 
-def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
+def _create_postgres_engine(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
     """Create the engine for PostgreSQL.
 
-    Records connections that are checked out in ``in_use``, each with the time since when.
+    Args:
+        url: The URL of the database.
+        in_use: Filled by the engine: each connection that is in use, with the time since when.
+        pool: Options of the connection pool.
     """
     pool = pool or {"pool_size": _KEPT, "max_overflow": _MORE}
     engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}, **pool)
@@ -229,7 +242,7 @@ def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
 
 
 def _shut_down_socket(connection: Any) -> bool:
-    """Shut down the socket of a psycopg connection. Return False if the connection is already closed."""
+    """Shut down the socket of a psycopg connection. Return False if the connection is closed already."""
     try:
         number = connection.fileno()
         with socket.socket(fileno=os.dup(number)) as line:
@@ -242,8 +255,8 @@ def _shut_down_socket(connection: Any) -> bool:
 
 
 @contextmanager
-def _converted_errors(url: str, file: str | None = None) -> Iterator[None]:
-    """Convert errors of the connection and the disk to ``DatabaseUnavailable``. Other errors are not changed."""
+def _convert_errors(url: str, file: str | None = None) -> Iterator[None]:
+    """Convert errors of the connection and of the disk to ``DatabaseUnavailable``. Other errors pass unchanged."""
     try:
         yield
     except sa.exc.TimeoutError as error:
@@ -268,7 +281,13 @@ class FairLock:
         self._line: deque[threading.Event] = deque()
 
     def acquire(self, timeout_s: float | None = None) -> bool:
-        """Wait for the lock. Return False if ``timeout_s`` elapses first. None waits forever."""
+        """Wait for the lock.
+
+        Args:
+            timeout_s: Seconds to wait. None: forever.
+        Returns:
+            False if the time has elapsed.
+        """
         turn = threading.Event()
         with self._mutex:
             if not self._held:
@@ -284,9 +303,13 @@ class FairLock:
         return not self._stop_waiting(turn, keep=True)
 
     def _stop_waiting(self, turn: threading.Event, *, keep: bool = False) -> bool:
-        """Stop waiting for the lock. Return False if the lock was passed to this thread at the same moment.
+        """Leave the queue of waiting threads after a timeout or an error.
 
-        The lock is then released, unless ``keep`` is set.
+        Args:
+            turn: The event of this thread.
+            keep: Keep the lock if it was passed to this thread meanwhile. Otherwise release it.
+        Returns:
+            False if the lock was passed to this thread meanwhile.
         """
         with self._mutex:
             if turn in self._line:

@@ -78,7 +78,10 @@ def save(
 
 
 def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
-    """Set whether a workflow may be started. Fire times missed while it was offline are not caught up."""
+    """Set whether a workflow is online, that is, whether it may be started.
+
+    Fire times that its schedule misses while it is offline are not caught up.
+    """
     now = time.time()
     if online:
         was_offline = sa.select(definition.c.code).where(definition.c.code == code, definition.c.online.is_(False))
@@ -117,8 +120,12 @@ def _save_schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | No
         connection.execute(sa.update(schedule).where(mine).values(cursor=now, **values))
 
 
-def possible_targets(key: str) -> list[tuple[str, str]]:
-    """Return the projects and names to which a reference may refer. The first one that exists is used."""
+def list_possible_targets(key: str) -> list[tuple[str, str]]:
+    """Return the projects and names that a reference to a workflow may mean. The first one that exists is used.
+
+    Args:
+        key: ``project.name``, or only a name.
+    """
     project, dot, name = key.partition(".")
     return [(project, name), ("default", key)] if dot else [("default", key)]
 
@@ -145,7 +152,7 @@ def find(connection: sa.Connection, key: str) -> FoundWorkflow:
     Raises:
         UnknownWorkflow: There is no such workflow.
     """
-    for project_, name_ in possible_targets(key):
+    for project_, name_ in list_possible_targets(key):
         row = connection.execute(
             sa.select(definition.c.code, definition.c.version, definition.c.online).where(
                 definition.c.project == project_, definition.c.name == name_

@@ -25,7 +25,7 @@ _NEEDED = {"sub_process": Role.OPERATOR, "dependent": Role.VIEWER}
 _DOES = {Role.OPERATOR: "start its workflows", Role.VIEWER: "wait for its workflows"}
 
 
-def all_grants(connection: sa.Connection) -> list[Grant]:
+def list_grants(connection: sa.Connection) -> list[Grant]:
     """Return all grants, sorted by project and grantee."""
     table = project_grant
     rows = connection.execute(sa.select(table).order_by(table.c.project, table.c.grantee))
@@ -39,16 +39,21 @@ def save(connection: sa.Connection, grant: Grant) -> None:
 
 
 def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
-    """Remove a grant. Return whether the grant existed."""
+    """Remove a grant, and return whether it existed."""
     there = sa.and_(project_grant.c.project == project, project_grant.c.grantee == grantee)
     return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
 
 
 def check_grant(connection: sa.Connection, grantee: str, project: str, role: Role) -> None:
-    """Check that a project has this role in another project.
+    """Check that one project has been granted a role in another project.
 
+    Args:
+        connection: A transaction.
+        grantee: The project that needs the role.
+        project: The project whose workflows it uses.
+        role: The role that it needs.
     Raises:
-        NotAllowed: The project does not have the role. The message says how to grant it.
+        NotAllowed: The role was not granted. The message says how to grant it.
     """
     if grantee == project:
         return
@@ -77,14 +82,14 @@ def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) 
     try:
         found = definitions.find(connection, name)
     except UnknownWorkflow:
-        check_grant(connection, grantee, definitions.possible_targets(name)[0][0], role)
+        check_grant(connection, grantee, definitions.list_possible_targets(name)[0][0], role)
         raise
     check_grant(connection, grantee, found.project, role)
     return found
 
 
-def grant_problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
-    """Yield a problem for each workflow of another project to which a definition refers without a grant."""
+def find_missing_grants(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
+    """Yield a problem for each workflow of another project that a definition uses without a grant."""
     for index, task in enumerate(definition.tasks):
         for each in dict.fromkeys(_used_project(task_named) for task_named in references_of_task(task)):
             try:

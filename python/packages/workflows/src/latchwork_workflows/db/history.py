@@ -47,20 +47,37 @@ def record_event(
     task: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Record an event of a run or an action of a user, in the transaction that makes the change."""
+    """Record an event of a run or an action of a user, in the transaction that makes the change.
+
+    Args:
+        connection: The transaction.
+        kind: The type of the event.
+        by: The account that caused it. Empty if no user did.
+        project: The project, for events without a run.
+        run_id: The run, if any.
+        task: The task, if any.
+        details: Further details.
+    """
     row = {"kind": kind, "by": by[:200], "project": project, "run_id": run_id, "task": task[:100]}
     connection.execute(sa.insert(event).values(**row, at=time.time(), details=dict(details) if details else None))
 
 
-def events_of_run(
+def list_events_of_run(
     connection: sa.Connection, run_id: int, *, before: int | None = None, limit: int = 100
 ) -> list[HistoryEvent]:
-    """Return the events of a run, newest first."""
+    """Return the events of a run, newest first.
+
+    Args:
+        connection: A transaction.
+        run_id: The ID of the run.
+        before: Return only events with lower IDs, for the next page.
+        limit: The maximum number of events.
+    """
     chosen = _rows().where(event.c.run_id == run_id).order_by(event.c.id.desc()).limit(limit)
     return _read(connection, chosen if before is None else chosen.where(event.c.id < before))
 
 
-def user_actions(
+def list_user_actions(
     connection: sa.Connection,
     *,
     projects: Collection[str] | None = None,
@@ -68,13 +85,13 @@ def user_actions(
     by: str = "",
     limit: int = 100,
 ) -> list[HistoryEvent]:
-    """Return the actions of users, newest first.
+    """Return the actions of users from the audit log, newest first.
 
     Args:
         connection: A transaction.
         projects: Return only actions in these projects. None: all, including actions without a project.
         before: Return only events with lower IDs, for the next page.
-        by: Return only actions of this account.
+        by: Return only actions of this account. Empty: any account.
         limit: The maximum number of events.
     """
     chosen = _rows().where(event.c.by != "").order_by(event.c.id.desc()).limit(limit)

@@ -28,7 +28,7 @@ class ReferenceCache:
         self._found: dict[int, tuple[int, tuple[WorkflowReference, ...]]] = {}
 
     def references_of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[WorkflowReference, ...]]:
-        """Return the references to other workflows for each of these workflow rows, by workflow code."""
+        """Return the references to other workflows in each of the given workflows, by workflow code."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
@@ -49,9 +49,8 @@ def _references(body: str | None) -> tuple[WorkflowReference, ...]:
 
 
 def _load_bodies(connection: sa.Connection, versions: Mapping[int, int]) -> dict[tuple[int, int], str]:
-    """Return the definitions of these versions, by code and version.
-
-    Only definitions that may refer to other workflows.
+    """Return the definitions of some versions, by code and version. Definitions without references to workflows are
+    left out.
     """
     found: dict[tuple[int, int], str] = {}
     codes = sorted(versions)
@@ -80,8 +79,13 @@ class MissingReference(NamedTuple):
     message: str
 
 
-def missing_references(connection: sa.Connection, project: str | None = None) -> list[MissingReference]:
-    """Return the references of online workflows to things that do not exist, sorted by project and name."""
+def find_missing_references(connection: sa.Connection, project: str | None = None) -> list[MissingReference]:
+    """Return the references in online workflows to things that do not exist, sorted by project and name.
+
+    Args:
+        connection: A transaction.
+        project: Check only workflows of this project. None: all projects.
+    """
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -96,7 +100,7 @@ def missing_references(connection: sa.Connection, project: str | None = None) ->
         if body is None:
             continue
         if row.project not in known:
-            known[row.project] = settings.settings_of_project(connection, row.project)
+            known[row.project] = settings.load_setting_names(connection, row.project)
         found += [MissingReference(body.key, *each) for each in missing_settings(body, known[row.project])]
     return found
 

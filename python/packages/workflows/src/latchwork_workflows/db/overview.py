@@ -40,26 +40,37 @@ class CommandLag(NamedTuple):
     shards: int
 
 
-def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
-    """Return the number of active runs, at most ``MAX``."""
+def count_active_runs(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
+    """Return the number of active runs, at most ``MAX``.
+
+    Args:
+        connection: A transaction.
+        codes: Count only runs of these workflows. None: all workflows.
+    """
     some = sa.select(workflow_run.c.id).where(IS_ACTIVE).limit(MAX)
     if codes is not None:
         some = some.where((workflow_run.c.code + 0).in_(codes))
     return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
 
 
-def active_runs(connection: sa.Connection, codes: Collection[int] | None = None, limit: int = 20) -> list[Row]:
-    """Return the active runs, newest first."""
+def list_active_runs(connection: sa.Connection, codes: Collection[int] | None = None, limit: int = 20) -> list[Row]:
+    """Return active runs, newest first.
+
+    Args:
+        connection: A transaction.
+        codes: Return only runs of these workflows. None: all workflows.
+        limit: The maximum number of runs.
+    """
     some = (
         sa.select(_ID).select_from(_BY_AGE[connection.dialect.name]).where(IS_ACTIVE).order_by(_ID.desc()).limit(limit)
     )
     if codes is not None:
         some = some.where(_CODE.in_(codes))
-    return run_queries.runs_by_id(connection, list(connection.execute(some).scalars()))
+    return run_queries.load_runs_by_id(connection, list(connection.execute(some).scalars()))
 
 
-def queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> dict[int, set[str]]:
-    """Return the partitions in which tasks of these runs are queued, by run ID.
+def get_queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> dict[int, set[str]]:
+    """Return the queue partitions that contain tasks of these runs, by run ID.
 
     Runs without queued tasks are left out.
     """
@@ -72,29 +83,38 @@ def queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> di
     return found
 
 
-def failed_runs(
+def list_failed_runs(
     connection: sa.Connection, since: float, codes: Collection[int] | None = None, limit: int = 20
 ) -> list[Row]:
-    """Return runs that failed after a time, newest first. Only the newest failures are searched."""
-    rows = run_queries.newest_runs(connection, codes=codes, state="failure", limit=limit * 5)
+    """Return runs that failed after a given time, newest first.
+
+    Only a limited number of the newest failed runs is searched.
+
+    Args:
+        connection: A transaction.
+        since: Seconds since the epoch.
+        codes: Return only runs of these workflows. None: all workflows.
+        limit: The maximum number of runs.
+    """
+    rows = run_queries.list_newest_runs(connection, codes=codes, state="failure", limit=limit * 5)
     return [row for row in rows if (row.ended_at or 0.0) >= since][:limit]
 
 
-def command_lag(connection: sa.Connection) -> CommandLag:
-    """Return the number of commands that wait for masters, and of shards without an owner."""
+def measure_command_lag(connection: sa.Connection) -> CommandLag:
+    """Return the number of commands that no master has executed yet, and the number of shards without an owner."""
     some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MAX).subquery()
     row = connection.execute(sa.select(sa.func.count(), sa.func.min(some.c.created_at)).select_from(some)).one()
     owners = connection.execute(sa.select(shard.c.owner)).scalars().all()
     return CommandLag(int(row[0]), row[1], sum(not owner for owner in owners), len(owners))
 
 
-def shards(connection: sa.Connection) -> list[Row]:
+def list_shards(connection: sa.Connection) -> list[Row]:
     """Return all shards with their owners."""
     return list(connection.execute(sa.select(*shard.c).order_by(shard.c.id)).all())
 
 
-def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
-    """Return a value that changes with every write of a master and every new command, so that pages notice changes."""
+def compute_fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
+    """Return a value that changes whenever a master or a user writes something that overview pages show."""
     newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
     written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
     return (newest, *(tuple(row) for row in written))

@@ -24,7 +24,7 @@ _FIND = sa.select(pool).where(pool.c.name == sa.bindparam("name"))
 _FIND_LOCKED = _FIND.with_for_update()
 
 
-def all_pools(connection: sa.Connection) -> list[PoolSettings]:
+def list_pools(connection: sa.Connection) -> list[PoolSettings]:
     """Return all pools, sorted by name."""
     return [PoolSettings.model_validate(row) for row in connection.execute(sa.select(pool).order_by(pool.c.name))]
 
@@ -32,14 +32,17 @@ def all_pools(connection: sa.Connection) -> list[PoolSettings]:
 def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSettings | None:
     """Return a pool, or None if there is none.
 
-    With ``lock``, the pool is locked until the end of the transaction.
+    Args:
+        connection: A transaction.
+        name: The name of the pool.
+        lock: Lock its row until the end of the transaction.
     """
     row = connection.execute(_FIND_LOCKED if lock else _FIND, {"name": name}).first()
     return None if row is None else PoolSettings.model_validate(row)
 
 
 def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
-    """Create those of the named pools that do not exist, with a size of 1."""
+    """Create the named pools that do not exist, with a size of 1."""
     rows = [{"name": name, "size": DEFAULT_SIZE, "admission": "suspend"} for name in sorted(set(names))]
     if rows:
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(pool)
@@ -47,7 +50,7 @@ def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
 
 
 def save(connection: sa.Connection, settings: PoolSettings) -> bool:
-    """Create or change a pool. Return whether the pool is new."""
+    """Create or change a pool, and return whether it is new."""
     values = settings.model_dump()
     changed = connection.execute(sa.update(pool).where(pool.c.name == settings.name).values(**values)).rowcount
     if not changed:
@@ -56,12 +59,12 @@ def save(connection: sa.Connection, settings: PoolSettings) -> bool:
 
 
 def remove(connection: sa.Connection, name: str) -> bool:
-    """Delete a pool. Return whether the pool existed."""
+    """Delete a pool, and return whether it existed."""
     return bool(connection.execute(sa.delete(pool).where(pool.c.name == name)).rowcount)
 
 
-def workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
-    """Return for each pool the workflows whose newest version refers to it, as ``project.name``."""
+def list_workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
+    """Return, for each pool, the workflows that use it in their newest version, as ``project.name``."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -78,42 +81,41 @@ def workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
     return found
 
 
-def active_count(connection: sa.Connection, project: str) -> int:
-    """Return the number of tasks of a project, in all shards, that are queued for workers or running."""
+def count_active_tasks(connection: sa.Connection, project: str) -> int:
+    """Return how many tasks of a project are queued or running, in all shards."""
     of_project = sa.select(definition.c.code).where(definition.c.project == project)
-    active = _active_runs(workflow_run.c.code.in_(of_project))
+    active = _build_active_runs_cte(workflow_run.c.code.in_(of_project))
     chosen = sa.select(sa.func.count()).select_from(active).join(task, _is_of(active))
     states = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
     return int(connection.execute(chosen.where(states, task.c.queue_key.is_not(None))).scalar_one())
 
 
-def waiting_counts(connection: sa.Connection) -> dict[str, int]:
-    """Return the number of queued tasks that need a slot of each pool, by the pool's name in the store.
-
-    Zeros are left out.
+def count_waiting_tasks_by_pool(connection: sa.Connection) -> dict[str, int]:
+    """Return the number of queued tasks that need a slot of each pool, by pool key. Pools without such tasks are left
+    out.
     """
     found: dict[str, int] = {}
-    for _, lane, _ in _queued(connection):
+    for _, lane, _ in _iter_queued_tasks(connection):
         for name in pools_of(lane):
             found[name] = found.get(name, 0) + 1
     return found
 
 
-def waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tuple[int, list[int]]:
-    """Return how many tasks wait for a slot of a pool, and the IDs of the first ``limit`` tasks in queue order.
+def find_waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tuple[int, list[int]]:
+    """Return the number of tasks that wait for a slot of a pool, and the IDs of the first ones in queue order.
 
     Args:
         connection: A transaction.
-        name: The pool's name in the store.
-        limit: How many IDs.
+        name: The key of the pool in the store.
+        limit: The maximum number of IDs.
     """
-    mine = [(sort_key, number) for number, lane, sort_key in _queued(connection) if name in pools_of(lane)]
+    mine = [(sort_key, number) for number, lane, sort_key in _iter_queued_tasks(connection) if name in pools_of(lane)]
     return len(mine), [number for _, number in nsmallest(limit, mine)]
 
 
-def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
-    """Yield the queued tasks that need a slot of a pool, each with its ID, partition and sort key."""
-    active = _active_runs()
+def _iter_queued_tasks(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
+    """Yield the ID, the partition and the sort key of each queued task that needs a slot of a pool."""
+    active = _build_active_runs_cte()
     chosen = sa.select(task.c.id, task.c.queue_key).select_from(active).join(task, _is_of(active))
     chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
     for row in connection.execute(chosen):
@@ -121,10 +123,10 @@ def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
         yield row.id, lane, sort_key
 
 
-def _active_runs(*more: sa.ColumnElement[bool]) -> sa.CTE:
-    """Return a common table expression of the active runs, which restricts a query to their tasks.
+def _build_active_runs_cte(*more: sa.ColumnElement[bool]) -> sa.CTE:
+    """Build a common table expression of the active runs, to which a query for tasks can be restricted.
 
-    There are few active runs. Without this restriction, a database may read all tasks of a long history.
+    There are few active runs. Without the restriction, a database may read all tasks of a long history.
     """
     return (
         sa.select(workflow_run.c.id, workflow_run.c.round)

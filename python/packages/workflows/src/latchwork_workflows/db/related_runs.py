@@ -1,4 +1,4 @@
-"""Related runs: parents and children, elements of maps, and tasks that wait for other workflows.
+"""Related runs: parents and children, elements of map tasks, and tasks that wait for other workflows.
 
 Writers hold the guard of the shard in the same transaction. Parents and children belong to one shard.
 """
@@ -33,8 +33,8 @@ _WHO_WAITS = (
 )
 
 
-def _above() -> sa.Select[Any]:
-    """Return the query for all ancestors of a run. It is built once, because a transaction may execute it often."""
+def _build_ancestors_query() -> sa.Select[Any]:
+    """Build the query for all ancestors of a run. It is built only once, because a transaction may execute it often."""
     nearest = (
         sa.select(workflow_run.c.id, workflow_run.c.parent_task, sa.literal(0).label("level"))
         .join(task, task.c.run_id == workflow_run.c.id)
@@ -50,7 +50,7 @@ def _above() -> sa.Select[Any]:
     return sa.select(found.c.id).order_by(found.c.level)
 
 
-_ABOVE = _above()
+_ABOVE = _build_ancestors_query()
 
 
 class TaskPlace(NamedTuple):
@@ -83,16 +83,23 @@ class FoundRun(NamedTuple):
     outputs: Mapping[str, Mapping[str, Any]]
 
 
-def child_of(connection: sa.Connection, task_id: int) -> int | None:
-    """Return the run that a task started, or None."""
+def find_child(connection: sa.Connection, task_id: int) -> int | None:
+    """Return the ID of the run that a task started, or None if it started none."""
     found: int | None = connection.execute(
         sa.select(workflow_run.c.id).where(workflow_run.c.parent_task == task_id)
     ).scalar_one_or_none()
     return found
 
 
-def parent_of(connection: sa.Connection, task_id: int) -> TaskPlace | None:
-    """Return the task that started a run. None: the task no longer exists or belongs to an earlier round."""
+def find_parent(connection: sa.Connection, task_id: int) -> TaskPlace | None:
+    """Return the run, the name and the state of a task that started a child run.
+
+    Returns None if the task no longer exists, or if its run was rerun since.
+
+    Args:
+        connection: A transaction.
+        task_id: The ID of the task.
+    """
     found = connection.execute(
         sa.select(task.c.run_id, task.c.name, task.c.map_index, task.c.state)
         .join(workflow_run, sa.and_(workflow_run.c.id == task.c.run_id, workflow_run.c.round == task.c.round))
@@ -104,31 +111,36 @@ def parent_of(connection: sa.Connection, task_id: int) -> TaskPlace | None:
 
 
 def check_command_to_child(connection: sa.Connection, run_id: int, parent_task: int | None, command: str) -> None:
-    """Check that a command may be sent to a child run.
+    """Check that a user may send this command to a child run.
 
     A child must not be restarted while its parent does not wait for it.
 
     Args:
         connection: A transaction.
-        run_id: The run that gets the command.
+        run_id: The child run.
         parent_task: The ID of the task that started the run. None: the run has no parent.
         command: The type of the command.
     Raises:
-        WrongState: The parent does not wait for the child. The message names the run to which to send the command
+        WrongState: The parent does not wait for the child. The message names the run that should get the command
             instead.
     """
-    place = parent_of(connection, parent_task) if parent_task is not None else None
+    place = find_parent(connection, parent_task) if parent_task is not None else None
     if place is not None and not may_command_child(command, place.state):
         raise WrongState(f"run {run_id} is a part of run {place.run_id}; {command} that run, which includes this one")
 
 
-def ancestor_runs(connection: sa.Connection, parent_task: int | None) -> list[int]:
-    """Return the ancestors of a run, nearest first. ``parent_task`` is the ID of the task that started the run."""
+def list_ancestors(connection: sa.Connection, parent_task: int | None) -> list[int]:
+    """Return the ancestors of a run, nearest first.
+
+    Args:
+        connection: A transaction.
+        parent_task: The ID of the task that started the run. None: the run has no ancestors.
+    """
     return [] if parent_task is None else list(connection.execute(_ABOVE, {"row": parent_task}).scalars())
 
 
-def started_by(connection: sa.Connection, run_id: int) -> str:
-    """Return the user who started a run. If a schedule started it, return the author of its version."""
+def get_starting_user(connection: sa.Connection, run_id: int) -> str:
+    """Return the user who started a run. If a schedule started it, return the author of the workflow version."""
     version = sa.and_(
         definition_version.c.code == workflow_run.c.code, definition_version.c.version == workflow_run.c.version
     )
@@ -145,15 +157,16 @@ def find_cycles(
     *,
     may_see: Callable[[str], bool] = lambda _project: True,
 ) -> list[list[Problem]]:
-    """Return for each definition the sub-process tasks through which the workflow would start itself.
+    """Find workflows that would start themselves through sub-processes.
 
-    Concurrent writers of such tasks wait for each other. If two definitions form a cycle together, the second writer
-    sees the first definition.
+    If two transactions write such definitions at the same time, the second waits and then sees the first definition.
 
     Args:
         connection: A transaction.
         definitions: The definitions to be written.
-        may_see: Returns whether the user may see the names of workflows of a project.
+        may_see: Returns whether the user may see the names of a project's workflows.
+    Returns:
+        For each definition, the problems of the sub-process tasks that close a cycle.
     """
     if not any(_started_workflow(each) for one in definitions for each in one.tasks):
         return [[] for _ in definitions]
@@ -185,7 +198,14 @@ def _started_workflow(spec: TaskSpec) -> str:
 def _find_path(
     connection: sa.Connection, cache: dict[tuple[str, str], Definition | None], start: str, goal: str
 ) -> list[Definition] | None:
-    """Return the workflows on a path of sub-processes from one workflow to another, or None if there is no path."""
+    """Return the workflows on a path of sub-processes between two workflows, or None if there is no path.
+
+    Args:
+        connection: A transaction.
+        cache: Definitions that were loaded already, by project and name.
+        start: Name of the first workflow.
+        goal: Name of the last workflow.
+    """
     open_: list[tuple[str, list[Definition]]] = [(start, [])]
     seen: set[str] = set()
     while open_:
@@ -204,8 +224,14 @@ def _find_path(
 def _load_definition(
     connection: sa.Connection, cache: dict[tuple[str, str], Definition | None], name: str
 ) -> Definition | None:
-    """Return the definition to which a name refers, or None."""
-    for key in definitions.possible_targets(name):
+    """Return the newest definition of a workflow, or None if there is no such workflow.
+
+    Args:
+        connection: A transaction.
+        cache: Definitions that were loaded already, by project and name.
+        name: ``project.name``, or only a name.
+    """
+    for key in definitions.list_possible_targets(name):
         if key not in cache:
             cache[key] = _newest_definition(connection, *key)
         if cache[key] is not None:
@@ -231,9 +257,14 @@ def _newest_definition(connection: sa.Connection, project: str, name: str) -> De
 def register_wait(
     connection: sa.Connection, task_id: int, run_id: int, shard: int, targets: Iterable[tuple[int, str]]
 ) -> None:
-    """Record that a task of the run ``run_id`` waits for other workflows, given as codes and task names.
+    """Record that a task waits for other workflows. Idempotent.
 
-    Idempotent.
+    Args:
+        connection: A transaction.
+        task_id: The ID of the task.
+        run_id: The run of the task.
+        shard: The shard of the run.
+        targets: The codes of the workflows, each with the name of a task or an empty string.
     """
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(waiting)
     values = [
@@ -245,25 +276,26 @@ def register_wait(
 
 
 def remove_waits(connection: sa.Connection, task_id: int) -> None:
-    """Remove the records of the workflows for which a task waits."""
+    """Delete the records of the workflows that a task waits for."""
     connection.execute(sa.delete(waiting).where(waiting.c.task == task_id))
 
 
 def remove_waits_of_run(connection: sa.Connection, run_id: int) -> None:
-    """Remove the records of the workflows for which tasks of a run wait."""
+    """Delete the records of the workflows that the tasks of a run wait for."""
     connection.execute(sa.delete(waiting).where(waiting.c.run_id == run_id))
 
 
-def waiting_workflows(
+def find_waiting_shards(
     connection: sa.Connection, ended_codes: Collection[int], ended_tasks: Mapping[int, Collection[str]]
 ) -> list[tuple[int, int]]:
-    """Return the shards that have tasks waiting for these workflows or tasks to end, each with the code of the awaited
-    workflow.
+    """Return which shards have tasks that wait for the workflows or tasks that have just ended.
 
     Args:
         connection: A transaction.
         ended_codes: The codes of workflows of which a run has ended.
         ended_tasks: The names of the tasks that have ended, by workflow code.
+    Returns:
+        Pairs of the shard and the code of the workflow that its tasks wait for.
     """
     codes = sorted({*ended_codes, *ended_tasks})
     if not codes:
@@ -278,19 +310,31 @@ def waiting_workflows(
     )
 
 
-def waiting_runs(connection: sa.Connection, shard: int, code: int, *, after: int, limit: int) -> list[int]:
-    """Return up to ``limit`` runs of a shard with tasks that wait for a workflow, with IDs above ``after``, sorted by
-    ID.
+def list_waiting_runs(connection: sa.Connection, shard: int, code: int, *, after: int, limit: int) -> list[int]:
+    """Return the runs of a shard that have a task waiting for a workflow, sorted by ID.
+
+    Args:
+        connection: A transaction.
+        shard: The ID of the shard.
+        code: The code of the workflow.
+        after: Return only runs with higher IDs, for the next page.
+        limit: The maximum number of runs.
     """
     mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.run_id > after)
     chosen = sa.select(waiting.c.run_id).where(mine).distinct().order_by(waiting.c.run_id).limit(limit)
     return list(connection.execute(chosen).scalars())
 
 
-def newest_run(connection: sa.Connection, code: int, span: Span, exclude: Collection[int]) -> FoundRun | None:
-    """Return the run of a workflow with the latest schedule time within a time span, with its tasks.
+def find_newest_run(connection: sa.Connection, code: int, span: Span, exclude: Collection[int]) -> FoundRun | None:
+    """Return the run of a workflow with the latest schedule time within a time span, or None if there is none.
 
-    Ignores the runs in ``exclude``, and dry runs, which have no results to wait for.
+    Dry runs are ignored, because they have no results to wait for.
+
+    Args:
+        connection: A transaction.
+        code: The code of the workflow.
+        span: The time span.
+        exclude: IDs of runs to ignore.
     """
     chosen = (
         sa.select(workflow_run.c.id, workflow_run.c.state, workflow_run.c.round)
@@ -324,17 +368,17 @@ _CHILD = sa.select(
 ).join(definition, definition.c.code == workflow_run.c.code)
 
 
-def runs_started_by(connection: sa.Connection, tasks: Collection[int]) -> dict[int, Row]:
-    """Return the child run of each of these tasks, by task ID. Tasks without a child run are left out."""
-    ids = _ids_of_children(connection, tasks)
+def load_child_runs(connection: sa.Connection, tasks: Collection[int]) -> dict[int, Row]:
+    """Return the child run of each given task, by task ID. Tasks without a child run are left out."""
+    ids = _load_parent_tasks(connection, tasks)
     return {row.parent_task: row for row in _by_id(connection, _CHILD, list(ids))}
 
 
-def _ids_of_children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, int]:
-    """Return the IDs of tasks, by the ID of the child run that each started.
+def _load_parent_tasks(connection: sa.Connection, tasks: Collection[int]) -> dict[int, int]:
+    """Return the task that started each child run, by the ID of the child run.
 
-    Selects only the columns of the index. With one more column, SQLite would scan all runs, because few runs have a
-    parent.
+    The query selects only columns of the index. With one more column SQLite would scan all runs, because few runs have
+    a parent.
     """
     ids, found = sorted(tasks), {}
     for start in range(0, len(ids), 400):
@@ -349,13 +393,20 @@ def _by_id(connection: sa.Connection, chosen: sa.Select[Any], ids: Sequence[int]
         yield from connection.execute(chosen.where(workflow_run.c.id.in_(ids[start : start + 400])))
 
 
-def children_of_run(
+def list_child_runs(
     connection: sa.Connection, run_id: int, *, before: int | None = None, limit: int = 100
 ) -> list[Row]:
-    """Return the runs that tasks of a run started in any round, newest first, with the names of the tasks."""
+    """Return the child runs of a run with the names of the tasks that started them, newest first.
+
+    Args:
+        connection: A transaction.
+        run_id: The ID of the parent.
+        before: Return only runs with lower IDs, for the next page.
+        limit: The maximum number of runs.
+    """
     tasks = connection.execute(sa.select(task.c.id).where(task.c.run_id == run_id)).scalars().all()
     ids = sorted(
-        (each for each in _ids_of_children(connection, tasks) if before is None or each < before), reverse=True
+        (each for each in _load_parent_tasks(connection, tasks) if before is None or each < before), reverse=True
     )
     named = sa.select(
         workflow_run.c.id, workflow_run.c.state, definition.c.project, definition.c.name,
@@ -367,14 +418,14 @@ def children_of_run(
     return sorted(_by_id(connection, named, ids[:limit]), key=lambda row: int(row.id), reverse=True)
 
 
-def tasks_without_elements(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
-    """Return the tasks of a run in the order of creation, at most 5,000. Elements of maps are left out."""
+def list_tasks_without_elements(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
+    """Return the tasks of a run in the order of creation, without the elements of map tasks. At most 5,000."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.map_index == -1)
     return list(connection.execute(sa.select(*TASK).where(mine).order_by(task.c.id).limit(5000)).all())
 
 
-def element_counts(connection: sa.Connection, run_id: int, round_number: int) -> dict[str, dict[str, int]]:
-    """Return the number of elements in each state for each map of a run, by the name of the map."""
+def count_elements(connection: sa.Connection, run_id: int, round_number: int) -> dict[str, dict[str, int]]:
+    """Return how many elements of each map task are in each state, by the name of the map task."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.map_index >= 0)
     counted = sa.select(task.c.name, task.c.state, sa.func.count().label("count")).where(mine)
     found: dict[str, dict[str, int]] = {}
@@ -383,17 +434,17 @@ def element_counts(connection: sa.Connection, run_id: int, round_number: int) ->
     return found
 
 
-def element_states(connection: sa.Connection, run_id: int, round_number: int, name: str) -> dict[str, TaskState]:
-    """Return the state of each element of a map, by the name of the element."""
+def get_element_states(connection: sa.Connection, run_id: int, round_number: int, name: str) -> dict[str, TaskState]:
+    """Return the state of each element of a map task, by the name of the element."""
     mine = sa.and_(task.c.run_id == run_id, task.c.round == round_number, task.c.name == name, task.c.map_index >= 0)
     rows = connection.execute(sa.select(task.c.map_index, task.c.state).where(mine).order_by(task.c.map_index))
     return {element_name(name, row.map_index): TaskState(row.state) for row in rows}
 
 
-def elements(
+def list_elements(
     connection: sa.Connection, map_row: Row, *, state: str = "", after: int | None = None, limit: int = 100
 ) -> list[Row]:
-    """Return the elements of a map, sorted by index.
+    """Return the elements of a map task, sorted by index.
 
     Args:
         connection: A transaction.
@@ -423,14 +474,15 @@ class DependentWorkflow(NamedTuple):
     definition: Definition
 
 
-def dependent_workflows(connection: sa.Connection, key: str, *, include_indirect: bool) -> list[DependentWorkflow]:
-    """Return the online workflows that wait for runs of a workflow, nearest first, without duplicates and without the
-    workflow itself.
+def list_dependent_workflows(connection: sa.Connection, key: str, *, include_indirect: bool) -> list[DependentWorkflow]:
+    """Return the online workflows that wait for runs of a workflow, nearest first.
+
+    Each workflow is returned once. The given workflow is never included.
 
     Args:
         connection: A transaction.
-        key: ``project.name`` of the awaited workflow.
-        include_indirect: Whether to include workflows that wait for one of the dependents.
+        key: ``project.name`` of the workflow that they wait for.
+        include_indirect: Also return workflows that wait for another dependent workflow.
     """
     waiting = [(each, frozenset(_awaited_workflows(each.definition))) for each in _online_workflows(connection)]
     found: dict[str, DependentWorkflow] = {}

@@ -59,7 +59,7 @@ def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
 
 
 def delete_expired(connection: sa.Connection, now: float, limit: int = 500) -> int:
-    """Delete up to ``limit`` expired cache entries. Return the number of deleted entries."""
+    """Delete up to ``limit`` expired cache entries and return how many were deleted."""
     old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(limit)
     keys = list(connection.execute(old).scalars())
     for start in range(0, len(keys), _TOGETHER):

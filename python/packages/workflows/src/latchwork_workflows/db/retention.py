@@ -51,8 +51,13 @@ class RunPage:
     next: int | None
 
 
-def codes(connection: sa.Connection, *, with_fires_before: float | None = None) -> list[int]:
-    """Return the codes of all workflows, or of those that have fire times before ``with_fires_before``."""
+def list_workflow_codes(connection: sa.Connection, *, with_fires_before: float | None = None) -> list[int]:
+    """Return the codes of workflows.
+
+    Args:
+        connection: A transaction.
+        with_fires_before: Return only workflows with fire times before this time. None: all workflows.
+    """
     chosen = sa.select(definition.c.code).order_by(definition.c.code)
     if with_fires_before is not None:
         mine = sa.and_(fire.c.code == definition.c.code, fire.c.fire_time < with_fires_before)
@@ -60,15 +65,15 @@ def codes(connection: sa.Connection, *, with_fires_before: float | None = None) 
     return list(connection.execute(chosen).scalars())
 
 
-def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> RunPage:
-    """Return runs of a workflow that ended before a time, except the newest ones.
+def find_old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> RunPage:
+    """Return runs of a workflow that are old enough to delete, page by page.
 
     Args:
         connection: A transaction.
         code: The code of the workflow.
-        before: Seconds since the epoch.
-        keep: The number of newest runs to keep, however old.
-        after: Only runs with higher IDs.
+        before: Return only runs that ended before this time, in seconds since the epoch.
+        keep: The number of newest runs to keep, however old they are.
+        after: Return only runs with higher IDs, for the next page.
     """
     mine = workflow_run.c.code == code
     newest = (
@@ -98,8 +103,10 @@ def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, 
     return RunPage(old, None if is_last else rows[-1].id)
 
 
-def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
-    """Split runs into batches whose tasks fit into one transaction. A larger run gets a batch of its own."""
+def split_into_batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
+    """Split runs into batches that are small enough to be deleted in one transaction. A very large run gets a batch of
+    its own.
+    """
     counted = sa.select(task.c.run_id, sa.func.count()).where(task.c.run_id.in_(ids)).group_by(task.c.run_id)
     tasks = {row[0]: int(row[1]) for row in connection.execute(counted)}
     made: list[list[int]] = []
@@ -115,11 +122,15 @@ def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
 
 
 def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> int:
-    """Delete the oldest part of the timeline and the earlier rounds of old runs.
+    """Delete the oldest events of old runs, and their tasks from before a rerun. Return the number of deleted rows.
 
-    Return the number of deleted rows.
+    Actions of users are kept for the audit log.
 
-    Actions of users are kept as audit log.
+    Args:
+        connection: A transaction.
+        shard_id: The shard of all these runs. Its row is locked.
+        ids: The IDs of the runs.
+        before: Change only runs that ended before this time, in seconds since the epoch.
     """
     old = _lock_old_runs(connection, shard_id, ids, before)
     if not old:
@@ -132,15 +143,15 @@ def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], b
 
 
 def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Delete runs with their tasks and attempts, and record that their logs must be deleted.
-
-    Return the IDs of the deleted runs.
+    """Delete runs with their tasks and attempts, and record that their logs must still be deleted.
 
     Args:
         connection: A transaction.
         shard_id: The shard of all these runs. Its row is locked.
         ids: The IDs of the runs.
-        before: Only runs that ended before this time. A run may have been rerun meanwhile.
+        before: Delete only runs that ended before this time, because a run may have been rerun meanwhile.
+    Returns:
+        The IDs of the deleted runs.
     """
     old = _lock_old_runs(connection, shard_id, ids, before)
     if not old:
@@ -153,7 +164,7 @@ def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], be
 
 
 def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Lock a shard against its master, and return those of the given runs that have ended."""
+    """Lock the row of a shard against its master, and return the given runs that ended before a time."""
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.id.in_(ids), workflow_run.c.shard == shard_id)
     chosen = chosen.where(workflow_run.c.active.is_(False), workflow_run.c.ended_at < before)
@@ -161,23 +172,23 @@ def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int],
     return list(connection.execute(chosen).scalars())
 
 
-def pending_log_deletions(connection: sa.Connection, limit: int = ROWS) -> list[tuple[int, int]]:
-    """Return the workflow and the run of each log that must still be deleted."""
+def list_pending_log_deletions(connection: sa.Connection, limit: int = ROWS) -> list[tuple[int, int]]:
+    """Return the workflow code and the ID of each deleted run whose logs must still be deleted."""
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.like(f"{_LOGS}%"))
     rows = connection.execute(chosen.order_by(about.c.name).limit(limit))
     return [(int(row.value), int(row.name.removeprefix(_LOGS))) for row in rows]
 
 
 def record_logs_deleted(connection: sa.Connection, runs: Iterable[int]) -> None:
-    """Record that the logs of these runs were deleted."""
+    """Record that the logs of these runs have been deleted."""
     connection.execute(sa.delete(about).where(about.c.name.in_([f"{_LOGS}{each}" for each in runs])))
 
 
 def delete_commands(connection: sa.Connection, before: float, after: int = 0) -> tuple[int, int | None]:
-    """Delete commands that were carried out before a time.
+    """Delete finished commands that were executed before a given time.
 
     Returns:
-        The number of deleted commands, and the ID after which to continue. None: no more.
+        The number of deleted commands, and the ID after which to continue. The ID is None if there are no more.
     """
     columns = (command.c.id, command.c.created_at, command.c.done_at)
     rows = connection.execute(
@@ -191,12 +202,14 @@ def delete_commands(connection: sa.Connection, before: float, after: int = 0) ->
 
 
 def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
-    """Delete fire times that can no longer start a run, at most ``ROWS``. Return the number of deleted rows.
+    """Delete fire times that can no longer start a run, at most ``ROWS``, and return how many were deleted.
+
+    Fire times that the schedule may still catch up are kept, however old they are.
 
     Args:
         connection: A transaction.
         code: The code of the workflow.
-        before: Seconds since the epoch. Fire times that the schedule may still catch up are kept, however old.
+        before: Seconds since the epoch.
     """
     row = connection.execute(
         sa.select(schedule.c.max_lateness_s, schedule.c.cursor).where(schedule.c.code == code)
@@ -210,25 +223,25 @@ def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
 
 
 def delete_events(connection: sa.Connection, before: float) -> int:
-    """Delete events that are older than a time, at most ``ROWS``. Return the number of deleted rows."""
+    """Delete events that are older than a given time, at most ``ROWS``, and return how many were deleted."""
     newest = sa.select(sa.func.max(event.c.id)).scalar_subquery()
     old = sa.select(event.c.id).where(event.c.at < before, event.c.id != newest).order_by(event.c.at).limit(ROWS)
     return _delete(connection, event.c.id, old)
 
 
 def delete_sessions(connection: sa.Connection, before: float) -> int:
-    """Delete expired sessions and sign-in links."""
+    """Delete expired sessions and sign-in links, and return how many were deleted."""
     return int(connection.execute(sa.delete(web_session).where(web_session.c.expires_at < before)).rowcount)
 
 
 def shrink_database(connection: sa.Connection, *, keep_pages: int = 1000) -> int:
     """Return free pages of a SQLite file to the file system, at most ``ROWS``.
 
-    Return the number of released pages.
-
     Args:
         connection: A transaction.
         keep_pages: The number of free pages to keep for new rows.
+    Returns:
+        The number of pages that were returned.
     """
     free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar() or 0)
     some = min(ROWS, free - keep_pages)

@@ -40,7 +40,7 @@ def find_run(connection: sa.Connection, run_id: int) -> Row | None:
     return connection.execute(_RUN.where(workflow_run.c.id == run_id)).first()
 
 
-def newest_runs(
+def list_newest_runs(
     connection: sa.Connection,
     *,
     codes: Collection[int] | None = None,
@@ -48,7 +48,7 @@ def newest_runs(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return runs, the newest first.
+    """Return runs with the names of their workflows, newest first.
 
     Args:
         connection: A transaction.
@@ -62,17 +62,23 @@ def newest_runs(
             connection.execute(_ids_query(before, state).order_by(workflow_run.c.id.desc()).limit(limit)).scalars()
         )
     else:
-        ids = _newest_ids(connection, sorted(codes), before, state, limit)
-    return runs_by_id(connection, ids)
+        ids = _list_newest_ids(connection, sorted(codes), before, state, limit)
+    return load_runs_by_id(connection, ids)
 
 
-def _newest_ids(
+def _list_newest_ids(
     connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, limit: int
 ) -> list[int]:
-    """Return the newest run IDs of several workflows, merged from the index of each workflow.
+    """Return the newest run IDs of several workflows. They are merged from one index scan for each workflow.
 
-    This avoids a scan that skips most of its rows. For very many workflows a single scan is used, because most rows
-    then belong to one of them.
+    This avoids a scan that skips most of its rows. Only for very many workflows, a single scan is used.
+
+    Args:
+        connection: A transaction.
+        codes: The codes of the workflows.
+        before: Return only lower IDs, for the next page.
+        state: Return only runs in this state. Empty: any state.
+        limit: The maximum number of IDs.
     """
     chosen = _ids_query(before, state).limit(limit)
     found: list[int] = []
@@ -80,14 +86,14 @@ def _newest_ids(
         chosen = chosen.where((workflow_run.c.code + 0).in_(codes)).order_by(workflow_run.c.id.desc())
         found += connection.execute(chosen).scalars()
         return found
-    mine = _newest_of_workflow(connection, chosen, state)
+    mine = _build_newest_query(connection, chosen, state)
     for code in codes:
         found += connection.execute(mine, {"of_code": code}).scalars()
     return sorted(found, reverse=True)[:limit]
 
 
-def _newest_of_workflow(connection: sa.Connection, query: sa.Select[Any], state: str = "") -> sa.Select[Any]:
-    """Return the query for the newest runs of one workflow, ``of_code``.
+def _build_newest_query(connection: sa.Connection, query: sa.Select[Any], state: str = "") -> sa.Select[Any]:
+    """Build the query for the newest runs of one workflow, which is the parameter ``of_code``.
 
     PostgreSQL uses the index of the workflow only if the order is that of the index and the code is not a constant.
     Otherwise it may scan all newer runs of other workflows.
@@ -112,15 +118,21 @@ def _ids_query(before: int | None, state: str) -> sa.Select[Any]:
     return chosen if before is None else chosen.where(workflow_run.c.id < before)
 
 
-def runs_by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
+def load_runs_by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
     """Return the runs with these IDs, newest first. Unknown IDs are left out."""
     if not ids:
         return []
     return list(connection.execute(_RUN.where(workflow_run.c.id.in_(ids)).order_by(workflow_run.c.id.desc())).all())
 
 
-def recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> dict[int, list[Row]]:
-    """Return the newest runs of each of these workflows, by workflow code."""
+def list_recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> dict[int, list[Row]]:
+    """Return the newest runs of each given workflow, by workflow code.
+
+    Args:
+        connection: A transaction.
+        codes: The codes of the workflows.
+        limit: The maximum number of runs of each workflow.
+    """
     columns = (
         workflow_run.c.id,
         workflow_run.c.code,
@@ -128,18 +140,32 @@ def recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> 
         workflow_run.c.schedule_time,
         workflow_run.c.created_at,
     )
-    of_code = _newest_of_workflow(connection, sa.select(*columns)).limit(limit)
+    of_code = _build_newest_query(connection, sa.select(*columns)).limit(limit)
     return {code: list(connection.execute(of_code, {"of_code": code}).all()) for code in codes}
 
 
-def tasks_of_run(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
-    """Return the tasks of one round of a run, in the order of creation, at most 5,000."""
+def list_tasks_of_run(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
+    """Return the tasks of a run in the order of creation, at most 5,000.
+
+    Args:
+        connection: A transaction.
+        run_id: The ID of the run.
+        round_number: Return the tasks of this start or rerun of the run, counted from 1.
+    """
     chosen = sa.select(*TASK).where(task.c.run_id == run_id, task.c.round == round_number)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
-def task_states(connection: sa.Connection, ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], Row]:
-    """Return the states of the tasks with these names in the current round of these runs, by run and name."""
+def get_task_states(
+    connection: sa.Connection, ids: Collection[int], names: Collection[str]
+) -> dict[tuple[int, str], Row]:
+    """Return the current state of the named tasks in each of the given runs, by run ID and task name.
+
+    Args:
+        connection: A transaction.
+        ids: The IDs of the runs.
+        names: The names of the tasks.
+    """
     if not ids or not names:
         return {}
     now = sa.and_(workflow_run.c.id == task.c.run_id, workflow_run.c.round == task.c.round)
@@ -164,24 +190,31 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
     return connection.execute(chosen.where(task.c.id == task_id)).first()
 
 
-def attempts_of_run(
+def list_attempts_of_run(
     connection: sa.Connection, run_id: int, *, round_number: int | None = None, limit: int = 2000
 ) -> list[Row]:
-    """Return the attempts of a run with the names of their tasks, the latest start first."""
+    """Return the attempts of a run with the names of their tasks, latest start first.
+
+    Args:
+        connection: A transaction.
+        run_id: The ID of the run.
+        round_number: Return only attempts from this start or rerun of the run, counted from 1. None: all.
+        limit: The maximum number of attempts.
+    """
     chosen = _ATTEMPT.where(task.c.run_id == run_id)
     if round_number is not None:
         chosen = chosen.where(task.c.round == round_number)
     return list(connection.execute(chosen.order_by(attempt.c.started_at.desc(), attempt.c.task).limit(limit)).all())
 
 
-def attempts_of_task(connection: sa.Connection, task_id: int, limit: int = 200) -> list[Row]:
+def list_attempts_of_task(connection: sa.Connection, task_id: int, limit: int = 200) -> list[Row]:
     """Return the attempts of a task, newest first."""
     chosen = _ATTEMPT.where(attempt.c.task == task_id)
     return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(limit)).all())
 
 
 def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
-    """Return one claim of an attempt, or None if there is none."""
+    """Return the row of one claim of an attempt, or None if there is none."""
     key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
     return connection.execute(_ATTEMPT.where(key)).first()
 
@@ -191,15 +224,15 @@ def find_command(connection: sa.Connection, command_id: int) -> Row | None:
     return connection.execute(sa.select(*command.c).where(command.c.id == command_id)).first()
 
 
-def open_commands(connection: sa.Connection, run_id: int) -> list[Row]:
-    """Return the commands of a run that are pending or have failed, newest first, at most 20."""
+def list_unfinished_commands(connection: sa.Connection, run_id: int) -> list[Row]:
+    """Return the commands of a run that are unfinished or have failed, newest first. At most 20."""
     asked = sa.select(*command.c).where(command.c.run_id == run_id)
     asked = asked.where(sa.or_(command.c.done_at.is_(None), command.c.error.is_not(None)))
     return list(connection.execute(asked.order_by(command.c.id.desc()).limit(20)).all())
 
 
-def fingerprint(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
-    """Return a value that changes whenever the run changes, so that pages notice changes."""
+def compute_fingerprint(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
+    """Return a value that changes whenever the run changes. Pages use it to notice changes."""
     row = connection.execute(
         sa.select(workflow_run.c.state, workflow_run.c.round, workflow_run.c.ended_at, workflow_run.c.wake_at).where(
             workflow_run.c.id == run_id

@@ -96,7 +96,15 @@ class StoredRun:
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
-    """Insert a run and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
+    """Insert a run and return its ID.
+
+    Args:
+        connection: A transaction.
+        shard: The shard that the run belongs to.
+        code: The code of the workflow.
+        version: The version of the workflow.
+        fields: Further columns. ``priority`` is given as a word.
+    """
     row = {"state": RunState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
     fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
     made = sa.insert(workflow_run).values(**row, **fields).returning(workflow_run.c.id)
@@ -104,7 +112,13 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
 
 
 def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, StoredRun]:
-    """Return runs of a shard with the tasks of their current round, by run ID. Other runs are left out."""
+    """Return runs of a shard with their current tasks, by run ID. Runs of other shards and unknown IDs are left out.
+
+    Args:
+        connection: A transaction.
+        ids: The IDs of the runs.
+        shard: The shard. None: any shard.
+    """
     found: dict[int, StoredRun] = {}
     for start in range(0, len(ids), _TOGETHER):
         part = ids[start : start + _TOGETHER]
@@ -121,14 +135,14 @@ def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = N
     return found
 
 
-def active_runs(connection: sa.Connection, shard: int) -> list[int]:
-    """Return the active runs of a shard, oldest first."""
+def list_active_runs(connection: sa.Connection, shard: int) -> list[int]:
+    """Return the IDs of the active runs of a shard, oldest first."""
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.shard == shard, IS_ACTIVE).order_by(workflow_run.c.id)
     return list(connection.execute(chosen).scalars())
 
 
-def due_runs(connection: sa.Connection, shard: int, now: float) -> list[int]:
-    """Return the runs of a shard whose timers are due."""
+def list_due_runs(connection: sa.Connection, shard: int, now: float) -> list[int]:
+    """Return the IDs of the runs of a shard that have a timer due."""
     chosen = sa.select(workflow_run.c.id).where(workflow_run.c.shard == shard, workflow_run.c.wake_at <= now)
     return list(connection.execute(chosen.order_by(workflow_run.c.wake_at)).scalars())
 
@@ -180,15 +194,15 @@ def save(
     queue_keys: Mapping[str, str] | None = None,
     outputs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, int]:
-    """Store the changes of a run. Return the IDs of its tasks, by name.
+    """Store the changes of a run, and return the IDs of its tasks by name.
 
     Args:
         connection: A transaction in which the ownership of the shard was checked.
         before: The stored run, read in this transaction or known to be current.
         after: The new state.
         now: Seconds since the epoch.
-        queue_keys: The partition and sort key of the tasks that are now submitted.
-        outputs: The outputs of the tasks that have now ended.
+        queue_keys: The partition and sort key of each task that is submitted by this change.
+        outputs: The outputs of each task that has ended by this change.
     """
     _save_run(connection, before, after, now)
     changed = after.changed_since(before.known)
@@ -224,7 +238,7 @@ def _insert_tasks(  # noqa: PLR0917 - one caller
     now: float,
     keys: Mapping[str, str],
 ) -> dict[str, int]:
-    """Insert the tasks that have no row in this round yet. Return their IDs, by name."""
+    """Insert the tasks of a run that have no row yet since the last rerun. Return their IDs by name."""
     rows = [
         {
             "run_id": run_id,
@@ -252,8 +266,8 @@ def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, 
         connection.execute(_UPDATES[tuple(more)], {"_id": before.id, **values, **more})
 
 
-def end_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
-    """End a run as failed and its open tasks as killed, even if the other columns of the run are invalid."""
+def end_run_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
+    """Mark a run as failed and its unfinished tasks as killed. Works even if other columns of the run are invalid."""
     mine = sa.update(workflow_run).where(workflow_run.c.id == run_id)
     ended = {"state": RunState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
     connection.execute(mine.values(**ended, ended_at=now))
@@ -265,7 +279,9 @@ def end_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
 
 
 def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) -> StoredRun | None:
-    """Return the readable part of a run that ``load`` cannot read, without parameters, outputs and unknown states."""
+    """Return the readable part of a run that ``load`` cannot read. Parameters, outputs and unknown states are left
+    out.
+    """
     plain = [each for each in workflow_run.c if not isinstance(each.type, sa.JSON)]
     chosen = sa.select(*plain).where(workflow_run.c.id == run_id, workflow_run.c.shard == shard)
     row = connection.execute(chosen).first()

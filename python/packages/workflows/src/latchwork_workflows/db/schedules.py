@@ -19,10 +19,8 @@ from latchwork_workflows.db.tables import definition, fire, schedule
 BY_SCHEDULE = "schedule"
 
 
-def ahead_text(ahead_s: float) -> str:
-    """Return a sentence for users about a schedule that does not fire because a clock was ahead by ``ahead_s``
-    seconds.
-    """
+def describe_clock_ahead(ahead_s: float) -> str:
+    """Explain to users why a schedule does not fire: a clock was ahead by ``ahead_s`` seconds."""
     return (
         f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead, and it starts "
         "nothing until then; check the clocks of the masters, then disable and enable it"
@@ -66,14 +64,14 @@ class ScheduleRow:
     cursor: float
 
     def ahead_s(self, now: float) -> float:
-        """Return by how many seconds the last handled fire time lies in the future.
+        """Return how many seconds the last handled fire time lies in the future. 0 if it lies in the past.
 
-        Nothing fires until then. 0 if it does not.
+        Nothing fires until that time has passed.
         """
         return FireProgress(self.cursor).ahead_s(now)
 
     def next_fire(self, now: float) -> float | None:
-        """Return the next fire time, or None if there is none. A time in the past was missed and is due."""
+        """Return the next fire time, or None if there is none. A past fire time was missed and is due now."""
         misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
         cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)
         before = self.cursor if self.starts_at is None else max(self.cursor, self.starts_at - 0.001)

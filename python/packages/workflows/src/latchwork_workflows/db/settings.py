@@ -28,9 +28,12 @@ _PARAMETERS = (
 
 
 def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
-    """Return the settings of these projects and those shared by all projects, sorted by project and name.
+    """Return settings, sorted by project and name. Settings shared by all projects are included.
 
-    None: every project.
+    Args:
+        connection: A transaction.
+        kind: The kind of settings.
+        projects: Return only settings of these projects, and shared ones. None: all projects.
     """
     table = TABLES[kind]
     chosen = sa.select(table).order_by(table.c.project, table.c.name)
@@ -42,7 +45,12 @@ def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collec
 def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
     """Return a setting, or None if there is none.
 
-    With ``lock``, the setting is locked until the end of the transaction.
+    Args:
+        connection: A transaction.
+        kind: The kind of the setting.
+        project: Its project. Empty: it is shared by all projects.
+        name: Its name.
+        lock: Lock its row until the end of the transaction.
     """
     chosen = sa.select(TABLES[kind]).where(_is_setting(kind, project, name))
     return connection.execute(chosen.with_for_update() if lock else chosen).first()
@@ -62,12 +70,12 @@ def save(connection: sa.Connection, kind: SettingKind, project: str, name: str, 
 
 
 def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
-    """Delete a setting. Return whether it existed."""
+    """Delete a setting, and return whether it existed."""
     return bool(connection.execute(sa.delete(TABLES[kind]).where(_is_setting(kind, project, name))).rowcount)
 
 
-def settings_of_project(connection: sa.Connection, project: str) -> StoredSettings:
-    """Return the names of all settings to which workflows of a project may refer."""
+def load_setting_names(connection: sa.Connection, project: str) -> StoredSettings:
+    """Return the names of all settings that the workflows of a project may use."""
 
     def names(kind: SettingKind) -> frozenset[str]:
         table = TABLES[kind]
@@ -75,31 +83,41 @@ def settings_of_project(connection: sa.Connection, project: str) -> StoredSettin
 
     return StoredSettings(
         names("connection"),
-        {name: frozenset(each) for name, each in variables(connection, project).items()},
+        {name: frozenset(each) for name, each in load_environments(connection, project).items()},
         names("parameter"),
     )
 
 
-def parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
-    """Return the parameters that apply to a project, by name."""
+def load_parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
+    """Return the parameters that apply to the workflows of a project, by name."""
     return {row.name: row.value for row in connection.execute(_PARAMETERS, {"project": project})}
 
 
-def variables(
+def load_environments(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return the environments that apply to a project, by name: all, or those with these names."""
+    """Return the variables of the environments that apply to a project, by environment name.
+
+    Args:
+        connection: A transaction.
+        project: The project.
+        names: Return only these environments. None: all.
+    """
     chosen = sa.select(environment.c.name, environment.c.variables).where(_visible_to(environment, project))
     if names is not None:
         chosen = chosen.where(environment.c.name.in_(sorted(names)))
     return {row.name: dict(row.variables) for row in connection.execute(chosen.order_by(environment.c.project))}
 
 
-def visible_connections(
+def load_connections(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return the connections that apply to a project, by name, with ``url`` and ``secret``: all, or those with these
-    names.
+    """Return ``url`` and ``secret`` of the connections that apply to a project, by name.
+
+    Args:
+        connection: A transaction.
+        project: The project.
+        names: Return only these connections. None: all.
     """
     chosen = sa.select(connections).where(_visible_to(connections, project))
     if names is not None:

@@ -35,8 +35,11 @@ class ShardGuard:
     token: int
 
     def acquire(self, connection: sa.Connection, owner: str) -> int:
-        """Become the owner of the shard. Return the number of transactions that its owners have made so far.
+        """Become the owner of the shard, and return the number of transactions that its owners have made so far.
 
+        Args:
+            connection: A transaction.
+            owner: The name of this master.
         Raises:
             NotOwner: There is a newer owner.
         """
@@ -47,14 +50,17 @@ class ShardGuard:
         return int(found.seq)
 
     def marked_transaction(self, connection: sa.Connection) -> int:
-        """Return the number of the newest transaction whose mark ``high/<shard>`` is known to be in the store, or 0."""
+        """Return the number of the newest transaction that was also recorded in the store, or 0.
+
+        The store keeps this number in the key ``high/<shard>``.
+        """
         value = connection.execute(sa.select(about.c.value).where(about.c.name == self._mark_name)).scalar()
         return int(value or 0)
 
     def record_mark(self, connection: sa.Connection, transaction: int) -> None:
-        """Record that the store has the mark of this transaction.
+        """Record in the database that the store has the number of this transaction.
 
-        A store without the mark was restored from an older backup.
+        A store without that number was restored from an older backup.
         """
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
         new = {"name": self._mark_name, "value": str(transaction)}
@@ -66,17 +72,17 @@ class ShardGuard:
         return f"{NOTES}{self.id}"
 
     def former_owner(self, connection: sa.Connection) -> str:
-        """Return the previous owner if it did not release the shard, or an empty string."""
+        """Return the name of the previous owner if it did not release the shard. Otherwise return an empty string."""
         return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
 
     def release(self, connection: sa.Connection) -> None:
-        """Release the shard if this process still owns it, so that the next owner knows that no master has crashed."""
+        """Release the shard if this process still owns it. The next owner then knows that no master has crashed."""
         connection.execute(_OURS.values(owner=""), self._parameters)
 
     def check_owner(self, connection: sa.Connection) -> int:
-        """Check that this process still owns the shard, as the first statement of a transaction.
+        """Check that this process still owns the shard, and return the number of the transaction.
 
-        Return the number of the transaction.
+        Must be the first statement of a transaction.
 
         Raises:
             NotOwner: Another process owns the shard. The transaction must be rolled back.

@@ -1,4 +1,4 @@
-"""Tasks by the attempts that workers hold."""
+"""Queries for the tasks that workers run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NAMED = sa.select(*TASK, definition.c.project, definition.c.name.label("workflo
 _TOGETHER = 400
 
 
-def tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
-    """Return these tasks with the projects and names of their workflows, by task ID. Unknown IDs are left out."""
+def load_tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
+    """Return tasks with the projects and names of their workflows, by task ID. Unknown IDs are left out."""
     found: dict[int, Row] = {}
     wanted = list(ids)
     for start in range(0, len(wanted), _TOGETHER):
@@ -28,9 +28,12 @@ def tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dic
     return found
 
 
-def newest_claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
-    """Return the worker and the start time of the newest claim of each attempt of these tasks, by task ID and attempt
-    number.
+def load_newest_claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
+    """Return the worker and the start time of the newest claim of each attempt, by task ID and attempt number.
+
+    Args:
+        connection: A transaction.
+        ids: The IDs of the tasks.
     """
     found: dict[tuple[int, int], Row] = {}
     wanted = list(ids)

@@ -22,13 +22,19 @@ _WORKFLOW = sa.select(
 ).join(schedule, schedule.c.code == definition.c.code, isouter=True)
 
 
-def projects(connection: sa.Connection) -> list[str]:
-    """Return the projects that have workflows, sorted."""
+def list_projects(connection: sa.Connection) -> list[str]:
+    """Return the names of the projects that have workflows, sorted."""
     return list(connection.execute(sa.select(definition.c.project).distinct().order_by(definition.c.project)).scalars())
 
 
-def workflow_codes(connection: sa.Connection, projects: Collection[str] | None, project: str = "") -> dict[int, str]:
-    """Return ``project.name`` of the workflows of these projects, by workflow code. None: all projects."""
+def get_names_by_code(connection: sa.Connection, projects: Collection[str] | None, project: str = "") -> dict[int, str]:
+    """Return ``project.name`` of workflows, by workflow code.
+
+    Args:
+        connection: A transaction.
+        projects: Return only workflows of these projects. None: all projects.
+        project: Return only workflows of this project. Empty: no further restriction.
+    """
     chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MAX)
     if projects is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(projects)))
@@ -71,13 +77,18 @@ def find(connection: sa.Connection, project: str, name: str) -> Row | None:
     return connection.execute(_WORKFLOW.where(there)).first()
 
 
-def by_code(connection: sa.Connection, code: int) -> Row | None:
+def find_by_code(connection: sa.Connection, code: int) -> Row | None:
     """Return the workflow with this code, or None."""
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 
 
-def newest_versions(connection: sa.Connection, projects: Collection[str] | None = None) -> list[Row]:
-    """Return the workflows of these projects (None: all) without their definitions, sorted by project and name."""
+def list_newest_versions(connection: sa.Connection, projects: Collection[str] | None = None) -> list[Row]:
+    """Return workflows with their newest versions, sorted by project and name. Definitions are not loaded.
+
+    Args:
+        connection: A transaction.
+        projects: Return only workflows of these projects. None: all projects.
+    """
     chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MAX)
     return list(
         connection.execute(chosen if projects is None else chosen.where(definition.c.project.in_(sorted(projects))))
@@ -85,7 +96,14 @@ def newest_versions(connection: sa.Connection, projects: Collection[str] | None 
 
 
 def list_versions(connection: sa.Connection, code: int, *, before: int | None = None, limit: int = 50) -> list[Row]:
-    """Return the versions of a workflow without their bodies, newest first."""
+    """Return the versions of a workflow without their definitions, newest first.
+
+    Args:
+        connection: A transaction.
+        code: The code of the workflow.
+        before: Return only lower version numbers, for the next page.
+        limit: The maximum number of versions.
+    """
     columns = (definition_version.c.version, definition_version.c.created_at, definition_version.c.author)
     chosen = sa.select(*columns).where(definition_version.c.code == code)
     if before is not None:
@@ -94,14 +112,20 @@ def list_versions(connection: sa.Connection, code: int, *, before: int | None = 
 
 
 def load_definition(connection: sa.Connection, code: int, version: int) -> Definition | None:
-    """Return the definition of a version, or None."""
+    """Return the definition of a version, or None if it does not exist."""
     there = sa.and_(definition_version.c.code == code, definition_version.c.version == version)
     found = connection.execute(sa.select(definition_version.c.body).where(there)).scalar_one_or_none()
     return None if found is None else Definition.model_validate_json(found)
 
 
 def list_schedules(connection: sa.Connection, projects: Collection[str] | None = None, limit: int = 1000) -> list[Row]:
-    """Return all schedules with their workflows, sorted by project and name."""
+    """Return schedules with the names of their workflows, sorted by project and name.
+
+    Args:
+        connection: A transaction.
+        projects: Return only schedules of these projects. None: all projects.
+        limit: The maximum number of schedules.
+    """
     columns = (definition.c.project, definition.c.name, definition.c.online, definition.c.version)
     chosen = sa.select(*schedule.c, *columns).join(definition, definition.c.code == schedule.c.code)
     if projects is not None:
@@ -109,11 +133,11 @@ def list_schedules(connection: sa.Connection, projects: Collection[str] | None =
     return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(limit)).all())
 
 
-def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
-    """Return the newest fire time of each of these schedules, by workflow code.
+def load_last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
+    """Return the newest fire time of each schedule, by workflow code.
 
-    The columns are ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``run``
-    and ``state``.
+    The columns are ``fire_time``, ``run``, ``state``, and ``done_at`` and ``error`` of its command. Those of the
+    command are NULL if it was deleted.
     """
     each = fire.alias()
     newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()

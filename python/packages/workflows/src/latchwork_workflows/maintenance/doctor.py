@@ -23,8 +23,8 @@ from latchwork.types import Entry
 from latchwork_workflows.db import Database, alerts, pools, schedules
 from latchwork_workflows.db.alerts import STUCK_S
 from latchwork_workflows.db.commands import CommandType, send_command
-from latchwork_workflows.db.lineage import missing_references
-from latchwork_workflows.db.schedules import ahead_text
+from latchwork_workflows.db.lineage import find_missing_references
+from latchwork_workflows.db.schedules import describe_clock_ahead
 from latchwork_workflows.db.tables import command, definition, task, workflow_run
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.errors import StoreMismatch
@@ -159,7 +159,7 @@ def find_problems(facts: DoctorFacts, now: float) -> list[Finding]:
         why = f"it has no fire time, so its master skips it: {wrong}; apply the workflow with another schedule"
         found.append(Finding("broken schedule", name, None, why, can_repair=False))
     for name, shard, ahead_s in facts.ahead_schedules:
-        found.append(Finding("schedule ahead", name, shard, ahead_text(ahead_s), can_repair=False))
+        found.append(Finding("schedule ahead", name, shard, describe_clock_ahead(ahead_s), can_repair=False))
     for name, shard, at in facts.late_schedules:
         if at < now - PASSES_S:
             found.append(Finding("late schedule", name, shard, f"its fire time was {now - at:.0f} s ago"))
@@ -278,7 +278,7 @@ class Doctor:
     def _missing(self) -> list[Finding]:
         """Return the references of workflows to settings that do not exist. Their tasks will fail."""
         with self._database.read() as connection:
-            found = missing_references(connection)
+            found = find_missing_references(connection)
         return [
             Finding("missing setting", f"{each.workflow} {each.path}", None, each.message, can_repair=False)
             for each in found
@@ -368,14 +368,14 @@ class Doctor:
             facts.commands = _commands(connection)
             facts.owners = dict(connection.execute(sa.select(shard_.c.id, shard_.c.owner)).all())
             rows = schedules.load_schedules(connection)
-            there = {each.name for each in alerts.channels(connection)}
+            there = {each.name for each in alerts.list_channels(connection)}
             facts.missing_channels = {
-                name: of for name, of in alerts.channels_in_use(connection).items() if name not in there
+                name: of for name, of in alerts.list_workflows_by_channel(connection).items() if name not in there
             }
-            late = alerts.overdue_deliveries(connection, now - STUCK_S)
+            late = alerts.list_overdue_deliveries(connection, now - STUCK_S)
             facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
-            facts.pools = {pool_key(each.name): each.size for each in pools.all_pools(connection)}
-            facts.pool_users = pools.workflows_by_pool(connection)
+            facts.pools = {pool_key(each.name): each.size for each in pools.list_pools(connection)}
+            facts.pool_users = pools.list_workflows_by_pool(connection)
         for each in rows:
             name = f"{each.project}.{each.name}"
             try:

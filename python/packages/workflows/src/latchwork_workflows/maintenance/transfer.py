@@ -349,7 +349,7 @@ def _write(
     wrong = [
         Problem(f"workflows[{number}].definition.{at}", why)
         for number, one in enumerate(found)
-        for at, why in grants.grant_problems(connection, one.definition)
+        for at, why in grants.find_missing_grants(connection, one.definition)
     ]
     if wrong:
         raise DefinitionInvalid(wrong)

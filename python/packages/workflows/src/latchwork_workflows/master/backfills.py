@@ -111,7 +111,7 @@ class BackfillAdvancer:
         asked = row.args["cause"]
         if type(asked) is not int:
             raise MalformedCommand(f"command {row.id} names no command that it follows")
-        number = backfills.created_by_command(self._connection, asked, shard=self._shard)
+        number = backfills.find_by_command(self._connection, asked, shard=self._shard)
         if number is None:
             raise WrongState("the backfill that requested this one was refused; request this one by itself")
         return number
@@ -210,11 +210,11 @@ class _BackfillTurn:
             backfills.set_state(self._connection, self._number, step.state, self._now)
         if step.state is BackfillState.STOPPING:
             self._is_over = True
-            return self._limited(backfills.runs_to_stop(self._connection, self._number, self._left + 1), Stop())
+            return self._limited(backfills.list_runs_to_stop(self._connection, self._number, self._left + 1), Stop())
         if not step.start:
             return None
         wanted = min(step.start, self._left + 1)
-        return self._limited(backfills.pending_runs(self._connection, row, wanted), Start())
+        return self._limited(backfills.list_pending_runs(self._connection, row, wanted), Start())
 
     def _limited(self, ids: Iterable[int], event: Event) -> _RunEvents:
         chosen = list(ids)

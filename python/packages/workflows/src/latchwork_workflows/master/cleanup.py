@@ -163,13 +163,19 @@ class Cleanup:
     def _runs(self) -> None:
         before = self._cutoff(self._keep.runs_days)
         with self._database.read() as connection:
-            codes = retention.codes(connection)
+            codes = retention.list_workflow_codes(connection)
         for code in codes:
             after: int | None = 0
             while after is not None:
                 with self._database.read() as connection:
-                    page = retention.old_runs(connection, code, before=before, keep=self._keep.keep_runs, after=after)
-                    parts = [(on, part) for on, ids in page.old.items() for part in retention.batches(connection, ids)]
+                    page = retention.find_old_runs(
+                        connection, code, before=before, keep=self._keep.keep_runs, after=after
+                    )
+                    parts = [
+                        (on, part)
+                        for on, ids in page.old.items()
+                        for part in retention.split_into_batches(connection, ids)
+                    ]
                 for on, part in parts:
                     if not self._delete_runs(on, part, before):
                         return
@@ -187,7 +193,7 @@ class Cleanup:
         Return False if the log store cannot delete them now: the next pass retries.
         """
         with self._database.read() as connection:
-            left = retention.pending_log_deletions(connection)
+            left = retention.list_pending_log_deletions(connection)
         done: list[int] = []
         failed: OSError | None = None
         for code, run in left:
@@ -208,7 +214,7 @@ class Cleanup:
 
     def _commands(self) -> None:
         before, after = self._cutoff(self._keep.commands_days), 0
-        while self._transaction(alerts.delete_channel_tests, before):
+        while self._transaction(alerts.delete_test_alerts, before):
             pass
         while True:
             count, more = self._transaction(retention.delete_commands, before, after)
@@ -220,7 +226,7 @@ class Cleanup:
     def _fires(self) -> None:
         before = self._cutoff(self._keep.fires_days)
         with self._database.read() as connection:
-            codes = retention.codes(connection, with_fires_before=before)
+            codes = retention.list_workflow_codes(connection, with_fires_before=before)
         for code in codes:
             while count := self._transaction(retention.delete_fires, code, before):
                 self._gone.fires += count

@@ -73,7 +73,7 @@ class ConcurrencyControl:
         if get_max_active_runs(given.serial, given.max_runs) is None:
             return False
         concurrency.lock_workflow(self._connection, version.code)
-        others = concurrency.active_and_waiting(self._connection, version.code, exclude=exclude)
+        others = concurrency.list_active_and_waiting_runs(self._connection, version.code, exclude=exclude)
         found = decide_start(given.serial, others, max_runs=given.max_runs, must_run=must_run, ancestors=ancestors)
         if found.cause is not None:
             self._refuse(version, found.decision, found.cause)
@@ -106,7 +106,7 @@ class ConcurrencyControl:
         if pool is None or pool.admission == "suspend":
             return True
         pools.find(self._connection, name, lock=True)
-        count = pools.active_count(self._connection, project)
+        count = pools.count_active_tasks(self._connection, project)
         if pool.admission == "precompute" or must_run:
             return count == 0 or count + version.parallelism <= pool.size
         if count < pool.size:
@@ -130,7 +130,7 @@ class ConcurrencyControl:
         concurrency.lock_workflow(self._connection, stored.code)
         going = [
             each
-            for each in concurrency.active_and_waiting(self._connection, stored.code, exclude=stored.id)
+            for each in concurrency.list_active_and_waiting_runs(self._connection, stored.code, exclude=stored.id)
             if each.state in GOING
         ]
         if len(going) >= limit:
@@ -146,7 +146,7 @@ class ConcurrencyControl:
             return False
         concurrency.lock_workflow(self._connection, stored.code)
         limit = get_max_active_runs(version.definition.serial, version.definition.max_runs)
-        return stored.id in concurrency.runs_to_start(self._connection, stored.code, limit)
+        return stored.id in concurrency.list_runs_to_start(self._connection, stored.code, limit)
 
     def shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
         """Return the shards that have runs waiting for one of the runs that ended in this transaction."""
@@ -156,7 +156,7 @@ class ConcurrencyControl:
             if each.known.state in OVER - {RunState.PAUSED}
             and (each.id not in before or before[each.id].known.state is not each.known.state)
         }
-        return self.pokes | concurrency.shards_with_waiting_runs(self._connection, codes)
+        return self.pokes | concurrency.find_shards_with_waiting_runs(self._connection, codes)
 
 
 def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
@@ -176,7 +176,7 @@ def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Itera
             limit = None  # it fails when it begins
         of = (stored.code, limit)
         if of not in first:
-            first[of] = set(concurrency.runs_to_start(connection, *of))
+            first[of] = set(concurrency.list_runs_to_start(connection, *of))
         if stored.id in first[of]:
             found.append(stored.id)
     return found

@@ -79,7 +79,7 @@ class TaskItemBuilder:
         version = self._plans.get(connection, stored.code, stored.version)
         project = version.definition.project
         if project not in parameters:
-            parameters[project] = settings.parameters(connection, project)
+            parameters[project] = settings.load_parameters(connection, project)
         self._runs[stored.id] = version, load_context(connection, version, stored, parameters[project])
 
     def build(
@@ -198,13 +198,13 @@ def load_context(
     ``parameters`` are the stored parameters of the project. None reads them from the database.
     """
     project = version.definition.project
-    environments = settings.variables(connection, project, version.environments) if version.environments else {}
+    environments = settings.load_environments(connection, project, version.environments) if version.environments else {}
     return RunContext(
         version.definition,
         stored.id,
         stored.schedule_time,
         stored.params,
-        settings.parameters(connection, project) if parameters is None else parameters,
+        settings.load_parameters(connection, project) if parameters is None else parameters,
         environments,
         _connections(connection, project, version, environments),
     )
@@ -214,10 +214,10 @@ def _connections(
     connection: sa.Connection, project: str, version: LoadedVersion, environments: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, str]]:
     if version.connections is None:
-        return settings.visible_connections(connection, project)
+        return settings.load_connections(connection, project)
     named = {each[len(CONNECTION) :] for each in names_in(environments) if each.startswith(CONNECTION)}
     names = version.connections | named
-    return settings.visible_connections(connection, project, names) if names else {}
+    return settings.load_connections(connection, project, names) if names else {}
 
 
 _log = logging.getLogger(__name__)

@@ -189,7 +189,7 @@ class HeldTasks:
 
         Return the shards of these workflows.
         """
-        found = related_runs.waiting_workflows(self._connection, self._over, self._ended)
+        found = related_runs.find_waiting_shards(self._connection, self._over, self._ended)
         for shard, code in found:
             send_command(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
         return {shard for shard, _ in found}
@@ -219,7 +219,7 @@ class HeldTasks:
 
     def _open_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         """Create the run of a sub-process task, or adopt the existing run and recover its failed tasks."""
-        child = related_runs.child_of(self._connection, stored.ids[name])
+        child = related_runs.find_child(self._connection, stored.ids[name])
         if child is None:
             self._create_child(stored, name, task)
             return
@@ -260,12 +260,12 @@ class HeldTasks:
         """Record in the audit log of another project that its workflow was used, and by whom."""
         user = self._plans.get(self._connection, stored.code, stored.version).definition
         if user.project != project:
-            by = related_runs.started_by(self._connection, self._run_and_ancestors(stored)[-1])
+            by = related_runs.get_starting_user(self._connection, self._run_and_ancestors(stored)[-1])
             details = {"workflow": workflow, "from": user.key, "task": name, "from_run": stored.id}
             told_people(self._connection, kind, by=by, project=project, run_id=run, details=details)
 
     def _command_child(self, stored: StoredRun, call: Call) -> None:
-        number = related_runs.child_of(self._connection, stored.ids[call.task])
+        number = related_runs.find_child(self._connection, stored.ids[call.task])
         child = self._writer.stored(number) if number is not None else None
         if child is None:
             return
@@ -284,11 +284,11 @@ class HeldTasks:
             self.todo.append((child.id, None))
 
     def _run_and_ancestors(self, stored: StoredRun) -> list[int]:
-        return [stored.id, *related_runs.ancestor_runs(self._connection, stored.parent)]
+        return [stored.id, *related_runs.list_ancestors(self._connection, stored.parent)]
 
     def _notify_parent(self, child: StoredRun) -> None:
         """Report the state of a child run to the task that started it, in the same transaction."""
-        place = related_runs.parent_of(self._connection, child.parent or 0)
+        place = related_runs.find_parent(self._connection, child.parent or 0)
         parent = self._writer.stored(place.run_id) if place is not None else None
         if place is None or parent is None:
             return
@@ -340,7 +340,7 @@ class HeldTasks:
                 return None  # it may be created later
             related_runs.register_wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [
-                related_runs.newest_run(self._connection, code, span, without)
+                related_runs.find_newest_run(self._connection, code, span, without)
                 for span in list_time_spans(each.window, scheduled_at)
             ]
             said = combine_span_results(
@@ -430,7 +430,7 @@ class WakeUps:
         if not after and self._is_in_progress(code, row.id):
             self._wake_next(code, 0)  # after the rest of that round
             return
-        found = related_runs.waiting_runs(self._connection, self._shard, code, after=after, limit=MAX_WOKEN)
+        found = related_runs.list_waiting_runs(self._connection, self._shard, code, after=after, limit=MAX_WOKEN)
         for run_id in found:
             self._wake(run_id)
         if len(found) == MAX_WOKEN:
@@ -441,11 +441,11 @@ class WakeUps:
 
         Marks other commands that request the same wake-up as done.
         """
-        others = commands.other_open_wakes(self._connection, self._shard, code, exclude=command_id)
+        others = commands.find_other_wake_commands(self._connection, self._shard, code, exclude=command_id)
         for other, after in others.items():
             if not after:
                 self._done.add(other)
-                commands.complete(self._connection, other, self._now, run_id=None, error=None)
+                commands.record_command_result(self._connection, other, self._now, run_id=None, error=None)
         return any(others.values())
 
     def _wake_next(self, code: int, after: int) -> None:

@@ -41,7 +41,7 @@ class PoolSizes:
     def read_from_database(self, connection: sa.Connection) -> None:
         """Read the sizes of all pools from the database."""
         if self._is_ours:
-            self._wanted = {pool_key(each.name): each.size for each in pools.all_pools(connection)}
+            self._wanted = {pool_key(each.name): each.size for each in pools.list_pools(connection)}
 
     def write_to_store(self) -> None:
         """Write to the store the pool sizes that differ from the database.

@@ -224,7 +224,7 @@ class ShardLoop:
 
     def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
         """Return the active runs of the shard. In a careful turn, end the runs that cannot be read."""
-        ids = runs.active_runs(connection, self._id)
+        ids = runs.list_active_runs(connection, self._id)
         if not self._is_careful:
             return list(runs.load(connection, ids).values())
         return [stored for each in ids if (stored := writing.check_readable(each)) is not None]
@@ -352,7 +352,7 @@ class ShardLoop:
         """Return whether the database has commands, runs that may start, or schedules that are due."""
         with self._tools.database.read() as connection:
             rows = schedules.load_schedules(connection, self._id)
-            has_commands = commands.has_open_commands(connection, self._id)
+            has_commands = commands.has_unfinished_commands(connection, self._id)
             self._pools.read_from_database(connection)
             waiting = [self._cache.runs[each] for each in sorted(self._cache.waiting)]
             self._concurrency = runs_to_check(connection, self._tools.plans, waiting)
@@ -372,7 +372,7 @@ class ShardLoop:
             self._ahead.discard(row.code)
         elif row.code not in self._ahead:
             self._ahead.add(row.code)
-            _log.warning("the schedule of %s.%s: %s", row.project, row.name, schedules.ahead_text(ahead_s))
+            _log.warning("the schedule of %s.%s: %s", row.project, row.name, schedules.describe_clock_ahead(ahead_s))
         try:
             at = row.next_fire(now)
         except Exception as error:
@@ -495,8 +495,8 @@ class ShardLoop:
 
         def is_ours(tasks: Iterable[int]) -> set[int]:
             with self._tools.database.read() as connection:
-                gone = attempts.missing_tasks(connection, tasks) if self._id == 0 else set()
-                return gone | attempts.tasks_of_shard(connection, self._id, tasks).keys()
+                gone = attempts.find_missing_tasks(connection, tasks) if self._id == 0 else set()
+                return gone | attempts.find_tasks_of_shard(connection, self._id, tasks).keys()
 
         drop_orphans(self._dispatcher, self._cache, self._id, is_ours)
         self._needs_repair = False

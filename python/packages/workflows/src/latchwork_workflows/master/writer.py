@@ -186,7 +186,7 @@ class TurnWriter:
             for name, task in stored.known.tasks.items()
         }
         known = replace(stored.known, state=RunState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
-        runs.end_as_failure(self._connection, stored.id, self._now)
+        runs.end_run_as_failure(self._connection, stored.id, self._now)
         made = self.written.runs[stored.id] = stored_run_after(stored, known, stored.ids, {}, {})
         for tell in (
             partial(self._abandon, stored),
@@ -232,7 +232,7 @@ class TurnWriter:
 
     def _history(self, reported: ReportedEvents) -> dict[int, dict[str, Mapping[str, Any]]]:
         known, rest = reported_tasks(self._cache, reported)
-        known |= attempts.tasks_of_shard(self._connection, self._shard, rest)
+        known |= attempts.find_tasks_of_shard(self._connection, self._shard, rest)
         rows: list[tuple[int, AttemptRow]] = []
         outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
 
@@ -263,8 +263,8 @@ class TurnWriter:
                     "attempt %s of shard %d has a result, but belongs to no task; it is dropped", x, self._shard
                 )
         for attempt in reported.lost:
-            end_open = partial(attempts.end_open, self._connection, attempt.task, attempt.n, self._now)
-            self.isolate_run(attempt.run_id, end_open)
+            mark_lost = partial(attempts.mark_open_attempts_lost, self._connection, attempt.task, attempt.n, self._now)
+            self.isolate_run(attempt.run_id, mark_lost)
         self._save_history(rows)
         return outputs
 
@@ -415,7 +415,7 @@ class TurnWriter:
 
     def apply_commands(self) -> None:
         """Carry out or refuse the open commands of the shard, in their order."""
-        rows = commands.open_commands(self._connection, self._shard, MAX_COMMANDS)
+        rows = commands.list_unfinished_commands(self._connection, self._shard, MAX_COMMANDS)
         self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
             if not self._wake_ups.is_done(row):
@@ -434,11 +434,13 @@ class TurnWriter:
                 self._held.process_calls()
         except (WrongState, UnknownWorkflow, MalformedCommand) as refusal:
             error = str(refusal)
-        commands.complete(self._connection, row.id, self._now, run_id=run_id, error=error, backfill=backfill)
+        commands.record_command_result(
+            self._connection, row.id, self._now, run_id=run_id, error=error, backfill=backfill
+        )
 
     def _refuse_command(self, row: CommandRow, error: Exception) -> None:
         _log.error("command %d of shard %d cannot be executed", row.id, self._shard, exc_info=error)
-        commands.complete(self._connection, row.id, self._now, run_id=None, error=error_text(error))
+        commands.record_command_result(self._connection, row.id, self._now, run_id=None, error=error_text(error))
 
     def _start(self, row: CommandRow) -> int:
         wanted = parse_start(row)

@@ -136,7 +136,9 @@ def list_actions(
     if not user.has_any_role(Role.ADMIN):
         require_role(user, Role.ADMIN)
     with context.database.read() as connection:
-        return history.user_actions(connection, projects=user.projects(Role.ADMIN), by=by, before=before, limit=limit)
+        return history.list_user_actions(
+            connection, projects=user.projects(Role.ADMIN), by=by, before=before, limit=limit
+        )
 
 
 def _as_problem(do: object) -> None:

@@ -43,8 +43,8 @@ def list_alerts(
         raise HttpProblem(422, f"state: {why}", errors=[("state", why)])
     with context.database.read() as connection:
         codes = visible_codes(connection, user, project)
-        rows = alerts.newest_alerts(connection, codes=codes, state=state, run=run, before=before, limit=limit)
-        found = alerts.deliveries_of(connection, [row.id for row in rows])
+        rows = alerts.list_newest_alerts(connection, codes=codes, state=state, run=run, before=before, limit=limit)
+        found = alerts.list_deliveries(connection, [row.id for row in rows])
     return [_alert(row, found[row.id]) for row in rows]
 
 
@@ -58,7 +58,7 @@ def get_alert(context: ServiceContext, user: Identity, alert_id: int) -> Alert:
         row = alerts.find_alert(connection, alert_id)
         if row is None or not user.has_role(Role.VIEWER, row.project or ""):
             raise HttpProblem(404, f"there is no alert {alert_id}")
-        return _alert(row, alerts.deliveries_of(connection, [alert_id])[alert_id])
+        return _alert(row, alerts.list_deliveries(connection, [alert_id])[alert_id])
 
 
 def resend(context: ServiceContext, user: Identity, delivery_id: int) -> None:
@@ -89,7 +89,7 @@ def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
     """
     require_role(user, Role.ADMIN)
     with context.database.read() as connection:
-        rows, named = alerts.channels(connection), alerts.channels_in_use(connection)
+        rows, named = alerts.list_channels(connection), alerts.list_workflows_by_channel(connection)
     return [
         Channel.of(row, secrets=secret_names(row.options), workflows=sorted(named.get(row.name, ()))) for row in rows
     ]

@@ -14,7 +14,7 @@ from latchwork_workflows.db.commands import CommandType, SentCommand, is_repeate
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.related_runs import DependentWorkflow
-from latchwork_workflows.db.related_runs import dependent_workflows as of_workflow
+from latchwork_workflows.db.related_runs import list_dependent_workflows as of_workflow
 from latchwork_workflows.model.backfill_dates import DateRange, schedule_times_of
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
@@ -167,7 +167,7 @@ def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> B
     """
     with context.database.read() as connection:
         row = visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
-        return _backfill(row, backfills.state_counts(connection, [backfill_id])[backfill_id])
+        return _backfill(row, backfills.count_runs_by_state(connection, [backfill_id])[backfill_id])
 
 
 def _backfill(row: Row, counts: Mapping[str, int]) -> Backfill:
@@ -194,8 +194,8 @@ def list_backfills(
             codes: list[int] | None = [visible_row(user, there, f"workflow {project}.{workflow}").code]
         else:
             codes = visible_codes(connection, user, project)
-        rows = backfills.newest_backfills(connection, codes=codes, before=before, limit=limit)
-        counts = backfills.state_counts(connection, [row.id for row in rows])
+        rows = backfills.list_newest_backfills(connection, codes=codes, before=before, limit=limit)
+        counts = backfills.count_runs_by_state(connection, [row.id for row in rows])
     return [_backfill(row, counts[row.id]) for row in rows]
 
 
@@ -222,7 +222,7 @@ def list_runs(
     """
     with context.database.read() as connection:
         visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
-        rows = backfills.runs_of(connection, backfill_id, state=state, after=after, limit=limit)
+        rows = backfills.list_runs(connection, backfill_id, state=state, after=after, limit=limit)
     return [BackfillRun.of(row) for row in rows]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills, run_queries, workflow_queries
-from latchwork_workflows.db.commands import withdraw
+from latchwork_workflows.db.commands import withdraw_command
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.commands import Command
 from latchwork_workflows.services import runs
@@ -42,7 +42,7 @@ def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | N
     backfill, code = args.get("backfill"), args.get("code")
     if isinstance(backfill, int):
         return backfills.find(connection, backfill)
-    return workflow_queries.by_code(connection, code) if isinstance(code, int) else None
+    return workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
 
 
 def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -> None:
@@ -55,10 +55,10 @@ def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -
     with context.database.write() as connection:
         row = run_queries.find_command(connection, command_id)
         code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
-        workflow = workflow_queries.by_code(connection, code) if isinstance(code, int) else None
+        workflow = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
         of = visible_row(user, workflow, f"command {command_id} that starts something")
         require_role(user, Role.OPERATOR, of.project)
-        if withdraw(connection, command_id, time.time(), by=user.name):
+        if withdraw_command(connection, command_id, time.time(), by=user.name):
             details = {"workflow": of.name, "command": command_id}
             record_event(connection, "start withdrawn", by=user.name, project=of.project, details=details)
             return

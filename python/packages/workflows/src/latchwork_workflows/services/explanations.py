@@ -122,13 +122,15 @@ def _read_data(  # noqa: PLR0917 - one caller
     taken = context.slots() if names else None
     with context.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
-        sizes = {each.name: each.size for each in pools.all_pools(connection)}
+        sizes = {each.name: each.size for each in pools.list_pools(connection)}
         return _TaskData(
             owner or "",
             held_tasks(connection, row, body, tasks, [each.name for each in asked]),
             sizes,
-            attempts.last_outcomes(connection, [each.id for each in asked]),
-            workers.newest_claims(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
+            attempts.load_last_outcomes(connection, [each.id for each in asked]),
+            workers.load_newest_claims(
+                connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]
+            ),
             {}
             if taken is None
             else _full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
@@ -227,7 +229,7 @@ def explain_causes(
         if state is RunState.SERIAL_WAIT:
             ahead = [
                 each.id
-                for each in concurrency.active_and_waiting(connection, row.code, exclude=row.id)
+                for each in concurrency.list_active_and_waiting_runs(connection, row.code, exclude=row.id)
                 if each.state in GOING
             ]
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
@@ -245,7 +247,7 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
     row = runs.find_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
-        tasks = run_queries.tasks_of_run(connection, row.id, row.round)
+        tasks = run_queries.list_tasks_of_run(connection, row.id, row.round)
     found = explain_tasks(context, user, row, body, tasks, [each.name for each in tasks])
     cause = [Why(task=each.task, why=each.text) for each in explain_causes(context, row, tasks, found)]
     return Explanation(cause=cause, tasks=found)
@@ -269,13 +271,13 @@ def held_tasks(
     chosen = [each for each in mine if _kind(specs[get_map_name(each.name)], each.name)]
     children = {
         row: (each.id, RunState(each.state))
-        for row, each in related_runs.runs_started_by(connection, [each.id for each in chosen]).items()
+        for row, each in related_runs.load_child_runs(connection, [each.id for each in chosen]).items()
     }
     found = {}
     for task in chosen:
         spec = specs[get_map_name(task.name)]
         kind = _kind(spec, task.name)
-        elements = related_runs.element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
+        elements = related_runs.get_element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
         others = dependency_states(connection, row, body, spec) if is_waiting else []
         found[task.name] = MasterTaskFacts(kind, children.get(task.id), others, elements, task.until)
@@ -300,7 +302,7 @@ def dependency_states(
     except ValidationError:
         return []
     scheduled_at = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
-    without = [row.id, *related_runs.ancestor_runs(connection, row.parent_task)]
+    without = [row.id, *related_runs.list_ancestors(connection, row.parent_task)]
     return [
         (each, _is_fulfilled(connection, body.project, each, scheduled_at, without))
         for each in dict.fromkeys(leaves(condition))
@@ -316,6 +318,7 @@ def _is_fulfilled(
     except (NotAllowed, UnknownWorkflow):
         return None
     found = [
-        related_runs.newest_run(connection, code, span, without) for span in list_time_spans(other.window, local_time)
+        related_runs.find_newest_run(connection, code, span, without)
+        for span in list_time_spans(other.window, local_time)
     ]
     return combine_span_results(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)

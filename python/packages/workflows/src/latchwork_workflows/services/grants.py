@@ -21,7 +21,7 @@ def list_grants(context: ServiceContext, user: Identity, project: str = "") -> l
         project: Only grants of this project. Empty: all.
     """
     with context.database.read() as connection:
-        found = grants.all_grants(connection)
+        found = grants.list_grants(connection)
     return [each for each in found if project in {"", each.project} and user.has_role(Role.VIEWER, each.project)]
 
 

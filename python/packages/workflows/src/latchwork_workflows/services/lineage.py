@@ -51,7 +51,7 @@ def build_lineage(context: ServiceContext, user: Identity, *, project: str = "",
     with context.database.read() as connection:
         if workflow:
             visible_row(user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
-        rows = workflow_queries.newest_versions(connection, user.projects())
+        rows = workflow_queries.list_newest_versions(connection, user.projects())
         names = context.lineage.references_of(connection, rows)
     known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
     links = [

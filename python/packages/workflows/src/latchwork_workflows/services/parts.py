@@ -215,7 +215,9 @@ def visible_codes(connection: sa.Connection, user: Identity, project: str = "") 
     None: the account may see all workflows.
     """
     among = user.projects()
-    return None if among is None and not project else list(workflow_queries.workflow_codes(connection, among, project))
+    return (
+        None if among is None and not project else list(workflow_queries.get_names_by_code(connection, among, project))
+    )
 
 
 def visible_row(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:

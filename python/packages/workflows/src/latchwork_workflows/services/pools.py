@@ -25,9 +25,9 @@ def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
     """
     require_any_role(user)
     with context.database.read() as connection:
-        found = [each for each in pools.all_pools(connection) if _may_see(user, each.name)]
-        users, waiting = pools.workflows_by_pool(connection), pools.waiting_counts(connection)
-        active = {each.name: pools.active_count(connection, x) for each in found if (x := project_of(each.name))}
+        found = [each for each in pools.list_pools(connection) if _may_see(user, each.name)]
+        users, waiting = pools.list_workflows_by_pool(connection), pools.count_waiting_tasks_by_pool(connection)
+        active = {each.name: pools.count_active_tasks(connection, x) for each in found if (x := project_of(each.name))}
     used = context.slots()
     return [
         Pool(
@@ -55,14 +55,14 @@ def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int =
         if found is None:
             raise _missing(name)
         project, key = project_of(name), pool_key(name)
-        waiting, ids = pools.waiting_tasks(connection, key, limit)
+        waiting, ids = pools.find_waiting_tasks(connection, key, limit)
         holders = None if taken is None else list(tasks_of_attempts(connection, user, taken.get(key, ())))
         return PoolDetail(
             **found.model_dump(),
             used=None if holders is None else len(holders),
             waiting=waiting,
-            active=None if project is None else pools.active_count(connection, project),
-            workflows=_visible(user, pools.workflows_by_pool(connection).get(name, [])),
+            active=None if project is None else pools.count_active_tasks(connection, project),
+            workflows=_visible(user, pools.list_workflows_by_pool(connection).get(name, [])),
             holders=holders,
             queue=queued_tasks(connection, user, ids),
         )
@@ -104,7 +104,7 @@ def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
     """
     require_role(user, Role.EDITOR)
     with context.database.write() as connection:
-        users = pools.workflows_by_pool(connection).get(name, [])
+        users = pools.list_workflows_by_pool(connection).get(name, [])
         if users:
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             raise HttpProblem(409, f"pool {name} is named by {shown}; apply these without it first")

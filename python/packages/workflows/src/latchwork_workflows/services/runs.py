@@ -15,9 +15,9 @@ from latchwork_workflows.db.commands import (
     INTERNAL,
     CommandType,
     SentCommand,
+    choose_random_shard,
     has_restart_command,
     is_repeated,
-    random_shard,
     send_command,
 )
 from latchwork_workflows.db.definitions import load as load_definition
@@ -113,7 +113,7 @@ def list_runs(
             codes: list[int] | None = [row.code]
         else:
             codes = visible_codes(connection, user, project)
-        rows = run_queries.newest_runs(connection, codes=codes, state=state, before=before, limit=limit)
+        rows = run_queries.list_newest_runs(connection, codes=codes, state=state, before=before, limit=limit)
     return [to_run(row) for row in rows]
 
 
@@ -125,7 +125,7 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
-        rows = run_queries.tasks_of_run(connection, row.id, row.round)
+        rows = run_queries.list_tasks_of_run(connection, row.id, row.round)
     return RunDetail(
         **dict(to_run(row)),
         tasks=[to_task(each) for each in rows],
@@ -143,7 +143,7 @@ def list_tasks(context: ServiceContext, user: Identity, run_id: int, round_numbe
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
-        return [to_task(each) for each in run_queries.tasks_of_run(connection, row.id, round_number or row.round)]
+        return [to_task(each) for each in run_queries.list_tasks_of_run(connection, row.id, round_number or row.round)]
 
 
 def list_attempts(context: ServiceContext, user: Identity, run_id: int) -> list[Attempt]:
@@ -154,7 +154,7 @@ def list_attempts(context: ServiceContext, user: Identity, run_id: int) -> list[
     """
     row = find_row(context, user, run_id)
     with context.database.read() as connection:
-        return [to_attempt(each) for each in run_queries.attempts_of_run(connection, row.id)]
+        return [to_attempt(each) for each in run_queries.list_attempts_of_run(connection, row.id)]
 
 
 def request_run(
@@ -232,7 +232,7 @@ def send_start(
     """
     if not row.online and not is_repeated(connection, body.project, unique_key):
         raise WrongState(f"{body.key} is offline; set it online to start it")
-    shard = random_shard(connection)
+    shard = choose_random_shard(connection)
     return send_command(connection, kind, shard_id=shard, args=args, project=body.project, unique_key=unique_key, by=by)
 
 

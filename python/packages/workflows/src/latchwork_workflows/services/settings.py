@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.history import record_event
-from latchwork_workflows.db.lineage import TRIES, missing_references
+from latchwork_workflows.db.lineage import TRIES, find_missing_references
 from latchwork_workflows.db.settings import ALL
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.model.settings.validation import (
@@ -152,7 +152,7 @@ def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, p
             raise HttpProblem(404, f"there is no {kind} {name} of {_project(project)}")
         record_event(connection, f"{kind} delete", by=user.name, project=project, details={kind: name})
     with context.database.read() as connection:
-        found = missing_references(connection, project or None)
+        found = find_missing_references(connection, project or None)
     return sorted({each.workflow for each in found if f"no {kind} {name!r}" in each.message})
 
 

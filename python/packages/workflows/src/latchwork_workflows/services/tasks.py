@@ -42,9 +42,9 @@ def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetai
     run = runs.find_row(context, user, row.run_id)
     definition = workflows.get_workflow(context, user, run.project, run.name, run.version).definition
     with context.database.read() as connection:
-        tried = run_queries.attempts_of_task(connection, task_id)
-        tasks = related_runs.tasks_without_elements(connection, row.run_id, row.round)
-        counts = related_runs.element_counts(connection, row.run_id, row.round)
+        tried = run_queries.list_attempts_of_task(connection, task_id)
+        tasks = related_runs.list_tasks_without_elements(connection, row.run_id, row.round)
+        counts = related_runs.count_elements(connection, row.run_id, row.round)
     tasks += [row] if row.map_index >= 0 else []
     child = child_runs(context, user, [row.id]).get(row.id)
     return TaskDetail(
@@ -93,7 +93,7 @@ def parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None
 def child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
     """Return the runs that these tasks started, by task ID. Runs that the account may not see are left out."""
     with context.database.read() as connection:
-        found = related_runs.runs_started_by(connection, tasks)
+        found = related_runs.load_child_runs(connection, tasks)
     return {task: row for task, row in found.items() if user.has_role(Role.VIEWER, row.project)}
 
 
@@ -109,7 +109,7 @@ def list_children(
     """
     row = runs.find_row(context, user, run_id)
     with context.database.read() as connection:
-        found = related_runs.children_of_run(connection, row.id, before=before, limit=limit)
+        found = related_runs.list_child_runs(connection, row.id, before=before, limit=limit)
     return [ChildRun.of(each, round=each.round) for each in found if user.has_role(Role.VIEWER, each.project)]
 
 
@@ -133,7 +133,7 @@ def list_elements(
             404, f"task {task_id} is an element of a map; ask for the elements of {get_map_name(row.name)}"
         )
     with context.database.read() as connection:
-        found = related_runs.elements(connection, row, state=state.replace("\x00", ""), after=after, limit=limit)
+        found = related_runs.list_elements(connection, row, state=state.replace("\x00", ""), after=after, limit=limit)
     return [to_task(each) for each in found]
 
 

@@ -33,7 +33,7 @@ def tasks_of_attempts(connection: sa.Connection, user: Identity, attempts: Seque
 
 def queued_tasks(connection: sa.Connection, user: Identity, ids: Sequence[int]) -> list[ActiveTask]:
     """Return these queued tasks in the given order, each with the time since which it has been waiting."""
-    rows = workers.tasks_with_workflows(connection, ids)
+    rows = workers.load_tasks_with_workflows(connection, ids)
     return [_active_task(user, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
 
 
@@ -44,7 +44,7 @@ def _by_age(found: Iterable[ActiveTask]) -> tuple[ActiveTask, ...]:
 def _tasks(connection: sa.Connection, user: Identity, attempts: Collection[str]) -> dict[str, ActiveTask]:
     pairs = {x: _parse_attempt(x) for x in attempts}
     ids = {pair[0] for pair in pairs.values() if pair is not None}
-    rows, claims = workers.tasks_with_workflows(connection, ids), workers.newest_claims(connection, ids)
+    rows, claims = workers.load_tasks_with_workflows(connection, ids), workers.load_newest_claims(connection, ids)
     found = {}
     for x, pair in pairs.items():
         row, claim = (None, None) if pair is None else (rows.get(pair[0]), claims.get(pair))

@@ -126,8 +126,8 @@ def validate_definition(
     if not isinstance(project, str) or not user.has_role(Role.VIEWER, project):
         return validated(plain, context.types)
     with context.database.read() as connection:
-        found = validated(plain, context.types, settings.settings_of_project(connection, project))
-        wrong = list(grants.grant_problems(connection, found.definition))
+        found = validated(plain, context.types, settings.load_setting_names(connection, project))
+        wrong = list(grants.find_missing_grants(connection, found.definition))
     if wrong:
         raise DefinitionInvalid(wrong)
     return found
@@ -167,8 +167,8 @@ def apply_definition(
                 version=newest,
             )
         wrong = [*related_runs.find_cycles(connection, [wanted], may_see=partial(user.has_role, Role.VIEWER))[0]]
-        wrong += grants.grant_problems(connection, wanted)
-        wrong += usage.missing_settings(wanted, settings.settings_of_project(connection, wanted.project))
+        wrong += grants.find_missing_grants(connection, wanted)
+        wrong += usage.missing_settings(wanted, settings.load_setting_names(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()

@@ -66,7 +66,7 @@ def users(request: Request, user: CurrentUser) -> HTMLResponse:
     require_role(user, Role.ADMIN)
     context = context_of(request)
     with context.database.read() as connection:
-        projects = workflow_queries.projects(connection)
+        projects = workflow_queries.list_projects(connection)
     values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
     return render_page(request, user, "users.html", link=None, **values)
 
@@ -98,7 +98,7 @@ def make_link(request: Request, user: CurrentUser, name: str) -> HTMLResponse:
     context = context_of(request)
     link = f"{str(request.base_url).rstrip('/')}/sign-in?link={service.new_link(context, user, name[:100])}"
     with context.database.read() as connection:
-        projects = workflow_queries.projects(connection)
+        projects = workflow_queries.list_projects(connection)
     values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
     return render_page(request, user, "users.html", link=(name, link), **values)
 

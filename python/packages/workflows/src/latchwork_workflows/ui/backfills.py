@@ -51,7 +51,7 @@ def list_backfills(
     found = backfills.list_backfills(context, user, project=project, workflow=workflow, before=before, limit=_MAX + 1)
     with context.database.read() as connection:
         among = user.projects()
-        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     chosen = {"project": project, "workflow": workflow}
     more = url_with_query("/backfills", **chosen, before=found[_MAX - 1].id) if len(found) > _MAX else ""
     rows = [(each, _bar(each)) for each in found[:_MAX]]

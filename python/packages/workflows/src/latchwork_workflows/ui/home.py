@@ -27,12 +27,12 @@ def home(request: Request, user: CurrentUser) -> HTMLResponse:
     with context.database.read() as connection:
         codes = visible_codes(connection, user)
         values: dict[str, Any] = {
-            "active": overview.active_runs(connection, codes),
-            "active_count": overview.active_count(connection, codes),
-            "failed": overview.failed_runs(connection, now - _DAY_S, codes),
-            "lag": overview.command_lag(connection),
+            "active": overview.list_active_runs(connection, codes),
+            "active_count": overview.count_active_runs(connection, codes),
+            "failed": overview.list_failed_runs(connection, now - _DAY_S, codes),
+            "lag": overview.measure_command_lag(connection),
         }
-        lanes = overview.queued_partitions(connection, [each.id for each in values["active"]])
+        lanes = overview.get_queued_partitions(connection, [each.id for each in values["active"]])
         is_new = not workflow_queries.list_workflows(connection, projects=user.projects(), limit=1)
     soon = [each for each in schedules.list_schedules(context, user) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)

@@ -40,7 +40,7 @@ def show_lineage(
     found = build_lineage(context, user, project=project, workflow=workflow)
     with context.database.read() as connection:
         among = user.projects()
-        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     focus = f"{project}.{workflow}" if workflow else ""
     is_drawn = found.links and (len(found.workflows) <= MAX_DRAWN or bool(draw))
     more = url_with_query("/lineage", project=project, workflow=workflow, start=start + _MAX)

@@ -99,7 +99,7 @@ def _page(
     context = context_of(request)
     found = [(each, project_of(each.name), _bar(each.used, each.size)) for each in pools.list_pools(context, user)]
     with context.database.read() as connection:
-        known = [project_pool(each) for each in sorted({*workflow_queries.projects(connection), "default"})]
+        known = [project_pool(each) for each in sorted({*workflow_queries.list_projects(connection), "default"})]
     values: dict[str, Any] = {"pools": found, "known": known, "max_size": MAX_SIZE, "admissions": _ADMISSIONS}
     values |= {"sent": sent or {}, "refused": refused}
     return render_page(request, user, "pools.html", status, may_change=user.has_role(Role.EDITOR), **values)

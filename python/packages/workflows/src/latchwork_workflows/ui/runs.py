@@ -60,7 +60,7 @@ def list_runs(
     )
     with context.database.read() as connection:
         among = user.projects()
-        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     shown, more = split_page(rows, _MAX, "/runs", state=wanted, project=project)
     chosen = {"state": wanted, "project": project, "before": before}
     return render_page(request, user, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
@@ -75,14 +75,14 @@ def show_run(
     row = runs.find_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
-        all_tasks = related_runs.tasks_without_elements(connection, row.id, row.round)
-        elements = related_runs.element_counts(connection, row.id, row.round)
+        all_tasks = related_runs.list_tasks_without_elements(connection, row.id, row.round)
+        elements = related_runs.count_elements(connection, row.id, row.round)
         tried = [
             to_attempt(each)
-            for each in run_queries.attempts_of_run(connection, row.id, round_number=row.round, limit=500)
+            for each in run_queries.list_attempts_of_run(connection, row.id, round_number=row.round, limit=500)
         ]
-        events = history.events_of_run(connection, row.id, limit=60)
-        asked = run_queries.open_commands(connection, row.id)
+        events = history.list_events_of_run(connection, row.id, limit=60)
+        asked = run_queries.list_unfinished_commands(connection, row.id)
     place = {task.name: number for number, task in enumerate(body.tasks)}
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(first, len(all_tasks)))
@@ -170,9 +170,9 @@ def show_task(
     row = runs.find_row(context, user, task.run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
-        tried = [to_attempt(each) for each in run_queries.attempts_of_task(connection, task_id)]
-        others = related_runs.tasks_without_elements(connection, task.run_id, task.round)
-        counts = related_runs.element_counts(connection, task.run_id, task.round).get(task.name, {})
+        tried = [to_attempt(each) for each in run_queries.list_attempts_of_task(connection, task_id)]
+        others = related_runs.list_tasks_without_elements(connection, task.run_id, task.round)
+        counts = related_runs.count_elements(connection, task.run_id, task.round).get(task.name, {})
     if task.map_index >= 0:
         others.append(task)
     spec = next((each for each in body.tasks if each.name == get_map_name(task.name)), None)
@@ -269,7 +269,7 @@ def show_command(request: Request, user: CurrentUser, command_id: Id) -> Respons
     with context.database.read() as connection:
         command = run_queries.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
-        found = workflow_queries.by_code(connection, code) if isinstance(code, int) else None
+        found = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
         workflow = visible_row(user, found, f"command {command_id}")
     if command is not None and command.backfill is not None:
         return redirect(f"/backfills/{command.backfill}")

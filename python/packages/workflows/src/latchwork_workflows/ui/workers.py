@@ -23,7 +23,7 @@ def workers(request: Request, user: CurrentUser) -> HTMLResponse:
     context = context_of(request)
     seen = context.workers()
     with context.database.read() as connection:
-        shards, lag = overview.shards(connection), overview.command_lag(connection)
+        shards, lag = overview.list_shards(connection), overview.measure_command_lag(connection)
         running = tasks_by_worker(connection, user, seen or ())
     values = {"workers": seen, "running": running, "limit": _MAX_NAMED, "known": context.cluster is not None}
     return render_page(request, user, "workers.html", shards=shards, lag=lag, **values)

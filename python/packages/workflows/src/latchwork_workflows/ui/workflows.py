@@ -43,7 +43,7 @@ def list_workflows(
     rows = workflows.list_workflows(context, user, contains=q.strip(), after=after, limit=_MAX + 1)
     more = url_with_query("/workflows", q=q, after=rows[_MAX - 1].key) if len(rows) > _MAX else ""
     with context.database.read() as connection:
-        last = run_queries.recent_runs(connection, [row.code for row in rows[:_MAX]], 8)
+        last = run_queries.list_recent_runs(connection, [row.code for row in rows[:_MAX]], 8)
     shown = [(row, last.get(row.code, [])) for row in rows[:_MAX]]
     may_edit = user.has_any_role(Role.EDITOR)
     return render_page(request, user, "workflows.html", rows=shown, q=q, older=more, may_edit=may_edit)
@@ -87,8 +87,8 @@ def run_grid(
     names = [each.name for each in shown.definition.tasks]
     part = names[task : task + _MAX_TASKS]
     with context.database.read() as connection:
-        rows = run_queries.newest_runs(connection, codes=[shown.code], before=before, limit=_MAX_RUNS + 1)
-        cells = run_queries.task_states(connection, [row.id for row in rows[:_MAX_RUNS]], part)
+        rows = run_queries.list_newest_runs(connection, codes=[shown.code], before=before, limit=_MAX_RUNS + 1)
+        cells = run_queries.get_task_states(connection, [row.id for row in rows[:_MAX_RUNS]], part)
     path = f"/workflows/{project}/{name}/runs"
     columns, more = split_page(rows, _MAX_RUNS, path, task=task or None)
     following = url_with_query(path, before=before, task=task + _MAX_TASKS) if task + _MAX_TASKS < len(names) else ""
