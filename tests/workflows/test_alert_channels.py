@@ -124,7 +124,7 @@ def test_channels_are_kept_by_administrators_of_everything_and_each_change_is_au
 
 def test_a_delivery_that_was_given_up_is_sent_again_as_another_message(context):
     number = told(context, state="failed")
-    desk.resend(context, ADMIN, number)
+    desk.resend_delivery(context, ADMIN, number)
     (seen,) = desk.list_alerts(context, ADMIN)
     (row,) = seen.deliveries
     assert (row.state, row.round, row.tries, row.doubts) == ("pending", 2, 0, 0)
@@ -133,14 +133,14 @@ def test_a_delivery_that_was_given_up_is_sent_again_as_another_message(context):
 def test_a_delivery_that_is_being_sent_is_not_asked_for_again(context):
     number = told(context, state="sending")
     with pytest.raises(HttpProblem, match="is being sent"):
-        desk.resend(context, ADMIN, number)
+        desk.resend_delivery(context, ADMIN, number)
 
 
 def test_tests_of_channels_are_seen_by_who_sees_everything_only(context):
     number = told(context)
     assert desk.list_alerts(context, EDITOR) == []
     with pytest.raises(HttpProblem, match="there is no delivery"):
-        desk.resend(context, EDITOR, number)
+        desk.resend_delivery(context, EDITOR, number)
 
 
 def test_alerts_are_listed_by_the_state_of_a_delivery(context):
@@ -272,7 +272,7 @@ def test_a_test_of_a_channel_that_no_master_sends_is_said(told_by, context):
 
 def test_a_test_of_a_channel_is_found_among_any_number_of_alerts(told_by, context, monkeypatch):
     desk.set_channel(context, ADMIN, "ops", "webhook", {"url": "http://127.0.0.1:9/"})
-    asked = desk.test_channel
+    asked = desk.send_test_alert
 
     def and_many_more(*args):
         number = asked(*args)

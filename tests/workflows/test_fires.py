@@ -13,7 +13,7 @@ from latchwork_workflows.db import schedules
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import fire, schedule, workflow_run
 from latchwork_workflows.maintenance import Doctor
-from latchwork_workflows.services.schedules import next_fires
+from latchwork_workflows.services.schedules import list_next_fires
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -140,10 +140,10 @@ def test_a_fire_time_before_the_end_of_its_window_is_made_up_for_after_it():
 def test_what_is_told_to_be_next_is_within_the_window_of_a_schedule():
     """Pages and commands told fire times of after the end, at which nothing starts."""
     hourly = row("0 * * * *", starts_at=NOON + 3600, ends_at=NOON + 2 * 3600)
-    assert next_fires(hourly, NOON, 5) == [NOON + 3600, NOON + 7200]
-    assert next_fires(hourly, NOON + 7200, 1) == []
-    assert next_fires(replace(hourly, ends_at=None), NOON + 7200, 2) == [NOON + 3 * 3600, NOON + 4 * 3600]
-    assert next_fires(replace(hourly, cron="0 0 31 2 *"), NOON, 1) == []
+    assert list_next_fires(hourly, NOON, 5) == [NOON + 3600, NOON + 7200]
+    assert list_next_fires(hourly, NOON + 7200, 1) == []
+    assert list_next_fires(replace(hourly, ends_at=None), NOON + 7200, 2) == [NOON + 3 * 3600, NOON + 4 * 3600]
+    assert list_next_fires(replace(hourly, cron="0 0 31 2 *"), NOON, 1) == []
 
 
 def test_a_schedule_follows_its_time_zone_over_both_changes_of_the_clock():

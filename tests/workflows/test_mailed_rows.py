@@ -14,7 +14,7 @@ from latchwork_workflows.logs.files import FileLogs
 from latchwork_workflows.model.validate import validated
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.services import alerts as desk
-from latchwork_workflows.services.parts import ServiceContext
+from latchwork_workflows.services.context import ServiceContext
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Role

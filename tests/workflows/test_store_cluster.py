@@ -15,12 +15,12 @@ from latchwork_workflows.keys import Keys
 def test_workers_of_a_store_that_does_not_answer_are_given_up_before_a_scrape_ends():
     with EtcdServer() as etcd, latchwork.connect(etcd.url("/flows")) as store:
         cluster = StoreCluster(store, Keys())
-        assert cluster.workers() == []
+        assert cluster.list_workers() == []
         etcd.pause()
         try:
             began = time.monotonic()
             with pytest.raises(LatchworkError):
-                cluster.workers()
+                cluster.list_workers()
             assert time.monotonic() - began < 8.0
         finally:
             etcd.resume()
@@ -31,6 +31,6 @@ def test_workers_are_given_up_if_only_the_second_read_is_not_answered():
         store.add(Fault("drop", op="list", nth=2))
         began = time.monotonic()
         with pytest.raises(LatchworkError):
-            StoreCluster(store, Keys()).workers()
+            StoreCluster(store, Keys()).list_workers()
         assert time.monotonic() - began < 8.0
         assert [(call.op, call.fault is not None) for call in store.calls] == [("list", False), ("list", True)]

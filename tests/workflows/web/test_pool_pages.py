@@ -24,13 +24,13 @@ class FakeCluster:
     def __init__(self, taken):
         self.taken = taken
 
-    def poke(self, shard):
+    def notify_master(self, shard):
         pass
 
-    def slots(self):
+    def get_slot_holders(self):
         return self.taken
 
-    def workers(self):
+    def list_workers(self):
         return []
 
 

@@ -19,16 +19,16 @@ class FakeCluster:
     def __init__(self, living):
         self.living = living
 
-    def poke(self, shard):
+    def notify_master(self, shard):
         pass
 
-    def slots(self):
+    def get_slot_holders(self):
         return {}
 
     def line(self, lane, limit):
         return None
 
-    def workers(self):
+    def list_workers(self):
         return self.living
 
 

@@ -19,7 +19,7 @@ from latchwork_workflows.api import make_api
 from latchwork_workflows.db import Database, overview, run_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.services import EXPECTED, Cluster, ServiceContext, problem_of
+from latchwork_workflows.services import EXPECTED, Cluster, ServiceContext, to_http_problem
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.ui import NAVIGATION, PAGES, ui_routers
 from latchwork_workflows.web import LiveHub, Role, SiteConfig
@@ -55,7 +55,7 @@ def make_web_app(
         navigation=NAVIGATION,
         live=live,
         expected=EXPECTED,
-        problem_of=problem_of,
+        problem_of=to_http_problem,
         cookie=cookie,
     )
     app = make_api(context, site, hosts=hosts)

@@ -10,7 +10,7 @@ from latchwork.store import Store
 from latchwork.types import Entry
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.messages import RunningRecord, cancel_sent_at
-from latchwork_workflows.services import QueueHead, WorkerStatus
+from latchwork_workflows.services import UnclaimedItems, WorkerStatus
 
 #: The order of a partition with more claimed items is not read.
 _MAX_TAKEN = 1000
@@ -27,11 +27,11 @@ class StoreCluster:
         self._store = workflows_store(store)
         self._keys = keys
 
-    def poke(self, shard: int) -> None:
+    def notify_master(self, shard: int) -> None:
         """Notify the master of a shard that commands are waiting. The notification may be lost."""
         self._store.put(self._keys.poke(shard), b"")
 
-    def slots(self) -> dict[str, list[str]]:
+    def get_slot_holders(self) -> dict[str, list[str]]:
         """Return the attempts that hold slots, by the pools' names in the store."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
@@ -40,7 +40,7 @@ class StoreCluster:
                 found.setdefault(name, []).append(entry.value.decode("utf-8", "replace"))
         return found
 
-    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
+    def list_unclaimed_items(self, partition: str, limit: int) -> UnclaimedItems | None:
         """Return the first ``limit`` queue items of a partition that no worker has claimed.
 
         None: unknown, because too many items are claimed.
@@ -55,7 +55,7 @@ class StoreCluster:
             free = [each.key[len(prefix) + len("/items/") :] for each in items if _holder(each) not in holders]
             is_whole = max(len(items), len(sort_keys)) < wanted
             if is_whole or len(free) > limit:
-                return QueueHead(tuple(free[:limit]), is_whole=is_whole and len(free) <= limit)
+                return UnclaimedItems(tuple(free[:limit]), is_whole=is_whole and len(free) <= limit)
             if len(items) - len(free) >= _MAX_TAKEN:
                 return None
             wanted *= 2
@@ -78,7 +78,7 @@ class StoreCluster:
         """Return the names of the first keys below a prefix."""
         return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=limit)]
 
-    def cancelled(self, attempts: Sequence[str]) -> dict[str, float]:
+    def get_cancel_times(self, attempts: Sequence[str]) -> dict[str, float]:
         """Return the times at which these attempts were requested to cancel.
 
         0 if the time is unknown. Other attempts are left out.
@@ -87,7 +87,7 @@ class StoreCluster:
         pairs = zip(attempts, entries, strict=True)
         return {x: cancel_sent_at(entry.value) for x, entry in pairs if entry is not None}
 
-    def workers(self) -> list[WorkerStatus]:
+    def list_workers(self) -> list[WorkerStatus]:
         """Return the online workers, sorted by name."""
         running: dict[str, list[str]] = {}
         end_s = self._store.clock.now() + _WORKERS_TIMEOUT_S

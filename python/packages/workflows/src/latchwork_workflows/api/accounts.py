@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.accounts import (
     TokenMade,
 )
 from latchwork_workflows.services import accounts as service
-from latchwork_workflows.services.parts import context_of, require_role
+from latchwork_workflows.services.context import get_context, require_role
 from latchwork_workflows.web import CurrentUser, Role
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
@@ -28,31 +28,31 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 def list_users(request: Request, user: CurrentUser) -> list[Account]:
     """List the accounts, sorted by name."""
     require_role(user, Role.ADMIN)
-    return context_of(request).accounts.accounts()
+    return get_context(request).accounts.accounts()
 
 
 @router.post("/users", status_code=201)
 def create_user(request: Request, user: CurrentUser, body: NewAccount) -> None:
     """Create an account without roles. Requires a session, not a token."""
-    service.create(context_of(request), user, body.name, body.password)
+    service.create(get_context(request), user, body.name, body.password)
 
 
 @router.patch("/users/{name}", status_code=204)
 def change_user(request: Request, user: CurrentUser, name: m.NamePath, body: AccountChange) -> None:
     """Enable or disable an account, or change its password. Requires a session, not a token."""
-    service.change(context_of(request), user, name, enabled=body.enabled, password=body.password, current=body.current)
+    service.change(get_context(request), user, name, enabled=body.enabled, password=body.password, current=body.current)
 
 
 @router.put("/users/{name}/role", status_code=204)
 def set_role(request: Request, user: CurrentUser, name: m.NamePath, body: RoleChange) -> None:
     """Set the role of an account in a project that you administer. Requires a session, not a token."""
-    service.set_role(context_of(request), user, name, body.project, Role.from_label(body.role) if body.role else None)
+    service.set_role(get_context(request), user, name, body.project, Role.from_label(body.role) if body.role else None)
 
 
 @router.get("/tokens")
 def list_tokens(request: Request, user: CurrentUser) -> list[ApiToken]:
     """List your own tokens. An administrator sees all."""
-    return context_of(request).accounts.tokens(None if user.has_role(Role.ADMIN) else user.name)
+    return get_context(request).accounts.tokens(None if user.has_role(Role.ADMIN) else user.name)
 
 
 @router.post("/tokens", status_code=201)
@@ -62,14 +62,14 @@ def create_token(request: Request, user: CurrentUser, body: NewToken) -> TokenMa
     Only this response contains its text, because the text is not stored. Requires a session.
     """
     role = Role.from_label(body.role) if body.role else None
-    token_id, token = service.new_token(context_of(request), user, body.name, role=role, lasts_s=body.lasts_s)
+    token_id, token = service.create_token(get_context(request), user, body.name, role=role, lasts_s=body.lasts_s)
     return TokenMade(id=token_id, token=token)
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
 def revoke_token(request: Request, user: CurrentUser, token_id: m.Id) -> None:
     """Revoke one of your tokens, or as an administrator any token."""
-    service.revoke(context_of(request), user, token_id)
+    service.revoke_token(get_context(request), user, token_id)
 
 
 @router.get("/audit")
@@ -81,7 +81,7 @@ def audit(
     limit: m.Limit = 100,
 ) -> list[m.EventRow]:
     """List the actions of users in the projects that you administer, newest first."""
-    rows = service.list_actions(context_of(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
+    rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
     return [_row(each) for each in rows]
 
 

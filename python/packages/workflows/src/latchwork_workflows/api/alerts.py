@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from latchwork_workflows.api import models as m
 from latchwork_workflows.schemas.alerts import Alert, Channel, ChannelChange, ChannelStored, ChannelTest
 from latchwork_workflows.services import alerts
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["alerts"])
@@ -30,42 +30,42 @@ def list_alerts(
     """List alerts with their deliveries, the newest first."""
     wanted = project.replace("\x00", "")
     return alerts.list_alerts(
-        context_of(request), user, project=wanted, state=state, run=run, before=before, limit=limit
+        get_context(request), user, project=wanted, state=state, run=run, before=before, limit=limit
     )
 
 
 @router.get("/alerts/{alert_id}")
 def show_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
     """Return an alert with its deliveries."""
-    return alerts.get_alert(context_of(request), user, alert_id)
+    return alerts.get_alert(get_context(request), user, alert_id)
 
 
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
 def resend(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
     """Send a delivery of an alert again, as a new message."""
-    alerts.resend(context_of(request), user, delivery_id)
+    alerts.resend_delivery(get_context(request), user, delivery_id)
 
 
 @router.get("/channels")
 def list_channels(request: Request, user: CurrentUser) -> list[Channel]:
     """List the alert channels, sorted by name. Only for administrators of all projects."""
-    return alerts.list_channels(context_of(request), user)
+    return alerts.list_channels(get_context(request), user)
 
 
 @router.put("/channels/{name}")
 def set_channel(request: Request, user: CurrentUser, name: m.NamePath, body: ChannelChange) -> ChannelStored:
     """Create or replace an alert channel."""
-    is_new = alerts.set_channel(context_of(request), user, name, body.kind, body.options, enabled=body.enabled)
+    is_new = alerts.set_channel(get_context(request), user, name, body.kind, body.options, enabled=body.enabled)
     return ChannelStored(is_new=is_new)
 
 
 @router.delete("/channels/{name}", status_code=204)
 def remove_channel(request: Request, user: CurrentUser, name: m.NamePath) -> None:
     """Delete an alert channel."""
-    alerts.remove_channel(context_of(request), user, name)
+    alerts.remove_channel(get_context(request), user, name)
 
 
 @router.post("/channels/{name}:test", status_code=202)
 def test_channel(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
     """Send a test message through an alert channel. The delivery of the returned alert has the result."""
-    return ChannelTest(alert=alerts.test_channel(context_of(request), user, name))
+    return ChannelTest(alert=alerts.send_test_alert(get_context(request), user, name))

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from latchwork_workflows.api.routes import routers
 from latchwork_workflows.bundles import MAX_BYTES
 from latchwork_workflows.schemas.problems import ProblemDocument
-from latchwork_workflows.services import EXPECTED, ServiceContext, problem_of
+from latchwork_workflows.services import EXPECTED, ServiceContext, to_http_problem
 from latchwork_workflows.web import SiteConfig, make_app
 
 
@@ -23,7 +23,7 @@ def make_api(context: ServiceContext, site: SiteConfig | None = None, *, hosts: 
         site: The settings of the pages. None: no pages.
         hosts: The host names that requests may use, without port. ``*`` accepts any.
     """
-    site = site or SiteConfig("latchwork workflows", context.accounts, expected=EXPECTED, problem_of=problem_of)
+    site = site or SiteConfig("latchwork workflows", context.accounts, expected=EXPECTED, problem_of=to_http_problem)
     larger = {"/api/v1/bundles": MAX_BYTES}
     app = make_app(site, hosts=hosts, version=_version(), description=_DESCRIPTION, larger=larger)
     app.state.context = context

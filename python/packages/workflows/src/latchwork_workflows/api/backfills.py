@@ -17,7 +17,7 @@ from latchwork_workflows.schemas.backfills import (
 )
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services import backfills
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["backfills"])
@@ -34,7 +34,7 @@ def start(
     key: m.UniqueKey = None,
 ) -> CommandSent:
     """Request a backfill of a workflow. Once a master has created the backfill, the returned command has its ID."""
-    return backfills.request_backfill(context_of(request), user, project, name, body, unique_key=key)
+    return backfills.request_backfill(get_context(request), user, project, name, body, unique_key=key)
 
 
 @router.get("/workflows/{project}/{name}/following-backfills")
@@ -43,7 +43,7 @@ def list_following(
 ) -> FollowingBackfills:
     """List the other workflows that a backfill also runs, because they wait for runs of its workflow."""
     return FollowingBackfills(
-        workflows=backfills.dependent_workflows(context_of(request), user, project, name, dependents)
+        workflows=backfills.list_dependent_workflows(get_context(request), user, project, name, dependents)
     )
 
 
@@ -59,14 +59,14 @@ def list_backfills(
 ) -> list[Backfill]:
     """List backfills, newest first."""
     return backfills.list_backfills(
-        context_of(request), user, project=project, workflow=workflow, before=before, limit=limit
+        get_context(request), user, project=project, workflow=workflow, before=before, limit=limit
     )
 
 
 @router.get("/backfills/{backfill_id}")
 def get_backfill(*, request: Request, user: CurrentUser, backfill_id: m.Id) -> Backfill:
     """Return a backfill with its progress."""
-    return backfills.get_backfill(context_of(request), user, backfill_id)
+    return backfills.get_backfill(get_context(request), user, backfill_id)
 
 
 @router.get("/backfills/{backfill_id}/runs")
@@ -85,10 +85,10 @@ def list_runs(
 
     Dates that have not started yet have the state `submitted`.
     """
-    return backfills.list_runs(context_of(request), user, backfill_id, state=state, after=after, limit=limit)
+    return backfills.list_runs(get_context(request), user, backfill_id, state=state, after=after, limit=limit)
 
 
 @router.post("/backfills/{backfill_id}:stop", status_code=202)
 def stop(*, request: Request, user: CurrentUser, backfill_id: m.Id, key: m.UniqueKey = None) -> CommandSent:
     """Stop a backfill: start no more dates and stop its active runs."""
-    return backfills.stop_backfill(context_of(request), user, backfill_id, unique_key=key)
+    return backfills.stop_backfill(get_context(request), user, backfill_id, unique_key=key)

@@ -10,7 +10,7 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.schemas.grants import Grant, GrantChange
 from latchwork_workflows.services import grants
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["grants"])
@@ -23,7 +23,7 @@ def list_grants(
     project: Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=100)] = "",
 ) -> list[Grant]:
     """List the grants of the projects that you may see."""
-    return grants.list_grants(context_of(request), user, project)
+    return grants.list_grants(get_context(request), user, project)
 
 
 @router.put("/projects/{project}/grants", status_code=204)
@@ -33,6 +33,6 @@ def set_grant(*, request: Request, user: CurrentUser, project: m.NamePath, body:
     Requires a session of an administrator, not a token.
     """
     if body.role is None:
-        grants.remove_grant(context_of(request), user, project, body.grantee)
+        grants.remove_grant(get_context(request), user, project, body.grantee)
     else:
-        grants.set_grant(context_of(request), user, project=project, grantee=body.grantee, role=body.role)
+        grants.set_grant(get_context(request), user, project=project, grantee=body.grantee, role=body.role)

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import build_lineage
-from latchwork_workflows.services.parts import context_of
 from latchwork_workflows.web import CurrentUser, HttpProblem
 
 router = APIRouter(prefix="/api/v1", tags=["lineage"])
@@ -55,7 +55,7 @@ def get_lineage(
         why = "give the project of the workflow too"
         raise HttpProblem(422, f"project: {why}", errors=[("project", why)])
     found = build_lineage(
-        context_of(request), user, project=project.replace("\x00", ""), workflow=workflow.replace("\x00", "")
+        get_context(request), user, project=project.replace("\x00", ""), workflow=workflow.replace("\x00", "")
     )
     return LineageDocument(
         workflows=[

@@ -14,7 +14,7 @@ from latchwork_workflows.schemas.commands import Command, CommandSent
 from latchwork_workflows.schemas.runs import ChildRun, Explanation, RecoverRequest, Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, LogText, Task, TaskDetail
 from latchwork_workflows.services import attempts, commands, explanations, runs, tasks
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.web import CurrentUser, LiveHub, is_still_allowed
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
@@ -38,19 +38,19 @@ def start(
 
     Once a master has created the run, the returned command has its ID.
     """
-    return runs.request_run(context_of(request), user, project, name, body or StartRequest(), unique_key=key)
+    return runs.request_run(get_context(request), user, project, name, body or StartRequest(), unique_key=key)
 
 
 @router.get("/commands/{command_id}")
 def get_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> Command:
     """Return a command. Once a master has carried out a start command, the command has the ID of the run."""
-    return commands.get_command(context_of(request), user, command_id)
+    return commands.get_command(get_context(request), user, command_id)
 
 
 @router.post("/commands/{command_id}:stop", status_code=204)
 def stop_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> None:
     """Withdraw a start command that no master has carried out yet, or stop the run that the command created."""
-    commands.withdraw_or_stop(context_of(request), user, command_id)
+    commands.withdraw_or_stop(get_context(request), user, command_id)
 
 
 @router.get("/runs")
@@ -66,13 +66,13 @@ def list_runs(
 ) -> list[Run]:
     """List runs, the newest first."""
     chosen = {"project": project, "workflow": workflow, "state": state}
-    return runs.list_runs(context_of(request), user, **chosen, before=before, limit=limit)
+    return runs.list_runs(get_context(request), user, **chosen, before=before, limit=limit)
 
 
 @router.get("/runs/{run_id}")
 def get_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> RunDetail:
     """Return a run with the tasks of its newest round."""
-    return runs.get_run(context_of(request), user, run_id)
+    return runs.get_run(get_context(request), user, run_id)
 
 
 @router.get("/runs/{run_id}/tasks")
@@ -86,19 +86,19 @@ def list_tasks(
     ] = None,
 ) -> list[Task]:
     """List the tasks of one round of a run, in the order of the definition."""
-    return runs.list_tasks(context_of(request), user, run_id, number)
+    return runs.list_tasks(get_context(request), user, run_id, number)
 
 
 @router.get("/runs/{run_id}/attempts")
 def list_attempts(*, request: Request, user: CurrentUser, run_id: m.Id) -> list[Attempt]:
     """List the attempts of all tasks and rounds of a run, the newest first."""
-    return runs.list_attempts(context_of(request), user, run_id)
+    return runs.list_attempts(get_context(request), user, run_id)
 
 
 @router.get("/runs/{run_id}/why")
 def explain_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> Explanation:
     """Explain why a run waits or has failed, and why each of its tasks is in its state."""
-    return explanations.explain_run(context_of(request), user, run_id)
+    return explanations.explain_run(get_context(request), user, run_id)
 
 
 @router.get("/runs/{run_id}/children")
@@ -106,7 +106,7 @@ def list_children(
     *, request: Request, user: CurrentUser, run_id: m.Id, before: m.Before = None, limit: m.Limit = 50
 ) -> list[ChildRun]:
     """List the runs that tasks of a run started, the newest first."""
-    return tasks.list_children(context_of(request), user, run_id, before=before, limit=limit)
+    return tasks.list_children(get_context(request), user, run_id, before=before, limit=limit)
 
 
 @router.post("/runs/{run_id}:{action}", status_code=202)
@@ -124,13 +124,13 @@ def act(
     The response is a conflict if the state of the run does not allow the action.
     """
     how = (body or RecoverRequest()).model_dump()
-    return runs.request_action(context_of(request), user, run_id, action, **how, unique_key=key)
+    return runs.request_action(get_context(request), user, run_id, action, **how, unique_key=key)
 
 
 @router.get("/tasks/{task_id}")
 def get_task(*, request: Request, user: CurrentUser, task_id: m.Id) -> TaskDetail:
     """Return a task with its attempts and an explanation of its state."""
-    return tasks.get_task(context_of(request), user, task_id)
+    return tasks.get_task(get_context(request), user, task_id)
 
 
 @router.get("/tasks/{task_id}/elements")
@@ -144,7 +144,7 @@ def list_elements(
     limit: m.Limit = 100,
 ) -> list[Task]:
     """List the elements of a map task, sorted by index."""
-    return tasks.list_elements(context_of(request), user, task_id, state=state, after=after, limit=limit)
+    return tasks.list_elements(get_context(request), user, task_id, state=state, after=after, limit=limit)
 
 
 @router.post("/tasks/{task_id}:{action}", status_code=202)
@@ -152,7 +152,7 @@ def force(
     *, request: Request, user: CurrentUser, task_id: m.Id, action: _Action, key: m.UniqueKey = None
 ) -> CommandSent:
     """Mark a failed task as successful (`force-success`), or start a queued task without a slot (`force-start`)."""
-    return tasks.request_task_action(context_of(request), user, task_id, action, unique_key=key)
+    return tasks.request_task_action(get_context(request), user, task_id, action, unique_key=key)
 
 
 @router.get("/attempts/{attempt_id}/log", tags=["logs"])
@@ -160,7 +160,7 @@ def read_log(
     *, request: Request, user: CurrentUser, attempt_id: AttemptId, offset: _Offset = 0, limit: _LogLimit = 65_536
 ) -> LogText:
     """Return a part of a log as text that is safe to display. `next` is the offset of the next part."""
-    context = context_of(request)
+    context = get_context(request)
     return attempts.read_log(context, attempts.find_attempt(context, user, attempt_id), offset, limit)
 
 
@@ -172,7 +172,7 @@ def read_raw_log(
 
     `X-Log-Next` is the next offset. `X-Log-Ended` is 1 at the end.
     """
-    context = context_of(request)
+    context = get_context(request)
     found = attempts.read_raw_log(context, attempts.find_attempt(context, user, attempt_id), offset, limit)
     headers = {"X-Log-Next": str(found.next), "X-Log-Ended": str(int(found.ended))}
     return Response(found.data, media_type="application/octet-stream", headers=headers)
@@ -181,7 +181,7 @@ def read_raw_log(
 @router.get("/attempts/{attempt_id}/log/download", tags=["logs"], response_class=StreamingResponse)
 def download_log(*, request: Request, user: CurrentUser, attempt_id: AttemptId) -> StreamingResponse:
     """Download the whole log of an attempt as a file."""
-    context = context_of(request)
+    context = get_context(request)
     found = attempts.find_attempt(context, user, attempt_id)
     headers = {
         "Content-Disposition": f'attachment; filename="attempt-{attempt_id}.log"',
@@ -197,7 +197,7 @@ async def stream_log(
     *, request: Request, user: CurrentUser, attempt_id: AttemptId, offset: _Offset = 0
 ) -> StreamingResponse:
     """Stream a log as server-sent events while it grows: events with `text` and `next`, and finally an event `end`."""
-    context = context_of(request)
+    context = get_context(request)
     found = await attempts.find_attempt_async(context, user, attempt_id)
     live: LiveHub = request.app.state.site.live
     chunks = attempts.follow_log(context, found, offset, lambda: live.closed)

@@ -16,8 +16,8 @@ from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.schemas.nodes import RunningTask, Worker
 from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs
-from latchwork_workflows.services.parts import WorkerStatus, context_of, require_any_role
-from latchwork_workflows.services.workers import tasks_by_worker
+from latchwork_workflows.services.context import WorkerStatus, get_context, require_any_role
+from latchwork_workflows.services.workers import list_tasks_by_worker
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, LiveHub, is_still_allowed
 
 router = APIRouter()
@@ -30,16 +30,16 @@ _TOPIC = r"^(all|run:[1-9][0-9]{0,17})$"
 def list_workers(request: Request, user: CurrentUser) -> list[Worker]:
     """List the online workers with their tasks. Requires a role in at least one project."""
     require_any_role(user)
-    context = context_of(request)
+    context = get_context(request)
     if context.cluster is None:
         raise HttpProblem(
             503, "the API was started without --store or LATCHWORK_WORKFLOWS_STORE, so workers are not known"
         )
-    found = context.workers()
+    found = context.list_workers()
     if found is None:
         raise HttpProblem(503, "the store is not reachable now", headers={"Retry-After": "5"})
     with context.database.read() as connection:
-        running = tasks_by_worker(connection, user, found)
+        running = list_tasks_by_worker(connection, user, found)
     return [_worker(each, running[each.name]) for each in found]
 
 
@@ -56,7 +56,7 @@ async def events(
     """Stream an event `change` whenever a run, or anything in the installation, has changed, so that clients can
     reload.
     """
-    context = context_of(request)
+    context = get_context(request)
     live: LiveHub = request.app.state.site.live
 
     def look(now: Identity) -> None:
@@ -72,7 +72,7 @@ async def events(
 def healthz(request: Request) -> Response:
     """Return whether this server is running and its database can be reached. Requires no account."""
     try:
-        with context_of(request).database.read() as connection:
+        with get_context(request).database.read() as connection:
             overview.measure_command_lag(connection)
     except DatabaseUnavailable:
         return JSONResponse({"ok": False, "database": False}, 503)
@@ -83,12 +83,12 @@ def healthz(request: Request) -> Response:
 def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
     """Return metrics in the format of Prometheus. Requires the token of an account that has a role in a project."""
     require_any_role(user)
-    context = context_of(request)
+    context = get_context(request)
     now = time.time()
     with context.database.read() as connection:
         lag, active = overview.measure_command_lag(connection), overview.count_active_runs(connection)
         failed = len(overview.list_failed_runs(connection, now - 3600.0, limit=_MOST_FAILED))
-    workers = context.workers()
+    workers = context.list_workers()
     figures = {
         "latchwork_workflows_active_runs": active,
         "latchwork_workflows_failed_runs_last_hour": failed,

@@ -21,7 +21,7 @@ from latchwork_workflows.schemas.settings import (
     SettingStored,
 )
 from latchwork_workflows.services import settings as service
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["settings"])
@@ -41,7 +41,7 @@ Among = Annotated[
 @router.get("/connections")
 def list_connections(request: Request, user: CurrentUser, project: Among = None) -> list[Connection]:
     """List the stored connections, sorted by project and name."""
-    return service.list_connections(context_of(request), user, project)
+    return service.list_connections(get_context(request), user, project)
 
 
 @router.put("/connections/{name}")
@@ -49,14 +49,14 @@ def set_connection(
     request: Request, user: CurrentUser, name: m.NamePath, body: ConnectionChange, project: Project = ""
 ) -> SettingStored:
     """Store a connection. Attempts that workers have already started keep the former connection."""
-    is_new = service.set_connection(context_of(request), user, project, name, url=body.url, secret=body.secret)
+    is_new = service.set_connection(get_context(request), user, project, name, url=body.url, secret=body.secret)
     return SettingStored(is_new=is_new)
 
 
 @router.delete("/connections/{name}")
 def remove_connection(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete a connection."""
-    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "connection", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(get_context(request), user, "connection", project, name))
 
 
 @router.post("/connections/{name}:test", status_code=202)
@@ -68,13 +68,13 @@ def check_connection(
     Returns the command that starts a run with one task, whose state and log have the result.
     """
     where = body or ConnectionTest()
-    return service.check_connection(context_of(request), user, project, name, within=where.within, group=where.group)
+    return service.check_connection(get_context(request), user, project, name, within=where.within, group=where.group)
 
 
 @router.get("/environments")
 def list_environments(request: Request, user: CurrentUser, project: Among = None) -> list[Environment]:
     """List the environments, sorted by project and name."""
-    return service.list_environments(context_of(request), user, project)
+    return service.list_environments(get_context(request), user, project)
 
 
 @router.put("/environments/{name}")
@@ -83,7 +83,7 @@ def set_environment(
 ) -> SettingStored:
     """Store the variables of an environment. With `keep`, the other variables of the environment are kept."""
     is_new = service.set_environment(
-        context_of(request), user, project, name, body.variables, keep=body.keep, drop=body.drop
+        get_context(request), user, project, name, body.variables, keep=body.keep, drop=body.drop
     )
     return SettingStored(is_new=is_new)
 
@@ -91,13 +91,13 @@ def set_environment(
 @router.delete("/environments/{name}")
 def remove_environment(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete an environment."""
-    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "environment", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(get_context(request), user, "environment", project, name))
 
 
 @router.get("/parameters")
 def list_parameters(request: Request, user: CurrentUser, project: Among = None) -> list[Parameter]:
     """List the parameters, sorted by project and name."""
-    return service.list_parameters(context_of(request), user, project)
+    return service.list_parameters(get_context(request), user, project)
 
 
 @router.put("/parameters/{name}")
@@ -105,10 +105,10 @@ def set_parameter(
     request: Request, user: CurrentUser, name: m.NamePath, body: ParameterChange, project: Project = ""
 ) -> SettingStored:
     """Store a parameter."""
-    return SettingStored(is_new=service.set_parameter(context_of(request), user, project, name, body.value))
+    return SettingStored(is_new=service.set_parameter(get_context(request), user, project, name, body.value))
 
 
 @router.delete("/parameters/{name}")
 def remove_parameter(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete a parameter."""
-    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "parameter", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(get_context(request), user, "parameter", project, name))

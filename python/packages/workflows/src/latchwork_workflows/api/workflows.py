@@ -25,7 +25,7 @@ from latchwork_workflows.schemas.workflows import (
     WorkflowVersion,
 )
 from latchwork_workflows.services import bundles, schedules, workflows
-from latchwork_workflows.services.parts import context_of, require_role
+from latchwork_workflows.services.context import get_context, require_role
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter(prefix="/api/v1", tags=["workflows"])
@@ -44,14 +44,14 @@ def list_workflows(
     limit: m.Limit = 50,
 ) -> list[Workflow]:
     """List the workflows, sorted by project and name."""
-    return workflows.list_workflows(context_of(request), user, contains=contains, after=after, limit=limit)
+    return workflows.list_workflows(get_context(request), user, contains=contains, after=after, limit=limit)
 
 
 @router.post("/workflows")
 def apply_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -> AppliedVersion:
     """Store a definition of a workflow. It becomes a new version if it differs from the newest version."""
     return workflows.apply_definition(
-        context_of(request), user, _definition_of(body), online=body.online, base=body.base
+        get_context(request), user, _definition_of(body), online=body.online, base=body.base
     )
 
 
@@ -59,7 +59,7 @@ def apply_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -
 def validate_workflow(*, request: Request, user: CurrentUser, body: ApplyRequest) -> Validation:
     """List all problems of a definition with their positions. Stores nothing."""
     try:
-        workflows.validate_definition(context_of(request), user, _definition_of(body))
+        workflows.validate_definition(get_context(request), user, _definition_of(body))
     except DefinitionInvalid as error:
         problems = [FieldProblem(path=each.path, message=each.message) for each in error.problems]
         return Validation(ok=False, errors=problems)
@@ -85,7 +85,7 @@ def _definition_of(body: ApplyRequest) -> str | Mapping[str, Any]:
 async def store_bundle(*, request: Request, user: CurrentUser) -> StoredBundle:
     """Store a code bundle for workers: a zip file, named by the SHA-256 of its bytes."""
     data = await request.body()
-    return await run_in_threadpool(bundles.store_bundle, context_of(request), user, data)
+    return await run_in_threadpool(bundles.store_bundle, get_context(request), user, data)
 
 
 @router.get("/workflows/{project}/{name}")
@@ -93,7 +93,7 @@ def get_workflow(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, version: _VersionQuery = None
 ) -> WorkflowDetail:
     """Return a workflow with the definition of one version, by default the newest."""
-    return workflows.get_workflow(context_of(request), user, project, name, version)
+    return workflows.get_workflow(get_context(request), user, project, name, version)
 
 
 @router.get("/workflows/{project}/{name}/yaml", response_class=PlainTextResponse)
@@ -101,7 +101,7 @@ def get_yaml(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, version: _VersionQuery = None
 ) -> PlainTextResponse:
     """Return the definition of a version as YAML that can be applied again."""
-    found = workflows.get_workflow(context_of(request), user, project, name, version)
+    found = workflows.get_workflow(get_context(request), user, project, name, version)
     return PlainTextResponse(to_yaml(found.definition), media_type="text/plain; charset=utf-8")
 
 
@@ -116,7 +116,7 @@ def list_versions(
     limit: m.Limit = 50,
 ) -> list[WorkflowVersion]:
     """List the versions of a workflow, the newest first."""
-    return workflows.list_versions(context_of(request), user, project, name, before=before, limit=limit)
+    return workflows.list_versions(get_context(request), user, project, name, before=before, limit=limit)
 
 
 @router.get("/workflows/{project}/{name}/diff", response_class=PlainTextResponse)
@@ -124,7 +124,7 @@ def diff(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, old: _Number, new: _Number
 ) -> PlainTextResponse:
     """Return a unified diff between the YAML of two versions."""
-    lines = workflows.diff_versions(context_of(request), user, project, name, old, new)
+    lines = workflows.diff_versions(get_context(request), user, project, name, old, new)
     return PlainTextResponse("\n".join(lines), media_type="text/plain; charset=utf-8")
 
 
@@ -133,7 +133,7 @@ def set_online(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, body: OnlineChange
 ) -> None:
     """Set a workflow online or offline. Active runs continue."""
-    workflows.set_online(context_of(request), user, project, name, online=body.online)
+    workflows.set_online(get_context(request), user, project, name, online=body.online)
 
 
 @router.get("/schedules", tags=["schedules"])
@@ -147,7 +147,7 @@ def list_schedules(
 ) -> list[Schedule]:
     """List the schedules with their next fire times and the result of the last fire time."""
     of = workflow if project else ""
-    return schedules.list_schedules(context_of(request), user, project=project, workflow=of, count=count)
+    return schedules.list_schedules(get_context(request), user, project=project, workflow=of, count=count)
 
 
 @router.get("/schedules:preview", tags=["schedules"])
@@ -169,13 +169,13 @@ def set_schedule(
 
     Fire times that pass while the schedule is disabled are not caught up.
     """
-    schedules.set_enabled(context_of(request), user, project, name, enabled=body.enabled)
+    schedules.set_enabled(get_context(request), user, project, name, enabled=body.enabled)
 
 
 @router.get("/task-types", tags=["workflows"])
 def task_types(*, request: Request, user: CurrentUser) -> dict[str, dict[str, object]]:
     """Return the JSON schema of the parameters of each task type."""
-    types = context_of(request).types
+    types = get_context(request).types
     require_any_role(user)
     return {name: types.get(name).params.model_json_schema() for name in types.names}
 

@@ -3,7 +3,7 @@
 Nothing here writes run state: an action on a run becomes a command for the master that owns its shard.
 """
 
-from latchwork_workflows.services.errors import EXPECTED, problem_of
-from latchwork_workflows.services.parts import Cluster, QueueHead, ServiceContext, WorkerStatus
+from latchwork_workflows.services.context import Cluster, ServiceContext, UnclaimedItems, WorkerStatus
+from latchwork_workflows.services.errors import EXPECTED, to_http_problem
 
-__all__ = ["EXPECTED", "Cluster", "QueueHead", "ServiceContext", "WorkerStatus", "problem_of"]
+__all__ = ["EXPECTED", "Cluster", "ServiceContext", "UnclaimedItems", "WorkerStatus", "to_http_problem"]

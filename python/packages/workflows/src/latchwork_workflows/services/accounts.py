@@ -7,7 +7,7 @@ creates nothing that outlives it.
 from __future__ import annotations
 
 from latchwork_workflows.db import history
-from latchwork_workflows.services.parts import ServiceContext, require_role
+from latchwork_workflows.services.context import ServiceContext, require_role
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
@@ -18,7 +18,7 @@ def create(context: ServiceContext, user: Identity, name: str, password: str | N
         HttpProblem: 403 (forbidden) if the account may not do this, 409 (conflict) if an account of this name exists,
             422 (invalid) for a bad name or password.
     """
-    need_session(user)
+    require_session(user)
     require_role(user, Role.ADMIN)
     if any(each.name == name for each in context.accounts.accounts()):
         raise HttpProblem(409, f"there is an account {name!r} already")
@@ -52,7 +52,7 @@ def change(
             for a bad password.
         TooManyAttempts: The current password was wrong too often.
     """
-    need_session(user)
+    require_session(user)
     if name != user.name or enabled is not None:
         require_role(user, Role.ADMIN)
     if enabled is False and name == user.name:
@@ -72,51 +72,57 @@ def set_role(context: ServiceContext, user: Identity, name: str, project: str, r
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if the account does not exist, 409
             (conflict) if administrators would remove their own role.
     """
-    need_session(user)
+    require_session(user)
     require_role(user, Role.ADMIN, project)
     if name == user.name and not project and role is not Role.ADMIN:
         raise HttpProblem(409, "you cannot remove your own role; ask another administrator")
     context.accounts.set_role(name, project, role, by=user.name)
 
 
-def new_token(
+def create_token(
     context: ServiceContext, user: Identity, title: str, *, role: Role | None = None, lasts_s: float | None = None
 ) -> tuple[int, str]:
-    """Create an API token for the user's own account. Return the ID of the token and its text.
+    """Create an API token for the user's own account, and return the ID of the token and its text.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        title: A description for users.
+        role: The highest role that the token has. None: the roles of the account.
+        lasts_s: Seconds until the token expires. None: never.
     Raises:
         HttpProblem: 403 (forbidden) if the request was made with a token.
     """
-    need_session(user)
+    require_session(user)
     return context.accounts.new_token(user.name, title, by=user.name, role=role, lasts_s=lasts_s)
 
 
-def revoke(context: ServiceContext, user: Identity, token_id: int) -> None:
+def revoke_token(context: ServiceContext, user: Identity, token_id: int) -> None:
     """Revoke one of the user's own tokens. Administrators of all projects may revoke any token.
 
     Raises:
         HttpProblem: 403 (forbidden) if the request was made with a token.
         UnknownAccount: The token does not exist, or belongs to another account.
     """
-    need_session(user)
+    require_session(user)
     only_of = None if user.has_role(Role.ADMIN) else user.name
     context.accounts.revoke(token_id, by=user.name, only_of=only_of)
 
 
-def new_link(context: ServiceContext, user: Identity, name: str) -> str:
-    """Create a one-time sign-in link for an account. Return the secret part of the link.
+def create_sign_in_link(context: ServiceContext, user: Identity, name: str) -> str:
+    """Create a one-time sign-in link for an account, and return the secret part of the link.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this.
         UnknownAccount: The account does not exist.
     """
-    need_session(user)
+    require_session(user)
     require_role(user, Role.ADMIN)
     return context.accounts.new_link(name, by=user.name)
 
 
-def need_session(user: Identity) -> None:
-    """Refuse a request that was made with an API token instead of a browser session.
+def require_session(user: Identity) -> None:
+    """Check that a request was made with a browser session and not with an API token.
 
     Raises:
         HttpProblem: 403 (forbidden) if the request was made with a token.
@@ -128,8 +134,14 @@ def need_session(user: Identity) -> None:
 def list_actions(
     context: ServiceContext, user: Identity, *, by: str = "", before: int | None = None, limit: int = 100
 ) -> list[history.HistoryEvent]:
-    """Return the actions of users in the projects that the account administers, the newest first.
+    """Return actions of users from the audit log, newest first, in the projects that the account administers.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        by: Return only actions of this account. Empty: any account.
+        before: Return only actions with lower IDs, for the next page.
+        limit: The maximum number of results.
     Raises:
         HttpProblem: 403 (forbidden) if the account administers no project.
     """

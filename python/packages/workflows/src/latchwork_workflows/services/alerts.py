@@ -12,7 +12,7 @@ from latchwork_workflows.alerts.channels import secret_names
 from latchwork_workflows.db import alerts
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.alerts import Alert, Channel, Delivery
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_codes
+from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role
 from latchwork_workflows.state.alerts import DeliveryState
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -31,10 +31,18 @@ def list_alerts(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Alert]:
-    """Return the newest alerts that the account may see.
+    """Return the alerts that the account may see, newest first.
 
-    Alerts that test channels are only visible with a role in all projects.
+    Test alerts of channels are only visible with a role in all projects.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Return only alerts of this project. Empty: all projects.
+        state: Return only alerts with a delivery in this state. Empty: any state.
+        run: Return only alerts of this run. None: any run.
+        before: Return only alerts with lower IDs, for the next page.
+        limit: The maximum number of results.
     Raises:
         HttpProblem: 422 (invalid) if the state is unknown.
     """
@@ -42,7 +50,7 @@ def list_alerts(
         why = f"{state[:40]!r} is not one of {', '.join(STATES)}"
         raise HttpProblem(422, f"state: {why}", errors=[("state", why)])
     with context.database.read() as connection:
-        codes = visible_codes(connection, user, project)
+        codes = list_visible_codes(connection, user, project)
         rows = alerts.list_newest_alerts(connection, codes=codes, state=state, run=run, before=before, limit=limit)
         found = alerts.list_deliveries(connection, [row.id for row in rows])
     return [_alert(row, found[row.id]) for row in rows]
@@ -61,8 +69,9 @@ def get_alert(context: ServiceContext, user: Identity, alert_id: int) -> Alert:
         return _alert(row, alerts.list_deliveries(connection, [alert_id])[alert_id])
 
 
-def resend(context: ServiceContext, user: Identity, delivery_id: int) -> None:
-    """Send a delivery again as a new message, whatever its state. Recipients may get the message twice.
+def resend_delivery(context: ServiceContext, user: Identity, delivery_id: int) -> None:
+    """Send an alert again to one of its channels, whatever the state of the delivery. Recipients may get the message
+    twice.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such delivery, 409
@@ -98,7 +107,7 @@ def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
 def set_channel(
     context: ServiceContext, user: Identity, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True
 ) -> bool:
-    """Create or replace an alert channel. Return whether the channel is new.
+    """Create or replace an alert channel, and return whether it is new.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with each invalid option.
@@ -131,11 +140,11 @@ def remove_channel(context: ServiceContext, user: Identity, name: str) -> None:
         record_event(connection, "channel removed", by=user.name, details={"channel": name})
 
 
-def test_channel(context: ServiceContext, user: Identity, name: str) -> int:
+def send_test_alert(context: ServiceContext, user: Identity, name: str) -> int:
     """Send a test message through an alert channel.
 
-    Return the ID of the test's alert, whose delivery has the result.
-
+    Returns:
+        The ID of the test alert. Its delivery shows whether sending succeeded.
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such channel.
     """

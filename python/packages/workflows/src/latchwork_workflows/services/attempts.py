@@ -15,7 +15,7 @@ from latchwork_workflows.db import run_queries
 from latchwork_workflows.logs import LogMissing, LogPart, LogStore, clean_text
 from latchwork_workflows.schemas.tasks import Attempt, LogText
 from latchwork_workflows.services import tasks
-from latchwork_workflows.services.parts import ServiceContext
+from latchwork_workflows.services.context import ServiceContext
 from latchwork_workflows.services.runs import to_attempt
 from latchwork_workflows.web import HttpProblem, Identity, run_in_stream_thread
 
@@ -42,6 +42,10 @@ class FoundAttempt(NamedTuple):
 def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
     """Return an attempt of a task, if the account may see it.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        name: ``<task>.<attempt number>.<claim>``, as in addresses of pages.
     Raises:
         HttpProblem: 404 (not found) if there is no such attempt or the account may not see it.
     """
@@ -57,7 +61,7 @@ def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAtt
 
 
 async def find_attempt_async(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
-    """Call ``find_attempt`` in a thread, for asynchronous callers."""
+    """Call ``find_attempt`` in a thread and return its result, for asynchronous callers."""
     return await run_in_threadpool(find_attempt, context, user, name)
 
 
@@ -75,7 +79,7 @@ def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: i
         raise HttpProblem(
             503, f"the log cannot be read now: {error.strerror or error}", headers={"Retry-After": "5"}
         ) from None
-    kept = _complete_length(data) if not ended and len(data) > 4 else len(data)
+    kept = _count_complete_bytes(data) if not ended and len(data) > 4 else len(data)
     after -= len(data) - kept
     return LogText(
         text=clean_text(data[:kept]),
@@ -136,13 +140,19 @@ async def follow_log(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the log of an attempt as server-sent events while the log grows.
 
-    After a read error, the missed text follows later.
+    Text that could not be read because of an error is sent later.
+
+    Args:
+        context: The service context of this process.
+        found: The attempt.
+        offset: The first offset in the log, in bytes.
+        is_closed: Returns whether the client has disconnected.
     """
     idle = 0
     yield b"retry: 3000\n\n"
     while not is_closed():
         # The end of the attempt is checked less often, and before the log is read, so that its last output is included.
-        part, is_over = await run_in_stream_thread(_read_new, context, found, offset, idle % _OVER_EACH == 0)
+        part, is_over = await run_in_stream_thread(_read_new_text, context, found, offset, idle % _OVER_EACH == 0)
         if part.text:
             idle, offset = 1, part.next
             yield f"id: {offset}\ndata: {json.dumps({'text': part.text, 'next': offset})}\n\n".encode()
@@ -156,10 +166,10 @@ async def follow_log(
         await anyio.sleep(_PERIOD_S)
 
 
-def _read_new(context: ServiceContext, found: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
+def _read_new_text(context: ServiceContext, found: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
     """Return the new text of a log, and whether the attempt has ended.
 
-    The state of the attempt decides, because the log of a dead worker is never marked as ended.
+    The database decides whether it has ended, because the log of a dead worker is never marked as complete.
     """
     nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
@@ -182,10 +192,9 @@ def _log_store(context: ServiceContext) -> LogStore:
     return context.logs
 
 
-def _complete_length(data: bytes) -> int:
-    """Return the number of bytes that form complete UTF-8 characters.
-
-    The remaining bytes belong to the next part.
+def _count_complete_bytes(data: bytes) -> int:
+    """Return the number of leading bytes that form complete UTF-8 characters. The remaining bytes belong to the next
+    part.
     """
     for back in range(1, 4):
         lead = data[-back]

@@ -19,8 +19,8 @@ from latchwork_workflows.model.backfill_dates import DateRange, schedule_times_o
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
 from latchwork_workflows.schemas.commands import CommandSent
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_codes, visible_row
-from latchwork_workflows.services.runs import check_start, send_start, to_command_sent, workflow_to_start
+from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role, require_visible
+from latchwork_workflows.services.runs import check_start, find_workflow_to_start, send_start, to_command_sent
 from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -44,12 +44,12 @@ def request_backfill(
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
-    row, body = workflow_to_start(context, user, project, name)
+    row, body = find_workflow_to_start(context, user, project, name)
     check_start(body, request.params, priority=request.priority)
     dates = _dates(request)
     wanted = _schedule_times(dates, body)
     args = {
-        **_args(request, row, wanted),
+        **_build_command_args(request, row, wanted),
         "params": dict(request.params),
         "priority": request.priority,
         "dependents": request.dependents,
@@ -61,19 +61,27 @@ def request_backfill(
             record_event(connection, "backfill", by=user.name, project=project, details=details)
             for each in _dependent_workflows(connection, user, body.key, request.dependents):
                 _request_dependent(connection, user, each, request, dates, asked)
-    context.poke(asked.shard)
+    context.notify_master(asked.shard)
     return to_command_sent(context, asked)
 
 
-def dependent_workflows(context: ServiceContext, user: Identity, project: str, name: str, dependents: str) -> list[str]:
-    """Return the workflows that a backfill would also run because they wait for runs of its workflow.
+def list_dependent_workflows(
+    context: ServiceContext, user: Identity, project: str, name: str, dependents: str
+) -> list[str]:
+    """Return the workflows that a backfill would also run, because they wait for runs of its workflow.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Project of the workflow.
+        name: Name of the workflow.
+        dependents: Which dependent workflows to include: ``direct`` or ``all``.
     Raises:
         HttpProblem: 403 (forbidden) if the account may not run one of them, 404 (not found) if there is no such
             workflow.
     """
     with context.database.read() as connection:
-        visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         return [each.definition.key for each in _dependent_workflows(connection, user, f"{project}.{name}", dependents)]
 
 
@@ -89,9 +97,12 @@ def _dependent_workflows(
 
 
 def _check_operator(user: Identity, project: str) -> None:
-    """Check that the account is an operator of a project that the request did not name.
+    """Check that the account is an operator of a project that the request did not name itself.
 
-    The error does not name a project that the account may not see.
+    The error does not mention a project that the account may not see.
+
+    Raises:
+        HttpProblem: 403 (forbidden) if the account is not an operator there.
     """
     if user.has_role(Role.VIEWER, project):
         require_role(user, Role.OPERATOR, project)
@@ -111,24 +122,38 @@ def _request_dependent(  # noqa: PLR0917 - one caller
     dates: DateRange | Sequence[date],
     first: SentCommand,
 ) -> None:
-    """Request the backfill of a dependent workflow, to be created after ``first`` in the same shard.
+    """Request the backfill of a dependent workflow, to be created in the same shard after ``first``.
 
-    A backfill that was created earlier would find older runs of the workflow that it waits for.
+    If it were created earlier, it would find older runs of the workflow that it waits for.
+
+    Args:
+        connection: A transaction.
+        user: The requesting account.
+        each: The dependent workflow.
+        request: The request of the user.
+        dates: The dates of the request.
+        first: The command that creates the backfill of the requested workflow.
     """
     try:
         times = schedule_times_of(dates, each.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
-    args = {**_args(request, each, times), "params": {}, "priority": None, "cause": first.id}
+    args = {**_build_command_args(request, each, times), "params": {}, "priority": None, "cause": first.id}
     asked = send_command(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=user.name)
     details = {"workflow": each.definition.name, "command": asked.id, "runs": len(times), "cause": first.id}
     record_event(connection, "backfill", by=user.name, project=each.definition.project, details=details)
 
 
-def _args(
+def _build_command_args(
     request: BackfillRequest, workflow: Row | DependentWorkflow, schedule_times: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the command arguments that a backfill and the backfills of its dependents have in common."""
+    """Return the command arguments that a backfill and the backfills of its dependents have in common.
+
+    Args:
+        request: The request of the user.
+        workflow: The workflow of the backfill.
+        schedule_times: The schedule times of its runs, in seconds since the epoch.
+    """
     return {
         "code": workflow.code,
         "version": workflow.version,
@@ -156,7 +181,7 @@ def find_row(context: ServiceContext, user: Identity, backfill_id: int) -> Row:
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        return visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        return require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
 
 
 def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> Backfill:
@@ -166,7 +191,7 @@ def get_backfill(context: ServiceContext, user: Identity, backfill_id: int) -> B
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        row = visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        row = require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
         return _backfill(row, backfills.count_runs_by_state(connection, [backfill_id])[backfill_id])
 
 
@@ -183,17 +208,24 @@ def list_backfills(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Backfill]:
-    """Return backfills, the newest first. Filters by project, or by project and workflow.
+    """Return backfills, newest first.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Return only backfills of this project. Empty: all projects.
+        workflow: If a project is given, return only backfills of this workflow in it.
+        before: Return only backfills with lower IDs, for the next page.
+        limit: The maximum number of results.
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         if workflow and project:
             there = workflow_queries.find(connection, project, workflow)
-            codes: list[int] | None = [visible_row(user, there, f"workflow {project}.{workflow}").code]
+            codes: list[int] | None = [require_visible(user, there, f"workflow {project}.{workflow}").code]
         else:
-            codes = visible_codes(connection, user, project)
+            codes = list_visible_codes(connection, user, project)
         rows = backfills.list_newest_backfills(connection, codes=codes, before=before, limit=limit)
         counts = backfills.count_runs_by_state(connection, [row.id for row in rows])
     return [_backfill(row, counts[row.id]) for row in rows]
@@ -208,7 +240,7 @@ def list_runs(
     after: float | None = None,
     limit: int | None = None,
 ) -> list[BackfillRun]:
-    """Return the runs of a backfill, the oldest schedule time first.
+    """Return the runs of a backfill, earliest schedule time first.
 
     Args:
         context: The service context of this process.
@@ -221,7 +253,7 @@ def list_runs(
         HttpProblem: 404 (not found) if there is no such backfill or the account may not see it.
     """
     with context.database.read() as connection:
-        visible_row(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
+        require_visible(user, backfills.find(connection, backfill_id), f"backfill {backfill_id}")
         rows = backfills.list_runs(connection, backfill_id, state=state, after=after, limit=limit)
     return [BackfillRun.of(row) for row in rows]
 
@@ -229,13 +261,13 @@ def list_runs(
 def preview_times(
     context: ServiceContext, user: Identity, project: str, name: str, dates: DateRange | Sequence[date]
 ) -> list[float]:
-    """Return the schedule times that a backfill of these dates would have, the oldest first, without requesting it.
+    """Return the schedule times that a backfill of these dates would have, earliest first. Nothing is started.
 
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow, 422 (invalid) if the dates have no schedule times.
     """
     with context.database.read() as connection:
-        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         body = load_definition(connection, row.code, row.version)
     return _schedule_times(dates, body)
 
@@ -276,5 +308,5 @@ def stop_backfill(
         if asked.is_new:
             details = {"workflow": row.name, "backfill": backfill_id}
             record_event(connection, "backfill stop", by=user.name, project=row.project, details=details)
-    context.poke(asked.shard)
+    context.notify_master(asked.shard)
     return to_command_sent(context, asked)

@@ -9,7 +9,7 @@ import zipfile
 from latchwork.errors import Unavailable
 from latchwork_workflows.bundles import MAX_BYTES, Bundle
 from latchwork_workflows.schemas.workflows import StoredBundle
-from latchwork_workflows.services.parts import ServiceContext
+from latchwork_workflows.services.context import ServiceContext
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 

@@ -12,7 +12,7 @@ from latchwork_workflows.db.commands import withdraw_command
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.commands import Command
 from latchwork_workflows.services import runs
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
+from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
@@ -30,12 +30,16 @@ def get_command(context: ServiceContext, user: Identity, command_id: int) -> Com
             raise HttpProblem(404, f"there is no command {command_id}")
         about = _find_target(connection, row)
         if about is not None or not user.has_role(Role.ADMIN):  # a repair is about a shard, which has no project
-            visible_row(user, about, f"command {command_id}")
+            require_visible(user, about, f"command {command_id}")
     return Command.of(row, run=row.run_id)
 
 
 def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
-    """Return the run, the backfill or the workflow that a command concerns, and its project."""
+    """Return the row of the run, backfill or workflow that a command concerns. It includes the project.
+
+    Returns:
+        None if the target no longer exists.
+    """
     if row.run_id is not None:
         return run_queries.find_run(connection, row.run_id)
     args = row.args if isinstance(row.args, dict) else {}
@@ -46,7 +50,7 @@ def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | N
 
 
 def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -> None:
-    """Withdraw a start command that no master has carried out yet, or stop the run that the command created.
+    """Withdraw a start command that no master has executed yet, or stop the run that it created.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such command, 409
@@ -56,7 +60,7 @@ def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -
         row = run_queries.find_command(connection, command_id)
         code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
         workflow = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
-        of = visible_row(user, workflow, f"command {command_id} that starts something")
+        of = require_visible(user, workflow, f"command {command_id} that starts something")
         require_role(user, Role.OPERATOR, of.project)
         if withdraw_command(connection, command_id, time.time(), by=user.name):
             details = {"workflow": of.name, "command": command_id}

@@ -15,7 +15,7 @@ EXPECTED: tuple[type[Exception], ...] = (LatchworkError,)
 _RETRY_S = 5
 
 
-def problem_of(error: Exception) -> HttpProblem | None:
+def to_http_problem(error: Exception) -> HttpProblem | None:
     """Convert an exception of a service to an HTTP problem. Return None for unexpected exceptions."""
     if isinstance(error, (UnknownAccount, LogMissing)):
         error = UnknownWorkflow(str(error))

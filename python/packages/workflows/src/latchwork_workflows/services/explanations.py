@@ -32,8 +32,8 @@ from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
 from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs, workflows
-from latchwork_workflows.services.parts import QueueHead, ServiceContext, WorkerStatus
-from latchwork_workflows.services.workers import tasks_of_attempts
+from latchwork_workflows.services.context import ServiceContext, UnclaimedItems, WorkerStatus
+from latchwork_workflows.services.workers import list_tasks_of_attempts
 from latchwork_workflows.state import RunState, TaskState, get_map_name
 from latchwork_workflows.state.concurrency import GOING
 from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, leaves
@@ -51,7 +51,7 @@ _LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
 
 
 class _TaskData(NamedTuple):
-    """Data that was read for all of the tasks at once."""
+    """Data that is read once for all tasks of a run."""
 
     owner: str
     master_tasks: Mapping[str, MasterTaskFacts]
@@ -65,23 +65,23 @@ class _TaskData(NamedTuple):
 def explain_tasks(  # noqa: PLR0917 - one run, as it was read
     context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, str]:
-    """Return for each of these tasks a sentence that explains its state, by name.
+    """Return one sentence for each given task that explains its state, by task name.
 
     Args:
         context: The service context of this process.
         user: The requesting account. Holders of slots that it may not see are hidden.
         row: The row of the run.
-        body: Its version of the definition.
-        tasks: Tasks of the run. Map elements are needed only if they are in ``names``.
-        names: Tasks to explain.
+        body: The definition that the run was started with.
+        tasks: Tasks of the run. Elements of map tasks are only needed if they are in ``names``.
+        names: Names of the tasks to explain.
     """
     wanted, known = set(names), {each.name for each in body.tasks}
     asked = [each for each in tasks if each.name in wanted and get_map_name(each.name) in known]
     others = {each.name: TaskState(each.state) for each in tasks}
     read = _read_data(context, user, row, body, tasks, asked)
-    workers, now = context.workers(), time.time()
-    ahead = _queue_positions(context, row, asked) if workers else {}
-    cancelled = _cancel_times(context, row, asked)
+    workers, now = context.list_workers(), time.time()
+    ahead = _find_queue_positions(context, row, asked) if workers else {}
+    cancelled = _get_cancel_times(context, row, asked)
     found = {}
     for task in asked:
         spec = body.task(get_map_name(task.name))
@@ -99,7 +99,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
             if workers is None
             else _group_workers(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
             sizes=read.sizes,
-            full_pools=[read.full[each] for each in _pools_of_task(task) if each in read.full],
+            full_pools=[read.full[each] for each in _get_pools_of_task(task) if each in read.full],
             master_task=read.master_tasks.get(task.name),
             is_cut=task.cut,
             last=ended.outcome,
@@ -118,14 +118,14 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
 def _read_data(  # noqa: PLR0917 - one caller
     context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
 ) -> _TaskData:
-    names = {name for each in asked for name in _pools_of_task(each)}
-    taken = context.slots() if names else None
+    names = {name for each in asked for name in _get_pools_of_task(each)}
+    taken = context.get_slot_holders() if names else None
     with context.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
         sizes = {each.name: each.size for each in pools.list_pools(connection)}
         return _TaskData(
             owner or "",
-            held_tasks(connection, row, body, tasks, [each.name for each in asked]),
+            load_master_tasks(connection, row, body, tasks, [each.name for each in asked]),
             sizes,
             attempts.load_last_outcomes(connection, [each.id for each in asked]),
             workers.load_newest_claims(
@@ -133,7 +133,7 @@ def _read_data(  # noqa: PLR0917 - one caller
             ),
             {}
             if taken is None
-            else _full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
+            else _find_full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
             find_failed_upstream_tasks(body, {each.name: TaskState(each.state) for each in tasks}),
         )
 
@@ -142,16 +142,21 @@ def _is_queued(task: Row) -> bool:
     return task.state == TaskState.SUBMITTED.value and task.queue_key is not None
 
 
-def _pools_of_task(task: Row) -> tuple[str, ...]:
+def _get_pools_of_task(task: Row) -> tuple[str, ...]:
     """Return the names of the pools in which a queued task needs a slot."""
     return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
-def _queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) -> dict[int, QueuePosition]:
-    """Return how many tasks are ahead of each queued task in its partition, by task ID.
+def _find_queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) -> dict[int, QueuePosition]:
+    """Return how many tasks are ahead of each queued task in its partition of the work queue, by task ID.
 
     Each partition is read once, up to ``MAX_AHEAD`` tasks. Tasks that are not queued yet or were just claimed are left
     out.
+
+    Args:
+        context: The service context of this process.
+        row: The row of the run.
+        asked: The rows of the tasks.
     """
     lanes: dict[str, dict[int, str]] = {}
     for task in filter(_is_queued, asked):
@@ -160,13 +165,13 @@ def _queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) ->
         lanes.setdefault(lane, {})[task.id] = name
     found: dict[int, QueuePosition] = {}
     for lane in sorted(lanes)[:_MAX_LANES]:
-        line = context.queue_head(lane, MAX_AHEAD + 1)
+        line = context.list_unclaimed_items(lane, MAX_AHEAD + 1)
         if line is not None:
             found.update(_positions_in(line, lanes[lane]))
     return found
 
 
-def _positions_in(line: QueueHead, wanted: Mapping[int, str]) -> Iterator[tuple[int, QueuePosition]]:
+def _positions_in(line: UnclaimedItems, wanted: Mapping[int, str]) -> Iterator[tuple[int, QueuePosition]]:
     at = {name: number for number, name in enumerate(line.free)}
     for task, name in wanted.items():
         if name in at:
@@ -175,28 +180,40 @@ def _positions_in(line: QueueHead, wanted: Mapping[int, str]) -> Iterator[tuple[
             yield task, QueuePosition(len(line.free) - 1, is_more=True)
 
 
-def _cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
-    """Return the times at which these tasks were requested to cancel, by attempt.
+def _get_cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
+    """Return the time at which each attempt was requested to cancel, by attempt key.
 
-    Reads the store only if the run stops or has failed.
+    The store is only read if the run is stopping or has failed.
+
+    Args:
+        context: The service context of this process.
+        row: The row of the run.
+        asked: The rows of the tasks.
     """
     if row.state != RunState.READY_STOP.value and not row.ending:
         return {}
     in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
     queued = [each for each in asked if each.state in in_hand and each.queue_key is not None]
-    return context.cancelled([attempt_key_of(each.id, each.n) for each in queued[:_MAX_CANCELS]])
+    return context.get_cancel_times([attempt_key_of(each.id, each.n) for each in queued[:_MAX_CANCELS]])
 
 
-def _full_pools(
+def _find_full_pools(
     connection: sa.Connection, user: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
 ) -> dict[str, FullPool]:
-    """Return the pools without a free slot, by their names in the store."""
+    """Return the pools without a free slot, by pool key.
+
+    Args:
+        connection: A transaction.
+        user: The requesting account. Holders of slots that it may not see are hidden.
+        sizes: The size of each pool, by pool key.
+        taken: The attempts that hold slots of each pool, by pool key.
+    """
     found = {}
     for name, size in sizes.items():
         holders = taken.get(pool_key(name), ())
         if pool_key(name) in taken and len(holders) >= size:
             found[pool_key(name)] = FullPool(
-                name, size, tuple(map(_holder_text, tasks_of_attempts(connection, user, holders)))
+                name, size, tuple(map(_holder_text, list_tasks_of_attempts(connection, user, holders)))
             )
     return found
 
@@ -222,7 +239,7 @@ def explain_causes(
         context: The service context of this process.
         row: The row of the run.
         tasks: Tasks of the run.
-        why_tasks: Known reasons, by task.
+        why_tasks: The explanations of its tasks that are known already, by task name.
     """
     state, ahead = RunState(row.state), []
     with context.database.read() as connection:
@@ -253,17 +270,17 @@ def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explana
     return Explanation(cause=cause, tasks=found)
 
 
-def held_tasks(
+def load_master_tasks(
     connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, MasterTaskFacts]:
-    """Return the state of the tasks that a master runs itself, such as sub-processes.
+    """Return the details of the tasks that a master runs itself, such as sub-processes, by task name.
 
     Args:
         connection: A transaction.
         row: The row of the run.
-        body: Its version of the definition.
-        tasks: Tasks of the run. May omit map elements.
-        names: Tasks to return.
+        body: The definition that the run was started with.
+        tasks: Tasks of the run. Elements of map tasks may be left out.
+        names: Names of the tasks to return.
     """
     asked = set(names)
     specs = {each.name: each for each in body.tasks}
@@ -279,7 +296,7 @@ def held_tasks(
         kind = _kind(spec, task.name)
         elements = related_runs.get_element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
-        others = dependency_states(connection, row, body, spec) if is_waiting else []
+        others = load_dependency_states(connection, row, body, spec) if is_waiting else []
         found[task.name] = MasterTaskFacts(kind, children.get(task.id), others, elements, task.until)
     return found
 
@@ -290,12 +307,18 @@ def _kind(spec: TaskSpec, name: str) -> str:
     return spec.type if spec.type in _LOGICAL else ""
 
 
-def dependency_states(
+def load_dependency_states(
     connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
 ) -> list[tuple[RunSucceeded, bool | None]]:
-    """Return the workflows that a dependent task waits for, and whether each of them has succeeded in time.
+    """Return the workflows that a ``dependent`` task waits for, each with the state of the dependency.
 
-    The value is True, False, or None if this is not decided yet.
+    The state is True if a run has succeeded in time, False if it has failed, and None if this is not decided yet.
+
+    Args:
+        connection: A transaction.
+        row: The row of the run.
+        body: The definition that the run was started with.
+        spec: The task.
     """
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()

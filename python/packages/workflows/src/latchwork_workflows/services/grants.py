@@ -7,8 +7,8 @@ from typing import Any
 from latchwork_workflows.db import grants
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.grants import Grant
-from latchwork_workflows.services.accounts import need_session
-from latchwork_workflows.services.parts import ServiceContext, require_role, validated
+from latchwork_workflows.services.accounts import require_session
+from latchwork_workflows.services.context import ServiceContext, require_role, validate
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
@@ -26,7 +26,7 @@ def list_grants(context: ServiceContext, user: Identity, project: str = "") -> l
 
 
 def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
-    """Allow a project to use the workflows of another project. Requires a browser session instead of a token.
+    """Allow a project to use the workflows of another project. Only possible in a browser session, not with a token.
 
     Args:
         context: The service context of this process.
@@ -35,9 +35,9 @@ def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with the invalid fields.
     """
-    need_session(user)
+    require_session(user)
     require_role(user, Role.ADMIN, str(values.get("project", "")))
-    given = validated(Grant, **values)
+    given = validate(Grant, **values)
     with context.database.write() as connection:
         grants.save(connection, given)
         details = {"grantee": given.grantee or "*", "role": given.role}
@@ -45,14 +45,17 @@ def set_grant(context: ServiceContext, user: Identity, **values: Any) -> None:
 
 
 def remove_grant(context: ServiceContext, user: Identity, project: str, grantee: str) -> None:
-    """Remove the role of a project in another project.
+    """Remove the role that a project has in another project. Tasks that rely on it fail from now on.
 
-    Its tasks that use workflows of that project fail from now on.
-
+    Args:
+        context: The service context of this process.
+        user: Must be an administrator of the project that is used.
+        project: The project that is used.
+        grantee: The project that has the role.
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such grant.
     """
-    need_session(user)
+    require_session(user)
     require_role(user, Role.ADMIN, project)
     with context.database.write() as connection:
         if not grants.remove(connection, project, grantee):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.lineage import WorkflowReference
-from latchwork_workflows.services.parts import ServiceContext, visible_row
+from latchwork_workflows.services.context import ServiceContext, require_visible
 from latchwork_workflows.web import Identity, Role
 
 Row: TypeAlias = Any
@@ -40,17 +40,21 @@ class LineageGraph(NamedTuple):
 
 
 def build_lineage(context: ServiceContext, user: Identity, *, project: str = "", workflow: str = "") -> LineageGraph:
-    """Return the dependencies between workflows: of all projects, of one project with its neighbors, or around one
-    workflow.
+    """Return the dependencies between workflows. Workflows that the account may not see are left out.
 
-    Workflows that the account may not see are left out.
-
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Return only workflows of this project and their neighbors. Empty: all projects.
+        workflow: If a project is given, return only this workflow and all workflows upstream and downstream of it.
     Raises:
         HttpProblem: 404 (not found) if there is no such project or workflow or the account may not see it.
     """
     with context.database.read() as connection:
         if workflow:
-            visible_row(user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+            require_visible(
+                user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
+            )
         rows = workflow_queries.list_newest_versions(connection, user.projects())
         names = context.lineage.references_of(connection, rows)
     known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
@@ -61,7 +65,7 @@ def build_lineage(context: ServiceContext, user: Identity, *, project: str = "",
         if user.has_role(Role.VIEWER, each.workflow.partition(".")[0])
     ]
     if workflow:
-        return _neighborhood(known, links, f"{project}.{workflow}")
+        return _select_neighborhood(known, links, f"{project}.{workflow}")
     wanted = {name for name in known if project in {"", name.partition(".")[0]}}
     kept = [each for each in links if not project or project in _projects(each)]
     linked = _linked_workflows(kept)
@@ -76,8 +80,14 @@ def _linked_workflows(links: Iterable[LineageEdge]) -> set[str]:
     return {name for each in links for name in (each.workflow, each.other.workflow)}
 
 
-def _neighborhood(known: dict[str, Row | None], links: Sequence[LineageEdge], name: str) -> LineageGraph:
-    """Return all workflows upstream and downstream of a workflow."""
+def _select_neighborhood(known: dict[str, Row | None], links: Sequence[LineageEdge], name: str) -> LineageGraph:
+    """Return a workflow with all workflows upstream and downstream of it.
+
+    Args:
+        known: The rows of all workflows, by ``project.name``.
+        links: All references between workflows.
+        name: ``project.name`` of the workflow.
+    """
     below: dict[str, list[str]] = {}
     above: dict[str, list[str]] = {}
     for each in links:

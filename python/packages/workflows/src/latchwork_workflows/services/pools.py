@@ -9,8 +9,8 @@ from latchwork_workflows.db import pools
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.keys import pool_key
 from latchwork_workflows.schemas.pools import Pool, PoolDetail, PoolSettings, project_of
-from latchwork_workflows.services.parts import ServiceContext, require_any_role, require_role, validated
-from latchwork_workflows.services.workers import queued_tasks, tasks_of_attempts
+from latchwork_workflows.services.context import ServiceContext, require_any_role, require_role, validate
+from latchwork_workflows.services.workers import list_queued_tasks, list_tasks_of_attempts
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 #: The master of this shard copies the sizes to the store.
@@ -28,7 +28,7 @@ def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
         found = [each for each in pools.list_pools(connection) if _may_see(user, each.name)]
         users, waiting = pools.list_workflows_by_pool(connection), pools.count_waiting_tasks_by_pool(connection)
         active = {each.name: pools.count_active_tasks(connection, x) for each in found if (x := project_of(each.name))}
-    used = context.slots()
+    used = context.get_slot_holders()
     return [
         Pool(
             **each.model_dump(),
@@ -42,21 +42,26 @@ def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
 
 
 def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int = 100) -> PoolDetail:
-    """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for a slot.
+    """Return a pool with the tasks that hold its slots and the first tasks that wait for a slot.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        name: Name of the pool.
+        limit: The maximum number of waiting tasks.
     Raises:
         HttpProblem: 403 (forbidden) if the account has no role in any project, 404 (not found) if there is no such pool
             or the account may not see it.
     """
     require_any_role(user)
-    taken = context.slots()
+    taken = context.get_slot_holders()
     with context.database.read() as connection:
         found = pools.find(connection, name) if _may_see(user, name) else None
         if found is None:
             raise _missing(name)
         project, key = project_of(name), pool_key(name)
         waiting, ids = pools.find_waiting_tasks(connection, key, limit)
-        holders = None if taken is None else list(tasks_of_attempts(connection, user, taken.get(key, ())))
+        holders = None if taken is None else list(list_tasks_of_attempts(connection, user, taken.get(key, ())))
         return PoolDetail(
             **found.model_dump(),
             used=None if holders is None else len(holders),
@@ -64,14 +69,14 @@ def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int =
             active=None if project is None else pools.count_active_tasks(connection, project),
             workflows=_visible(user, pools.list_workflows_by_pool(connection).get(name, [])),
             holders=holders,
-            queue=queued_tasks(connection, user, ids),
+            queue=list_queued_tasks(connection, user, ids),
         )
 
 
 def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSettings:
-    """Create or change a pool. If the size gets smaller, running tasks are not stopped.
+    """Create or change a pool. If it becomes smaller, running tasks are not stopped.
 
-    The pool of a project applies to tasks that are queued from now on.
+    If the pool is the limit of a project, it applies to tasks that are queued from now on.
 
     Args:
         context: The service context of this process.
@@ -81,7 +86,7 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
         HttpProblem: 403 (forbidden) if the account may not do this, 422 (invalid) with the invalid fields.
     """
     require_role(user, Role.EDITOR)
-    given = validated(PoolSettings, **values)
+    given = validate(PoolSettings, **values)
     with context.database.write() as connection:
         is_new = pools.save(connection, given)
         record_event(
@@ -91,16 +96,16 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
             project=project_of(given.name) or "",
             details={**given.model_dump(), "is_new": is_new},
         )
-    context.poke(FIRST_SHARD)
+    context.notify_master(FIRST_SHARD)
     return given
 
 
 def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
-    """Remove a pool to which no workflow refers.
+    """Remove a pool that no workflow uses.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such pool, 409
-            (conflict) with the workflows that name the pool.
+            (conflict) with the workflows that use the pool.
     """
     require_role(user, Role.EDITOR)
     with context.database.write() as connection:
@@ -111,7 +116,7 @@ def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
         if not pools.remove(connection, name):
             raise _missing(name)
         record_event(connection, "pool remove", by=user.name, project=project_of(name) or "", details={"name": name})
-    context.poke(FIRST_SHARD)
+    context.notify_master(FIRST_SHARD)
 
 
 def _may_see(user: Identity, name: str) -> bool:

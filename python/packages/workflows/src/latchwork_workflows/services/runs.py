@@ -29,7 +29,7 @@ from latchwork_workflows.model.validate import topological_order
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, Task
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_codes, visible_row
+from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role, require_visible
 from latchwork_workflows.state import (
     Event,
     Pause,
@@ -63,7 +63,7 @@ def find_row(context: ServiceContext, user: Identity, run_id: int) -> Row:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
     with context.database.read() as connection:
-        return visible_row(user, run_queries.find_run(connection, run_id), f"run {run_id}")
+        return require_visible(user, run_queries.find_run(connection, run_id), f"run {run_id}")
 
 
 def to_run(row: Row) -> Run:
@@ -78,7 +78,7 @@ def to_task(row: Row) -> Task:
 
 
 def to_attempt(row: Row) -> Attempt:
-    """Convert a database row, joined with the ``name`` and the ``run`` of the task, to an attempt."""
+    """Convert a database row to an attempt. The row also has the ``name`` and the ``run`` of its task."""
     return Attempt.of(row, id=f"{row.task}.{row.n}.{row.claim}", round=row.round, has_log=bool(row.log_ref))
 
 
@@ -92,13 +92,13 @@ def list_runs(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Run]:
-    """Return runs, the newest first.
+    """Return runs, newest first.
 
     Args:
         context: The service context of this process.
         user: The requesting account.
         project: Return only runs of this project. Empty: all projects.
-        workflow: If a project is given, return only items of this workflow in it.
+        workflow: If a project is given, return only runs of this workflow in it.
         state: Return only runs in this state. Empty: any state.
         before: Return only runs with lower IDs, for the next page.
         limit: The maximum number of results.
@@ -107,18 +107,18 @@ def list_runs(
     """
     with context.database.read() as connection:
         if workflow and project:
-            row = visible_row(
+            row = require_visible(
                 user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
             )
             codes: list[int] | None = [row.code]
         else:
-            codes = visible_codes(connection, user, project)
+            codes = list_visible_codes(connection, user, project)
         rows = run_queries.list_newest_runs(connection, codes=codes, state=state, before=before, limit=limit)
     return [to_run(row) for row in rows]
 
 
 def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
-    """Return a run with the tasks of its newest round.
+    """Return a run with its current tasks.
 
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
@@ -134,10 +134,13 @@ def get_run(context: ServiceContext, user: Identity, run_id: int) -> RunDetail:
 
 
 def list_tasks(context: ServiceContext, user: Identity, run_id: int, round_number: int | None = None) -> list[Task]:
-    """Return the tasks of one round of a run, in the order of the definition.
+    """Return the tasks of a run, in the order of the definition.
 
-    ``None`` stands for the newest round.
-
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        run_id: ID of the run.
+        round_number: Return the tasks of this start or rerun of the run, counted from 1. None: the current tasks.
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
     """
@@ -147,7 +150,7 @@ def list_tasks(context: ServiceContext, user: Identity, run_id: int, round_numbe
 
 
 def list_attempts(context: ServiceContext, user: Identity, run_id: int) -> list[Attempt]:
-    """Return the attempts of all rounds of a run, the newest first.
+    """Return all attempts of a run, including those before a rerun, newest first.
 
     Raises:
         HttpProblem: 404 (not found) if there is no such run or the account may not see it.
@@ -174,7 +177,7 @@ def request_run(
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
-    row, body = workflow_to_start(context, user, project, name)
+    row, body = find_workflow_to_start(context, user, project, name)
     check_start(
         body,
         request.params,
@@ -198,18 +201,18 @@ def request_run(
         if asked.is_new:
             details = {"workflow": name, "command": asked.id}
             record_event(connection, "start", by=user.name, project=project, details=details)
-    context.poke(asked.shard)
+    context.notify_master(asked.shard)
     return to_command_sent(context, asked)
 
 
-def workflow_to_start(context: ServiceContext, user: Identity, project: str, name: str) -> tuple[Row, Definition]:
+def find_workflow_to_start(context: ServiceContext, user: Identity, project: str, name: str) -> tuple[Row, Definition]:
     """Return the database row and the newest definition of a workflow, if the account may start it.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
-        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         require_role(user, Role.OPERATOR, project)
         return row, load_definition(connection, row.code, row.version)
 
@@ -224,8 +227,16 @@ def send_start(
     unique_key: str | None,
     by: str,
 ) -> SentCommand:
-    """Send the command that starts a workflow to a random shard.
+    """Send a command that starts a workflow to a random shard.
 
+    Args:
+        connection: A transaction.
+        kind: The type of the command: a start or a backfill.
+        row: The row of the workflow.
+        body: The newest definition of the workflow.
+        args: The arguments of the command.
+        unique_key: Idempotency key: repeating it with the same command changes nothing.
+        by: The requesting account.
     Raises:
         WrongState: The workflow is offline, and no earlier command has this key.
         KeyReused: The key was used before, for another command.
@@ -296,12 +307,12 @@ def request_action(
         user: The requesting account. Must be an operator of the project.
         run_id: ID of the run.
         action: One of ``ACTIONS``.
-        start_from: For ``recover``: tasks that run again with everything downstream of them.
+        start_from: For ``recover``: names of tasks that run again, with all tasks downstream of them.
         no_cache: For ``rerun``: run every task, even if a cached result exists.
         unique_key: Idempotency key: repeating it with the same command changes nothing.
     Raises:
-        HttpProblem: 403 (forbidden) if the account may not do this or only masters send this command, 404 (not found)
-            if there is no such run or action, 409 (conflict) with the actions that the state of the run allows.
+        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such run or action,
+            409 (conflict) with the actions that the state of the run allows.
         KeyReused: The key was used before, for another command.
     """
     row = find_row(context, user, run_id)
@@ -361,21 +372,26 @@ def send_run_command(  # noqa: PLR0917 - one caller for each kind
                 run_id=row.id,
                 task=args.get("task", ""),
             )
-    context.poke(asked.shard)
+    context.notify_master(asked.shard)
     return to_command_sent(context, asked)
 
 
 def to_command_sent(context: ServiceContext, command: SentCommand) -> CommandSent:
-    """Return the document of a stored command, with the ID of its run if a master has already carried it out."""
+    """Convert a stored command to the answer for the client. It has the ID of the run if a master has created one
+    already.
+    """
     with context.database.read() as connection:
         row = run_queries.find_command(connection, command.id)
     return CommandSent(command=command.id, is_new=command.is_new, run=None if row is None else row.run_id)
 
 
 def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
-    """Check that the state of the run allows a command, without writing.
+    """Check that the state of the run allows a command. Nothing is written.
 
-    The master checks again when it carries the command out.
+    The master checks this again when it executes the command.
+
+    Raises:
+        WrongState: The state does not allow it.
     """
     stored = runs.load(connection, [row.id]).get(row.id)
     if stored is None:

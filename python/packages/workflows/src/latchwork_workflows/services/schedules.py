@@ -14,7 +14,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import schedule
 from latchwork_workflows.schemas.schedules import LastFire, Schedule
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
+from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
@@ -23,20 +23,22 @@ Row: TypeAlias = Any
 def list_schedules(
     context: ServiceContext, user: Identity, *, project: str = "", workflow: str = "", count: int = 1
 ) -> list[Schedule]:
-    """Return schedules, sorted by project and name of their workflows.
+    """Return schedules, sorted by the project and the name of their workflows.
 
     Args:
         context: The service context of this process.
         user: The requesting account.
         project: Return only schedules of this project. Empty: all projects.
-        workflow: If a project is given, return only items of this workflow in it.
+        workflow: If a project is given, return only the schedule of this workflow in it.
         count: How many of the next fire times to return.
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow.
     """
     with context.database.read() as connection:
         if workflow:
-            visible_row(user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+            require_visible(
+                user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
+            )
         rows = workflow_queries.list_schedules(connection, user.projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
         last = workflow_queries.load_last_fires(connection, [row.code for row in rows])
@@ -45,7 +47,7 @@ def list_schedules(
 
 
 def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
-    fires = next_fires(row, now, count) if row.enabled and row.online else []
+    fires = list_next_fires(row, now, count) if row.enabled and row.online else []
     fired = None
     if last is not None:
         fired = LastFire.of(last, run=last.run_id)
@@ -55,8 +57,8 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
 def set_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:
     """Enable or disable the schedule of a workflow. Fire times that pass while it is disabled are not caught up.
 
-    An enabled schedule continues with its next fire time after now, even if that time was already handled because a
-    clock was ahead.
+    An enabled schedule continues with its next fire time. This also repairs a schedule that is ahead because a clock
+    was ahead.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow or it
@@ -64,7 +66,7 @@ def set_enabled(context: ServiceContext, user: Identity, project: str, name: str
     """
     now = time.time()
     with context.database.write() as connection:
-        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         require_role(user, Role.OPERATOR, project)
         there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
         values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}
@@ -88,10 +90,8 @@ def preview_fire_times(cron: str, tz: str = "UTC", count: int = 5, after: float 
         raise HttpProblem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
 
 
-def next_fires(row: Row, now: float, count: int) -> list[float]:
-    """Return the next times at which a schedule starts its workflow.
-
-    Fewer than ``count`` if the schedule ends before.
+def list_next_fires(row: Row, now: float, count: int) -> list[float]:
+    """Return the next times at which a schedule starts its workflow. There are fewer if the schedule ends before.
 
     Args:
         row: A row with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.

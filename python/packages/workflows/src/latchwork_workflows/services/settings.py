@@ -24,7 +24,7 @@ from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, Setting, SettingKind
 from latchwork_workflows.services import workflows
-from latchwork_workflows.services.parts import ServiceContext, require_role
+from latchwork_workflows.services.context import ServiceContext, require_role
 from latchwork_workflows.services.runs import request_run
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
@@ -39,8 +39,11 @@ S = TypeVar("S", bound=Setting)
 def list_connections(context: ServiceContext, user: Identity, project: str | None = None) -> list[Connection]:
     """Return the connections that the account may see, sorted by project and name.
 
-    Given a project, returns its own connections and those shared by all projects. None: the connections of every
-    project.
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Return the connections of this project and those shared by all projects. None: the connections of every
+            project.
     """
     return _listed(Connection, context, user, "connection", project)
 
@@ -73,15 +76,22 @@ def _listed(
 
 
 def may_read(user: Identity, project: str) -> bool:
-    """Return whether an account may read the values of settings in a project, or of shared settings.
+    """Return whether an account may read the values of settings, for which it must be an editor.
 
-    Editors may.
+    Args:
+        user: The requesting account.
+        project: Project of the settings. Empty: they are shared by all projects.
     """
     return user.has_role(Role.EDITOR, project) if project else user.has_any_role(Role.EDITOR)
 
 
 def may_change(user: Identity, project: str) -> bool:
-    """Return whether an account may change the settings of a project, or shared settings."""
+    """Return whether an account may change settings.
+
+    Args:
+        user: The requesting account.
+        project: Project of the settings. Empty: they are shared by all projects.
+    """
     return user.has_role(_required_role(project), project)
 
 
@@ -114,9 +124,9 @@ def set_environment(
     drop: Iterable[str] = (),
     keep: bool = False,
 ) -> bool:
-    """Store an environment, which is a named set of variables.
+    """Store an environment, which is a named set of variables. Return whether it is new.
 
-    Return whether the environment is new. Raises like ``set_connection``.
+    The errors are those of ``set_connection``.
 
     Args:
         context: The service context of this process.
@@ -133,7 +143,7 @@ def set_environment(
 
 
 def set_parameter(context: ServiceContext, user: Identity, project: str, name: str, value: Any) -> bool:
-    """Store a parameter, which is any JSON value. Return whether the parameter is new.
+    """Store a parameter, which is any JSON value. Return whether it is new.
 
     The arguments and errors are those of ``set_connection``.
     """
@@ -141,8 +151,10 @@ def set_parameter(context: ServiceContext, user: Identity, project: str, name: s
 
 
 def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
-    """Delete a setting. Return the workflows that still refer to it, sorted. Tasks of these workflows will fail.
+    """Delete a setting. Tasks that still use it will fail.
 
+    Returns:
+        The workflows that still use it, sorted.
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such setting.
     """
@@ -212,7 +224,11 @@ def _set(
             raise HttpProblem(409, f"{_project(project)} has {MAX} {kind}s, the maximum; delete some first")
         settings.save(connection, kind, project, name, values)
         record_event(
-            connection, f"{kind} set", by=user.name, project=project, details=_details(kind, name, before, values)
+            connection,
+            f"{kind} set",
+            by=user.name,
+            project=project,
+            details=_build_audit_details(kind, name, before, values),
         )
     return before is None
 
@@ -229,8 +245,16 @@ def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
         raise HttpProblem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)
 
 
-def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the details of a changed setting for the audit log: its name and the changed fields, but no values."""
+def _build_audit_details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of a changed setting for the audit log: its name and the names of the changed fields, without
+    values.
+
+    Args:
+        kind: The kind of the setting.
+        name: Its name.
+        before: The row before the change. None: the setting is new.
+        values: The new values.
+    """
     found: dict[str, Any] = {kind: name, "new": before is None}
     if kind == "environment":
         old, new = (before.variables if before is not None else {}), values["variables"]

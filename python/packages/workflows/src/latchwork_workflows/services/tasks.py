@@ -13,7 +13,7 @@ from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import ChildRun
 from latchwork_workflows.schemas.tasks import AwaitedRun, Task, TaskDetail
 from latchwork_workflows.services import explanations, runs, workflows
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
+from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
 from latchwork_workflows.services.runs import to_attempt, to_task
 from latchwork_workflows.state import ForceStart, ForceSuccess, get_map_name
 from latchwork_workflows.web import HttpProblem, Identity, Role
@@ -29,7 +29,7 @@ def find_row(context: ServiceContext, user: Identity, task_id: int) -> Row:
         HttpProblem: 404 (not found) if there is no such task or the account may not see it.
     """
     with context.database.read() as connection:
-        return visible_row(user, run_queries.find_task(connection, task_id), f"task {task_id}")
+        return require_visible(user, run_queries.find_task(connection, task_id), f"task {task_id}")
 
 
 def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetail:
@@ -46,13 +46,13 @@ def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetai
         tasks = related_runs.list_tasks_without_elements(connection, row.run_id, row.round)
         counts = related_runs.count_elements(connection, row.run_id, row.round)
     tasks += [row] if row.map_index >= 0 else []
-    child = child_runs(context, user, [row.id]).get(row.id)
+    child = load_child_runs(context, user, [row.id]).get(row.id)
     return TaskDetail(
         **dict(to_task(row)),
         workflow=f"{run.project}.{run.name}",
         why=explanations.explain_tasks(context, user, run, definition, tasks, [row.name]).get(row.name, ""),
         child=child.id if child is not None else None,
-        awaited=awaited_runs(context, user, run, definition, row.name) if row.round == run.round else [],
+        awaited=list_awaited_runs(context, user, run, definition, row.name) if row.round == run.round else [],
         elements=counts.get(row.name, {}),
         attempts=[to_attempt(each) for each in tried],
     )
@@ -61,8 +61,14 @@ def get_task(context: ServiceContext, user: Identity, task_id: int) -> TaskDetai
 def request_task_action(
     context: ServiceContext, user: Identity, task_id: int, action: str, *, unique_key: str | None = None
 ) -> CommandSent:
-    """Request an action on a task: one of ``FORCES``, such as marking it as successful.
+    """Request an action on a task, such as marking it as successful.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account. Must be an operator of the project.
+        task_id: ID of the task.
+        action: One of ``FORCES``.
+        unique_key: Idempotency key: repeating it with the same command changes nothing.
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such task or action,
             409 (conflict) if the state of the task does not allow the action.
@@ -81,8 +87,14 @@ def request_task_action(
     return runs.send_run_command(context, user, row, kind, event, {"task": task.name}, unique_key)
 
 
-def parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None:
-    """Return the task that started a run. None: no task did, or the account may not see that task."""
+def find_parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None:
+    """Return the row of the task that started a run. None if no task did, or if the account may not see that task.
+
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        row: The row of the run.
+    """
     if row.parent_task is None:
         return None
     with context.database.read() as connection:
@@ -90,8 +102,8 @@ def parent_task(context: ServiceContext, user: Identity, row: Row) -> Row | None
     return found if found is not None and user.has_role(Role.VIEWER, found.project) else None
 
 
-def child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
-    """Return the runs that these tasks started, by task ID. Runs that the account may not see are left out."""
+def load_child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
+    """Return the run that each of these tasks started, by task ID. Runs that the account may not see are left out."""
     with context.database.read() as connection:
         found = related_runs.load_child_runs(connection, tasks)
     return {task: row for task, row in found.items() if user.has_role(Role.VIEWER, row.project)}
@@ -100,7 +112,7 @@ def child_runs(context: ServiceContext, user: Identity, tasks: Collection[int]) 
 def list_children(
     context: ServiceContext, user: Identity, run_id: int, *, before: int | None = None, limit: int = 50
 ) -> list[ChildRun]:
-    """Return the runs that tasks of a run started, the newest first.
+    """Return the runs that tasks of a run started, newest first.
 
     Runs that the account may not see are left out.
 
@@ -137,23 +149,23 @@ def list_elements(
     return [to_task(each) for each in found]
 
 
-def awaited_runs(
+def list_awaited_runs(
     context: ServiceContext, user: Identity, row: Row, definition: Definition, task: str
 ) -> list[AwaitedRun]:
-    """Return the runs for which a dependent task waits. Runs that the account may not see are left out.
+    """Return the runs that a ``dependent`` task waits for. Runs that the account may not see are left out.
 
     Args:
         context: The service context of this process.
         user: The requesting account.
         row: The row of the run.
-        definition: The version that it has.
+        definition: The definition that the run was started with.
         task: The name of the task.
     """
     spec = next((each for each in definition.tasks if each.name == get_map_name(task)), None)
     if spec is None or spec.type != "dependent":
         return []
     with context.database.read() as connection:
-        found = explanations.dependency_states(connection, row, definition, spec)
+        found = explanations.load_dependency_states(connection, row, definition, spec)
     shown = [
         AwaitedRun(workflow=full_name(each.workflow), task=each.task, window=each.window, there=there)
         for each, there in found

@@ -11,28 +11,42 @@ from latchwork.errors import InvalidKey
 from latchwork_workflows.db import workers
 from latchwork_workflows.keys import parse_attempt_key
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services.parts import WorkerStatus
+from latchwork_workflows.services.context import WorkerStatus
 from latchwork_workflows.web import Identity, Role
 
 Row: TypeAlias = Any
 
 
-def tasks_by_worker(
+def list_tasks_by_worker(
     connection: sa.Connection, user: Identity, workers: Sequence[WorkerStatus]
 ) -> dict[str, tuple[ActiveTask, ...]]:
-    """Return the tasks that each worker runs, by the name of the worker, the longest-running first."""
+    """Return the tasks that each worker runs, by worker name. The longest-running task is first."""
     found = _tasks(connection, user, {x for each in workers for x in each.attempts})
     return {each.name: _by_age(found[x] for x in each.attempts) for each in workers}
 
 
-def tasks_of_attempts(connection: sa.Connection, user: Identity, attempts: Sequence[str]) -> tuple[ActiveTask, ...]:
-    """Return the tasks of these attempts (``<task>.<attempt number>``), the longest-running first."""
+def list_tasks_of_attempts(
+    connection: sa.Connection, user: Identity, attempts: Sequence[str]
+) -> tuple[ActiveTask, ...]:
+    """Return the tasks of some attempts, longest-running first.
+
+    Args:
+        connection: A transaction.
+        user: The requesting account. Tasks that it may not see have no names.
+        attempts: Attempts as ``<task>.<attempt number>``.
+    """
     found = _tasks(connection, user, attempts)
     return _by_age(found[each] for each in attempts)
 
 
-def queued_tasks(connection: sa.Connection, user: Identity, ids: Sequence[int]) -> list[ActiveTask]:
-    """Return these queued tasks in the given order, each with the time since which it has been waiting."""
+def list_queued_tasks(connection: sa.Connection, user: Identity, ids: Sequence[int]) -> list[ActiveTask]:
+    """Return queued tasks, each with the time at which it was queued.
+
+    Args:
+        connection: A transaction.
+        user: The requesting account. Tasks that it may not see have no names.
+        ids: IDs of the tasks, in the order of the result.
+    """
     rows = workers.load_tasks_with_workflows(connection, ids)
     return [_active_task(user, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
 

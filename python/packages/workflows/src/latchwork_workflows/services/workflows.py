@@ -18,8 +18,8 @@ from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.validate import ValidDefinition, validated
 from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
-from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
-from latchwork_workflows.services.schedules import next_fires
+from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
+from latchwork_workflows.services.schedules import list_next_fires
 from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
@@ -32,7 +32,7 @@ def find_row(context: ServiceContext, user: Identity, project: str, name: str) -
         HttpProblem: 404 (not found) if there is no such workflow or the account may not see it.
     """
     with context.database.read() as connection:
-        return visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        return require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
 
 
 def list_workflows(
@@ -62,20 +62,26 @@ def list_workflows(
 
 def _workflow(row: Row, now: float) -> Workflow:
     fires = row.cron and row.scheduled and row.online
-    next_at = next(iter(next_fires(row, now, 1)), None) if fires else None
+    next_at = next(iter(list_next_fires(row, now, 1)), None) if fires else None
     return Workflow.of(row, scheduled=bool(row.scheduled), next_at=next_at)
 
 
 def get_workflow(
     context: ServiceContext, user: Identity, project: str, name: str, version: int | None = None
 ) -> WorkflowDetail:
-    """Return a workflow with the definition of one version. ``None`` stands for the newest version.
+    """Return a workflow with the definition of one version.
 
+    Args:
+        context: The service context of this process.
+        user: The requesting account.
+        project: Project of the workflow.
+        name: Name of the workflow.
+        version: The version. None: the newest one.
     Raises:
         HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     with context.database.read() as connection:
-        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         number = version or row.version
         body = workflow_queries.load_definition(connection, row.code, number)
     if body is None:
@@ -86,13 +92,13 @@ def get_workflow(
 def list_versions(
     context: ServiceContext, user: Identity, project: str, name: str, *, before: int | None = None, limit: int = 50
 ) -> list[WorkflowVersion]:
-    """Return the versions of a workflow, the newest first.
+    """Return the versions of a workflow, newest first.
 
     Raises:
-        HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
+        HttpProblem: 404 (not found) if there is no such workflow or the account may not see it.
     """
     with context.database.read() as connection:
-        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        row = require_visible(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         rows = workflow_queries.list_versions(connection, row.code, before=before, limit=limit)
     return [WorkflowVersion.model_validate(each) for each in rows]
 
@@ -116,10 +122,10 @@ def validate_definition(
 ) -> ValidDefinition:
     """Check a definition that is given as text or as plain values.
 
-    Accounts that may see its project also get errors about missing settings.
+    An account that may see the project of the workflow also gets errors about missing settings.
 
     Raises:
-        DefinitionInvalid: With every problem.
+        DefinitionInvalid: Contains every problem that was found.
     """
     plain = parse(definition) if isinstance(definition, str) else definition
     project = plain.get("project", "default")
@@ -176,7 +182,7 @@ def apply_definition(
         if version.is_new or (there is not None and there.online != version.is_online):
             details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
             record_event(connection, "workflow apply", by=user.name, project=wanted.project, details=details)
-    context.poke(0)  # its master copies new pool sizes to the store
+    context.notify_master(0)  # its master copies new pool sizes to the store
     return AppliedVersion(
         project=wanted.project,
         name=wanted.name,
@@ -188,7 +194,7 @@ def apply_definition(
 
 
 def set_online(context: ServiceContext, user: Identity, project: str, name: str, *, online: bool) -> None:
-    """Set whether a workflow may be started. Active runs continue.
+    """Set a workflow online, so that it may be started, or offline. Active runs continue.
 
     Raises:
         HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such workflow.

@@ -12,7 +12,7 @@ from latchwork_workflows.api.models import MAX_ID, Id
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.services import accounts as service
-from latchwork_workflows.services.parts import context_of, require_role
+from latchwork_workflows.services.context import get_context, require_role
 from latchwork_workflows.ui.frame import parse_role, redirect, render_page, split_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
@@ -34,9 +34,9 @@ def make_token(
     request: Request, user: CurrentUser, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
 ) -> HTMLResponse:
     """Create an API token. Only the resulting page shows its text."""
-    context = context_of(request)
+    context = get_context(request)
     lasts_s = days * _DAY_S if days else None
-    _, made = service.new_token(
+    _, made = service.create_token(
         context, user, name.replace("\x00", "") or "token", role=_parse_role(role), lasts_s=lasts_s
     )
     return _account(request, user, made)
@@ -45,7 +45,7 @@ def make_token(
 @router.post("/account/token/{token_id}/revoke")
 def revoke_token(request: Request, user: CurrentUser, token_id: Id) -> Response:
     """Revoke one of your own API tokens."""
-    service.revoke(context_of(request), user, token_id)
+    service.revoke_token(get_context(request), user, token_id)
     return redirect("/account")
 
 
@@ -56,7 +56,7 @@ def change_own_password(
     """Change your own password. Ends all your sessions and tokens."""
     if password != again:
         raise HttpProblem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
-    service.change(context_of(request), user, user.name, password=password, current=current)
+    service.change(get_context(request), user, user.name, password=password, current=current)
     return redirect("/sign-in")
 
 
@@ -64,7 +64,7 @@ def change_own_password(
 def users(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show all accounts and their roles."""
     require_role(user, Role.ADMIN)
-    context = context_of(request)
+    context = get_context(request)
     with context.database.read() as connection:
         projects = workflow_queries.list_projects(connection)
     values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
@@ -74,29 +74,29 @@ def users(request: Request, user: CurrentUser) -> HTMLResponse:
 @router.post("/users")
 def create_user(request: Request, user: CurrentUser, name: _Name, password: _Word = "") -> Response:
     """Create an account."""
-    service.create(context_of(request), user, name, password or None)
+    service.create(get_context(request), user, name, password or None)
     return redirect("/users")
 
 
 @router.post("/users/{name}/role")
 def set_role(request: Request, user: CurrentUser, name: str, project: _Word = "", role: _Word = "") -> Response:
     """Set the role of an account in a project or in all projects."""
-    service.set_role(context_of(request), user, name[:100], project, _parse_role(role))
+    service.set_role(get_context(request), user, name[:100], project, _parse_role(role))
     return redirect("/users")
 
 
 @router.post("/users/{name}/enabled")
 def set_enabled(request: Request, user: CurrentUser, name: str, enabled: _Word = "") -> Response:
     """Enable or disable an account."""
-    service.change(context_of(request), user, name[:100], enabled=enabled == "yes")
+    service.change(get_context(request), user, name[:100], enabled=enabled == "yes")
     return redirect("/users")
 
 
 @router.post("/users/{name}/link", response_class=HTMLResponse)
 def make_link(request: Request, user: CurrentUser, name: str) -> HTMLResponse:
     """Create a one-time sign-in link for an account."""
-    context = context_of(request)
-    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={service.new_link(context, user, name[:100])}"
+    context = get_context(request)
+    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={service.create_sign_in_link(context, user, name[:100])}"
     with context.database.read() as connection:
         projects = workflow_queries.list_projects(connection)
     values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
@@ -111,13 +111,13 @@ def audit(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show the actions of users, newest first."""
-    rows = service.list_actions(context_of(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1)
+    rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1)
     shown, more = split_page(rows, _MAX, "/audit", by=by)
     return render_page(request, user, "audit.html", rows=shown, older=more, by=by, before=before)
 
 
 def _account(request: Request, user: CurrentUser, made: str | None = None) -> HTMLResponse:
-    accounts = context_of(request).accounts
+    accounts = get_context(request).accounts
     values = {"tokens": accounts.tokens(user.name), "has_password": accounts.has_own_password(user.name), "made": made}
     return render_page(request, user, "account.html", **values)
 

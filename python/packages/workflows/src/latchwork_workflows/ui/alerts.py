@@ -13,7 +13,7 @@ from latchwork_workflows.api.models import MAX_ID, Id
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model import parse, values_to_yaml
 from latchwork_workflows.services import alerts as service
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.ui.frame import redirect, render_page, split_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
@@ -32,7 +32,7 @@ def alerts(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show alerts with their deliveries, newest first. Administrators also see the channels."""
-    rows = service.list_alerts(context_of(request), user, state=state, run=run, before=before, limit=_MAX + 1)
+    rows = service.list_alerts(get_context(request), user, state=state, run=run, before=before, limit=_MAX + 1)
     shown, more = rows[:_MAX], ""
     if len(rows) > _MAX:
         _, more = split_page(rows, _MAX, "/alerts", state=state, run=run)
@@ -42,7 +42,7 @@ def alerts(
 @router.post("/alerts/{delivery_id}/resend")
 def resend(request: Request, user: CurrentUser, delivery_id: Id) -> Response:
     """Send a delivery of an alert again."""
-    service.resend(context_of(request), user, delivery_id)
+    service.resend_delivery(get_context(request), user, delivery_id)
     return redirect("/alerts")
 
 
@@ -55,26 +55,26 @@ def set_channel(
         given = parse(options) if options.strip() else {}
     except DefinitionInvalid as error:
         raise HttpProblem(422, f"options: {error}", errors=[("options", str(error))]) from None
-    service.set_channel(context_of(request), user, name, kind, given, enabled=enabled != "no")
+    service.set_channel(get_context(request), user, name, kind, given, enabled=enabled != "no")
     return redirect("/alerts")
 
 
 @router.post("/channels/{name}/test")
 def test_channel(request: Request, user: CurrentUser, name: str) -> Response:
     """Send a test message through an alert channel."""
-    service.test_channel(context_of(request), user, name[:100])
+    service.send_test_alert(get_context(request), user, name[:100])
     return redirect("/alerts")
 
 
 @router.post("/channels/{name}/remove")
 def remove_channel(request: Request, user: CurrentUser, name: str) -> Response:
     """Delete a channel."""
-    service.remove_channel(context_of(request), user, name[:100])
+    service.remove_channel(get_context(request), user, name[:100])
     return redirect("/alerts")
 
 
 def _shown(request: Request, user: Identity, **values: Any) -> HTMLResponse:
-    ways = service.list_channels(context_of(request), user) if user.has_role(Role.ADMIN) else None
+    ways = service.list_channels(get_context(request), user) if user.has_role(Role.ADMIN) else None
     texts = {each.name: values_to_yaml(each.options) for each in ways or ()}
     states = service.STATES
     return render_page(

@@ -19,7 +19,7 @@ from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, MAX_SCHEDULE_
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest
 from latchwork_workflows.services import backfills, workflows
-from latchwork_workflows.services.parts import context_of, validated
+from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import STOPPABLE
 from latchwork_workflows.ui.frame import parse_integer, redirect, render_page, url_with_query
@@ -46,7 +46,7 @@ def list_backfills(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show backfills, newest first: all, or those of a project or workflow."""
-    context, project = context_of(request), project.replace("\x00", "")
+    context, project = get_context(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = backfills.list_backfills(context, user, project=project, workflow=workflow, before=before, limit=_MAX + 1)
     with context.database.read() as connection:
@@ -65,7 +65,7 @@ def show_backfill(
     *, request: Request, user: CurrentUser, backfill_id: Id, state: _Word = "", after: _Timestamp = None
 ) -> HTMLResponse:
     """Show the progress of a backfill and its dates, oldest first."""
-    context = context_of(request)
+    context = get_context(request)
     found = backfills.get_backfill(context, user, backfill_id)
     wanted = state if state in _STATES else ""
     rows = backfills.list_runs(context, user, backfill_id, state=wanted, after=after, limit=_MAX_DATES + 1)
@@ -101,7 +101,7 @@ def stop_backfill(
     request: Request, user: CurrentUser, backfill_id: Id, key: Annotated[str, Form(min_length=1, max_length=150)]
 ) -> Response:
     """Stop a backfill, so that no further date starts."""
-    backfills.stop_backfill(context_of(request), user, backfill_id, unique_key=f"page-{key}")
+    backfills.stop_backfill(get_context(request), user, backfill_id, unique_key=f"page-{key}")
     return redirect(f"/backfills/{backfill_id}")
 
 
@@ -116,7 +116,7 @@ def preview_dates(
     *, request: Request, user: CurrentUser, project: NamePath, name: NamePath, first: _Word = "", last: _Word = ""
 ) -> HTMLResponse:
     """Show the number of runs for the entered dates, while the user types."""
-    workflows.find_row(context_of(request), user, project, name)
+    workflows.find_row(get_context(request), user, project, name)
     return render_page(request, user, "schedule_times.html", **_preview(request, user, (project, name), first, last))
 
 
@@ -128,11 +128,11 @@ async def start_backfill(request: Request, user: CurrentUser, project: NamePath,
 
 
 def _start(request: Request, user: Identity, path: tuple[str, str], sent: Mapping[str, str]) -> Response:
-    context, key = context_of(request), sent.get("key", "")[:150]
+    context, key = get_context(request), sent.get("key", "")[:150]
     body = workflows.get_workflow(context, user, *path).definition
     try:
         dates = _dates(sent.get("first", ""), sent.get("last", ""))
-        given = validated(
+        given = validate(
             BackfillRequest,
             first=dates.first,
             last=dates.last,
@@ -163,7 +163,7 @@ def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
     status: int = 200,
     problems: Sequence[tuple[str, str]] = (),
 ) -> HTMLResponse:
-    shown = workflows.get_workflow(context_of(request), user, *path)
+    shown = workflows.get_workflow(get_context(request), user, *path)
     found = _preview(request, user, path, sent.get("first", ""), sent.get("last", ""))
     behind, refused = _dependents(request, user, path)
     known: dict[str, Any] = {"behind": behind, "refused": refused}
@@ -184,7 +184,8 @@ def _dependents(request: Request, user: Identity, path: tuple[str, str]) -> tupl
         return {}, ""
     try:
         return {
-            level: backfills.dependent_workflows(context_of(request), user, *path, level) for level in ("direct", "all")
+            level: backfills.list_dependent_workflows(get_context(request), user, *path, level)
+            for level in ("direct", "all")
         }, ""
     except HttpProblem as error:
         if error.status != 403:
@@ -197,7 +198,7 @@ def _preview(request: Request, user: Identity, path: tuple[str, str], first: str
         return {"schedule_times": [], "wrong": ""}
     try:
         return {
-            "schedule_times": backfills.preview_times(context_of(request), user, *path, _dates(first, last)),
+            "schedule_times": backfills.preview_times(get_context(request), user, *path, _dates(first, last)),
             "wrong": "",
         }
     except HttpProblem as error:

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from latchwork_workflows.db import overview, workflow_queries
 from latchwork_workflows.keys import worker_group_of
 from latchwork_workflows.services import schedules
-from latchwork_workflows.services.parts import WorkerStatus, context_of, visible_codes
+from latchwork_workflows.services.context import WorkerStatus, get_context, list_visible_codes
 from latchwork_workflows.ui.frame import render_page
 from latchwork_workflows.web import CurrentUser
 
@@ -23,9 +23,9 @@ _DAY_S = 86_400.0
 @router.get("/", response_class=HTMLResponse)
 def home(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the state of the installation."""
-    context, now = context_of(request), time.time()
+    context, now = get_context(request), time.time()
     with context.database.read() as connection:
-        codes = visible_codes(connection, user)
+        codes = list_visible_codes(connection, user)
         values: dict[str, Any] = {
             "active": overview.list_active_runs(connection, codes),
             "active_count": overview.count_active_runs(connection, codes),
@@ -36,7 +36,7 @@ def home(request: Request, user: CurrentUser) -> HTMLResponse:
         is_new = not workflow_queries.list_workflows(connection, projects=user.projects(), limit=1)
     soon = [each for each in schedules.list_schedules(context, user) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)
-    workers = context.workers()
+    workers = context.list_workers()
     values |= {"workers": workers, "waits": {} if workers is None else _without_workers(lanes, workers)}
     return render_page(request, user, "home.html", soon=soon[:8], limit=overview.MAX, is_new=is_new, **values)
 

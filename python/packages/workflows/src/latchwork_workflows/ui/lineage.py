@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
 from latchwork_workflows.db import workflow_queries
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
-from latchwork_workflows.services.parts import context_of
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN
 from latchwork_workflows.ui.frame import render_page, url_with_query
 from latchwork_workflows.web import BACK, BOTH, CurrentUser, graph_svg
@@ -35,7 +35,7 @@ def show_lineage(
     draw: int = 0,
 ) -> HTMLResponse:
     """Show the dependencies between workflows: of all, of a project and its neighbors, or around one workflow."""
-    context, project = context_of(request), project.replace("\x00", "")
+    context, project = get_context(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = build_lineage(context, user, project=project, workflow=workflow)
     with context.database.read() as connection:

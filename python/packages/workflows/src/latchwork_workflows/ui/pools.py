@@ -12,7 +12,7 @@ from starlette.responses import Response
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.pools import MAX_SIZE, project_of, project_pool
 from latchwork_workflows.services import pools
-from latchwork_workflows.services.parts import ServiceContext, context_of
+from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.frame import parse_integer, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, share_bar
 
@@ -38,7 +38,7 @@ def show_pool(
     request: Request, user: CurrentUser, name: str, limit: Annotated[int, Query(ge=1, le=_MAX_EVER)] = _MAX
 ) -> HTMLResponse:
     """Show a pool, the tasks that hold its slots, and the next tasks that wait for a slot."""
-    found = pools.get_pool(context_of(request), user, name, limit=limit)
+    found = pools.get_pool(get_context(request), user, name, limit=limit)
     more = min(limit * 5, _MAX_EVER) if len(found.queue) < found.waiting and limit < _MAX_EVER else 0
     bar = _bar(found.used, found.size)
     project = project_of(name)
@@ -79,7 +79,7 @@ def _apply_change(
     If the change is refused, the form is shown again with the values that the user has sent.
     """
     try:
-        change(context_of(request))
+        change(get_context(request))
     except HttpProblem as error:
         if error.status not in {409, 422}:
             raise
@@ -96,7 +96,7 @@ def _page(
     sent: Mapping[str, str] | None = None,
     refused: HttpProblem | None = None,
 ) -> HTMLResponse:
-    context = context_of(request)
+    context = get_context(request)
     found = [(each, project_of(each.name), _bar(each.used, each.size)) for each in pools.list_pools(context, user)]
     with context.database.read() as connection:
         known = [project_pool(each) for each in sorted({*workflow_queries.list_projects(connection), "default"})]

@@ -16,7 +16,7 @@ from latchwork_workflows.api.runs import AttemptId
 from latchwork_workflows.db import history, related_runs, run_queries, workflow_queries
 from latchwork_workflows.schemas.tasks import Attempt
 from latchwork_workflows.services import attempts, explanations, runs, tasks, workflows
-from latchwork_workflows.services.parts import ServiceContext, context_of, visible_row
+from latchwork_workflows.services.context import ServiceContext, get_context, require_visible
 from latchwork_workflows.services.runs import to_attempt, to_run
 from latchwork_workflows.state import RunState, get_map_name, list_possible_commands
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
@@ -53,7 +53,7 @@ def list_runs(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show runs, newest first."""
-    context = context_of(request)
+    context = get_context(request)
     wanted = state if state in _STATES else ""
     rows = runs.list_runs(
         context, user, project=project.replace("\x00", ""), state=wanted, before=before, limit=_MAX + 1
@@ -71,7 +71,7 @@ def show_run(
     request: Request, user: CurrentUser, run_id: Id, first: Annotated[int, Query(alias="tasks")] = 0, draw: int = 0
 ) -> HTMLResponse:
     """Show a run with its tasks, its status and its events."""
-    context, now = context_of(request), time.time()
+    context, now = get_context(request), time.time()
     row = runs.find_row(context, user, run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
     with context.database.read() as connection:
@@ -110,8 +110,8 @@ def show_run(
         newest={each.task: each.id for each in reversed(tried) if each.has_log},
         kinds={task.name: task.type for task in body.tasks},
         svg=dag_svg(body, states, links) if is_drawn else None,
-        parent=tasks.parent_task(context, user, row),
-        children=tasks.child_runs(context, user, [each.id for each in shown]),
+        parent=tasks.find_parent_task(context, user, row),
+        children=tasks.load_child_runs(context, user, [each.id for each in shown]),
         elements={name: (counts, map_progress_bar(counts)) for name, counts in elements.items()},
         chart=_chart(tried, place, now),
         events=events,
@@ -151,7 +151,7 @@ def request_run_action(
     """Request an action on a run. The page shows the request and its result."""
     no_cache = action == _RERUN_FRESH
     action = "rerun" if no_cache else action
-    runs.request_action(context_of(request), user, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
+    runs.request_action(get_context(request), user, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
     return redirect(f"/runs/{run_id}")
 
 
@@ -165,7 +165,7 @@ def show_task(
     index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
 ) -> HTMLResponse:
     """Show a task with its status, attempts and outputs. For a map, also a page of its elements."""
-    context = context_of(request)
+    context = get_context(request)
     task = tasks.find_row(context, user, task_id)
     row = runs.find_row(context, user, task.run_id)
     body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
@@ -183,8 +183,8 @@ def show_task(
     values: dict[str, Any] = {"why": why}
     values |= {"counts": counts, **_elements(context, user, task, state if state in _TASK_STATES else "", index)}
     values |= {
-        "children": tasks.child_runs(context, user, [task.id, *(each.id for each in values["elements"])]),
-        "awaited": tasks.awaited_runs(context, user, row, body, task.name) if task.round == row.round else [],
+        "children": tasks.load_child_runs(context, user, [task.id, *(each.id for each in values["elements"])]),
+        "awaited": tasks.list_awaited_runs(context, user, row, body, task.name) if task.round == row.round else [],
         "bar": map_progress_bar(counts),
         "of_map": states.get(get_map_name(task.name)) if task.map_index >= 0 else None,
     }
@@ -231,11 +231,11 @@ def request_task_action(
 ) -> Response:
     """Request an action on a task, or retry its run from this task."""
     if action == _FROM_HERE:
-        context = context_of(request)
+        context = get_context(request)
         task = tasks.find_row(context, user, task_id)
         runs.request_action(context, user, task.run_id, "recover", start_from=[task.name], unique_key=f"page-{key}")
         return redirect(f"/runs/{task.run_id}")
-    tasks.request_task_action(context_of(request), user, task_id, action, unique_key=f"page-{key}")
+    tasks.request_task_action(get_context(request), user, task_id, action, unique_key=f"page-{key}")
     return redirect(f"/tasks/{task_id}")
 
 
@@ -247,7 +247,7 @@ def show_attempt(
     offset: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show the log of an attempt: its end, or the part at an offset."""
-    context = context_of(request)
+    context = get_context(request)
     found = attempts.find_attempt(context, user, attempt_id)
     row = runs.find_row(context, user, found.task.run_id)
     part = None
@@ -265,12 +265,12 @@ def show_attempt(
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
 def show_command(request: Request, user: CurrentUser, command_id: Id) -> Response:
     """Redirect to the run or backfill that a command has created, once it exists."""
-    context = context_of(request)
+    context = get_context(request)
     with context.database.read() as connection:
         command = run_queries.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
         found = workflow_queries.find_by_code(connection, code) if isinstance(code, int) else None
-        workflow = visible_row(user, found, f"command {command_id}")
+        workflow = require_visible(user, found, f"command {command_id}")
     if command is not None and command.backfill is not None:
         return redirect(f"/backfills/{command.backfill}")
     if command is not None and command.run_id is not None:

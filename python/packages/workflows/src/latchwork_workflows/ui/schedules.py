@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.services import schedules
-from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.services.context import get_context
 from latchwork_workflows.ui.frame import render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
@@ -26,7 +26,7 @@ def list_schedules(
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
     """Show all schedules by next fire time, with a preview of a cron expression."""
-    rows = schedules.list_schedules(context_of(request), user)
+    rows = schedules.list_schedules(get_context(request), user)
     rows.sort(key=lambda each: each.next_fires or [math.inf])
     may = {each.project for each in rows if user.has_role(Role.OPERATOR, each.project)}
     return render_page(request, user, "schedules.html", rows=rows, cron=cron, tz=tz, may=may, **_preview(cron, tz))

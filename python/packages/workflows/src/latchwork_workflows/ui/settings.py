@@ -17,7 +17,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, SettingKind
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as service
-from latchwork_workflows.services.parts import ServiceContext, context_of
+from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.frame import redirect, render_page, url_with_query
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
@@ -46,7 +46,7 @@ def remove_setting(
     *, request: Request, user: CurrentUser, kind: _Kind, name: _Word, project: _Word = "", shown: _Word = ""
 ) -> Response:
     """Delete a setting."""
-    service.remove_setting(context_of(request), user, kind, project, name)
+    service.remove_setting(get_context(request), user, kind, project, name)
     return redirect(url_with_query("/settings", project=shown))
 
 
@@ -55,7 +55,7 @@ def check_connection(
     request: Request, user: CurrentUser, name: _Word, project: _Word = "", within: _Word = ""
 ) -> Response:
     """Test a connection on a worker, and redirect to the run of the test."""
-    asked = service.check_connection(context_of(request), user, project, name, within=within)
+    asked = service.check_connection(get_context(request), user, project, name, within=within)
     return redirect(f"/commands/{asked.command}")
 
 
@@ -64,7 +64,7 @@ def change_grant(
     *, request: Request, user: CurrentUser, project: _Word, grantee: _Word = "", role: _Word = ""
 ) -> Response:
     """Set or remove the role that another project has in a project."""
-    context = context_of(request)
+    context = get_context(request)
     if role:
         grants.set_grant(context, user, project=project, grantee=grantee.strip(), role=role)
     else:
@@ -73,7 +73,7 @@ def change_grant(
 
 
 def _change(request: Request, user: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
-    context, project, name = context_of(request), sent.get("project", ""), sent.get("name", "").strip()
+    context, project, name = get_context(request), sent.get("project", ""), sent.get("name", "").strip()
     shown = sent.get("shown", "")[:100].replace("\x00", "")
     try:
         _set(context, user, kind, project[:100], name, sent)
@@ -141,7 +141,7 @@ def _page(
     sent: Mapping[str, str] | None = None,
     refused: HttpProblem | None = None,
 ) -> HTMLResponse:
-    context = context_of(request)
+    context = get_context(request)
     chosen = project or None
     found = {
         "connection": [_row(user, each) for each in service.list_connections(context, user, chosen)],

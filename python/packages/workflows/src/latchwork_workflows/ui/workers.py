@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db import overview
-from latchwork_workflows.services.parts import context_of, require_any_role
-from latchwork_workflows.services.workers import tasks_by_worker
+from latchwork_workflows.services.context import get_context, require_any_role
+from latchwork_workflows.services.workers import list_tasks_by_worker
 from latchwork_workflows.ui.frame import render_page
 from latchwork_workflows.web import CurrentUser
 
@@ -20,11 +20,11 @@ _MAX_NAMED = 8
 def workers(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the workers with their tasks, and the owners of the shards. Requires a role in at least one project."""
     require_any_role(user)
-    context = context_of(request)
-    seen = context.workers()
+    context = get_context(request)
+    seen = context.list_workers()
     with context.database.read() as connection:
         shards, lag = overview.list_shards(connection), overview.measure_command_lag(connection)
-        running = tasks_by_worker(connection, user, seen or ())
+        running = list_tasks_by_worker(connection, user, seen or ())
     values = {"workers": seen, "running": running, "limit": _MAX_NAMED, "known": context.cluster is not None}
     return render_page(request, user, "workers.html", shards=shards, lag=lag, **values)
 

@@ -19,7 +19,7 @@ from latchwork_workflows.model.model import PRIORITIES, Definition
 from latchwork_workflows.model.yaml_format import to_yaml
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
-from latchwork_workflows.services.parts import context_of, validated
+from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
 from latchwork_workflows.ui.frame import redirect, render_page, split_page, url_with_query
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role, new_secret
@@ -39,7 +39,7 @@ def list_workflows(
     after: Annotated[str, Query(max_length=201)] = "",
 ) -> HTMLResponse:
     """Show the workflows with their last runs and next starts."""
-    context = context_of(request)
+    context = get_context(request)
     rows = workflows.list_workflows(context, user, contains=q.strip(), after=after, limit=_MAX + 1)
     more = url_with_query("/workflows", q=q, after=rows[_MAX - 1].key) if len(rows) > _MAX else ""
     with context.database.read() as connection:
@@ -54,7 +54,7 @@ def show_workflow(
     *, request: Request, user: CurrentUser, project: NamePath, name: NamePath, version: _Number = None, draw: int = 0
 ) -> HTMLResponse:
     """Show the tasks of a workflow as a drawing and as a list."""
-    context = context_of(request)
+    context = get_context(request)
     shown = workflows.get_workflow(context, user, project, name, version)
     found = schedules.list_schedules(context, user, project=project, workflow=name) if shown.cron else []
     is_drawn = len(shown.definition.tasks) <= MAX_DRAWN or bool(draw)
@@ -82,7 +82,7 @@ def run_grid(
     task: Annotated[int, Query(ge=0, le=5000)] = 0,
 ) -> HTMLResponse:
     """Show a grid of runs and tasks, which shows since when a task fails."""
-    context = context_of(request)
+    context = get_context(request)
     shown = workflows.get_workflow(context, user, project, name)
     names = [each.name for each in shown.definition.tasks]
     part = names[task : task + _MAX_TASKS]
@@ -108,7 +108,7 @@ def list_versions(
     before: _Number = None,
 ) -> HTMLResponse:
     """Show versions and the diff between two of them."""
-    context = context_of(request)
+    context = get_context(request)
     row = workflows.find_row(context, user, project, name)
     rows = workflows.list_versions(context, user, project, name, before=before, limit=_MAX + 1)
     shown, more = split_page(rows, _MAX, f"/workflows/{project}/{name}/versions", "version")
@@ -122,7 +122,7 @@ def list_versions(
 @router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
 def start_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
     """Show the form that starts a run, with a field for each parameter."""
-    shown = workflows.get_workflow(context_of(request), user, project, name)
+    shown = workflows.get_workflow(get_context(request), user, project, name)
     return render_page(
         request,
         user,
@@ -146,9 +146,9 @@ async def start(request: Request, user: CurrentUser, project: NamePath, name: Na
 def _start(
     request: Request, user: CurrentUser, path: tuple[str, str], sent: dict[str, str], chosen: tuple[str, ...]
 ) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     params = parse_params(workflows.get_workflow(context, user, *path).definition, sent)
-    given = validated(
+    given = validate(
         StartRequest,
         params=params,
         priority=sent.get("priority") or None,
@@ -195,7 +195,7 @@ def set_online(
     online: Annotated[str, Form(max_length=3)] = "",
 ) -> Response:
     """Set a workflow online or offline."""
-    workflows.set_online(context_of(request), user, project, name, online=online == "yes")
+    workflows.set_online(get_context(request), user, project, name, online=online == "yes")
     return redirect(f"/workflows/{project}/{name}")
 
 
@@ -210,5 +210,5 @@ def set_schedule(
     back: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
     """Enable or disable the schedule of a workflow."""
-    schedules.set_enabled(context_of(request), user, project, name, enabled=enabled == "yes")
+    schedules.set_enabled(get_context(request), user, project, name, enabled=enabled == "yes")
     return redirect("/schedules" if back == "schedules" else f"/workflows/{project}/{name}")

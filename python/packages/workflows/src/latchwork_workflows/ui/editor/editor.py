@@ -20,7 +20,7 @@ from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.model import TaskSpec
 from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.services import workflows
-from latchwork_workflows.services.parts import ServiceContext, context_of
+from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
 from latchwork_workflows.ui.editor.yaml_positions import line_of
 from latchwork_workflows.ui.frame import redirect, render_page
@@ -72,14 +72,14 @@ def edit_workflow(
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
 ) -> HTMLResponse:
     """Show the editor for a version of a workflow. Applying it creates a new version."""
-    shown = workflows.get_workflow(context_of(request), user, project, name, version)
+    shown = workflows.get_workflow(get_context(request), user, project, name, version)
     return _page(request, user, to_yaml(shown.definition), base=shown.version, row=shown)
 
 
 @router.post("/edit/check", response_class=HTMLResponse)
 def check_text(request: Request, user: CurrentUser, yaml: _Text = "") -> HTMLResponse:
     """Show the problems of the edited text, or the drawing of the workflow if there are none, while the user types."""
-    return render_page(request, user, "checked.html", **_check_text(context_of(request), user, yaml))
+    return render_page(request, user, "checked.html", **_check_text(get_context(request), user, yaml))
 
 
 @router.post("/edit")
@@ -90,7 +90,7 @@ async def submit(request: Request, user: CurrentUser) -> Response:
 
 
 def _send(request: Request, user: Identity, sent: dict[str, str]) -> Response:
-    context = context_of(request)
+    context = get_context(request)
     text = sent.get("yaml", "").replace("\r\n", "\n")
     base = int(sent["base"]) if sent.get("base", "").isdigit() and len(sent["base"]) < 10 else None
     action, _, kind = sent.get("do", "check").partition(":")
@@ -112,7 +112,7 @@ def _add_task(  # noqa: PLR0917 - one caller
     request: Request, user: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
 ) -> Response:
     """Add a task that was entered in a form after the other tasks."""
-    context, prefix = context_of(request), f"{kind}-"
+    context, prefix = get_context(request), f"{kind}-"
     if kind not in context.types.names:
         raise HttpProblem(422, f"there is no task type {kind[:40]!r}")
     try:
@@ -189,7 +189,7 @@ def _page(
     added: str = "",
     sent: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    context = context_of(request)
+    context = get_context(request)
     forms = [(name, type_fields(context, name, sent), _option_fields(name, sent)) for name in context.types.names]
     values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
     return render_page(

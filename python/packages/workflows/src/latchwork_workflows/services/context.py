@@ -1,4 +1,4 @@
-"""Dependencies of the services: the database and, if available, the log store and the store."""
+"""The context of the services: the database and, if available, the log store and the store."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class WorkerStatus(NamedTuple):
     tenants: tuple[str, ...] = ()
 
 
-class QueueHead(NamedTuple):
-    """The head of a partition of the work queue.
+class UnclaimedItems(NamedTuple):
+    """The first unclaimed items in a partition of the work queue.
 
     Attributes:
         free: The unclaimed items in order, as ``<sort key>/<id>``.
-        is_whole: Whether these are all.
+        is_whole: Whether these are all unclaimed items.
     """
 
     free: tuple[str, ...]
@@ -69,29 +69,36 @@ class QueueHead(NamedTuple):
 class Cluster(Protocol):
     """Queries to the store. Thread-safe. Its methods block, and may raise ``LatchworkError``."""
 
-    def poke(self, shard: int) -> None:
+    def notify_master(self, shard: int) -> None:
         """Notify the master of a shard that commands are waiting. The notification may be lost."""
         ...
 
-    def workers(self) -> Sequence[WorkerStatus]:
+    def list_workers(self) -> Sequence[WorkerStatus]:
         """Return the workers that are online, sorted by name."""
         ...
 
-    def slots(self) -> Mapping[str, Sequence[str]]:
-        """Return the attempts that hold slots, as ``<task>.<attempt number>``, by the pools' names in the store."""
+    def get_slot_holders(self) -> Mapping[str, Sequence[str]]:
+        """Return the attempts that hold slots, as ``<task>.<attempt number>``, by pool key."""
         ...
 
-    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
-        """Return the first ``limit`` queue items of a partition that no worker has claimed.
+    def list_unclaimed_items(self, partition: str, limit: int) -> UnclaimedItems | None:
+        """Return the first queue items of a partition that no worker has claimed.
 
-        None: unknown, because too many items are claimed.
+        Args:
+            partition: The partition of the work queue.
+            limit: The maximum number of items.
+        Returns:
+            The items, or None if they cannot be determined, because workers have claimed too many items before them.
         """
         ...
 
-    def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Return the times at which these attempts were requested to cancel.
+    def get_cancel_times(self, attempts: Sequence[str]) -> Mapping[str, float]:
+        """Return the times at which attempts were requested to cancel, in seconds since the epoch.
 
-        0 if the time is unknown. Other attempts are left out.
+        Args:
+            attempts: Attempts as ``<task>.<attempt number>``.
+        Returns:
+            The times by attempt. 0: time unknown. Attempts without such a request are left out.
         """
         ...
 
@@ -116,7 +123,7 @@ class ServiceContext:
     cluster: Cluster | None = None
     lineage: ReferenceCache = field(default_factory=ReferenceCache)
 
-    def poke(self, shard: int) -> None:
+    def notify_master(self, shard: int) -> None:
         """Notify the master of a shard that commands are waiting.
 
         Never raises, because masters also poll the database.
@@ -124,25 +131,35 @@ class ServiceContext:
         if self.cluster is None:
             return
         try:
-            self.cluster.poke(shard)
+            self.cluster.notify_master(shard)
         except LatchworkError:
             _log.debug("shard %s was not notified", shard, exc_info=True)
 
-    def slots(self) -> Mapping[str, Sequence[str]] | None:
-        """Return the attempts that hold slots, by pool, or None if the store cannot be reached."""
-        return self._query("slots", lambda cluster: cluster.slots())
+    def get_slot_holders(self) -> Mapping[str, Sequence[str]] | None:
+        """Return the attempts that hold slots, by pool key, or None if the store cannot be reached."""
+        return self._query("slots", lambda cluster: cluster.get_slot_holders())
 
-    def workers(self) -> Sequence[WorkerStatus] | None:
+    def list_workers(self) -> Sequence[WorkerStatus] | None:
         """Return the workers that are online, or None if the store cannot be reached."""
-        return self._query("workers", lambda cluster: cluster.workers())
+        return self._query("workers", lambda cluster: cluster.list_workers())
 
-    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
-        """Return the first ``limit`` unclaimed queue items of a partition, or None if they are not known."""
-        return self._query("queue", lambda cluster: cluster.queue_head(partition, limit))
+    def list_unclaimed_items(self, partition: str, limit: int) -> UnclaimedItems | None:
+        """Return the first unclaimed queue items of a partition, or None if they cannot be determined.
 
-    def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Return the times at which these attempts were requested to cancel. Empty if the store cannot be reached."""
-        return (self._query("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
+        Args:
+            partition: The partition of the work queue.
+            limit: The maximum number of items.
+        """
+        return self._query("queue", lambda cluster: cluster.list_unclaimed_items(partition, limit))
+
+    def get_cancel_times(self, attempts: Sequence[str]) -> Mapping[str, float]:
+        """Return the times at which attempts were requested to cancel, by attempt. Empty if the store cannot be
+        reached.
+
+        Args:
+            attempts: Attempts as ``<task>.<attempt number>``.
+        """
+        return (self._query("cancels", lambda cluster: cluster.get_cancel_times(attempts)) if attempts else None) or {}
 
     def _query(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
         if self.cluster is None:
@@ -154,7 +171,7 @@ class ServiceContext:
             return None
 
 
-def context_of(request: Request) -> ServiceContext:
+def get_context(request: Request) -> ServiceContext:
     """Return the service context of the app that handles a request."""
     context: ServiceContext = request.app.state.context
     return context
@@ -175,7 +192,7 @@ def require_role(user: Identity, role: Role, project: str = "") -> None:
         )
 
 
-def validated(kind: type[M], **values: Any) -> M:
+def validate(kind: type[M], **values: Any) -> M:
     """Return an instance of a model with these values, after validation.
 
     Raises:
@@ -209,10 +226,13 @@ def require_any_role(user: Identity) -> None:
         raise HttpProblem(403, f"{user.name} has no role in any project; ask an administrator for one", needs="viewer")
 
 
-def visible_codes(connection: sa.Connection, user: Identity, project: str = "") -> list[int] | None:
-    """Return the codes of the workflows that the account may see, of one or all projects.
+def list_visible_codes(connection: sa.Connection, user: Identity, project: str = "") -> list[int] | None:
+    """Return the codes of the workflows that the account may see, or None if it may see all workflows.
 
-    None: the account may see all workflows.
+    Args:
+        connection: A transaction.
+        user: The requesting account.
+        project: Return only workflows of this project. Empty: all projects.
     """
     among = user.projects()
     return (
@@ -220,9 +240,13 @@ def visible_codes(connection: sa.Connection, user: Identity, project: str = "") 
     )
 
 
-def visible_row(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
-    """Return the row if it exists and the account may see its project. An invisible row is treated as missing.
+def require_visible(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
+    """Return a database row if it exists and the account may see its project.
 
+    Args:
+        user: The requesting account.
+        row: The row, with the column ``project``. None: there is no such row.
+        what: What the row represents, for the error message, such as ``run 7``.
     Raises:
         HttpProblem: 404 (not found) if there is no row or the account may not see its project.
     """
