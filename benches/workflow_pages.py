@@ -176,8 +176,8 @@ def measure(given):
     fill(database, given.attempts)
     print(f"rows for {given.attempts:,} attempts in {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}")
     accounts = DatabaseAccounts(database)
-    accounts.ensure("admin", Role.ADMIN)
-    accounts.ensure("viewer", Role.VIEWER)
+    accounts.ensure_account("admin", Role.ADMIN)
+    accounts.ensure_account("viewer", Role.VIEWER)
     accounts.set_role("viewer", "", None, by="bench")
     accounts.set_role("viewer", "default", Role.VIEWER, by="bench")
     site = make_web_app(database, hosts=["testserver"])
@@ -187,7 +187,7 @@ def measure(given):
     process = psutil.Process()
     print(f"{'page':44} {'who':8} {'p50 ms':>8} {'cpu ms':>8} {'max ms':>8} {'kB':>7}")
     for name in ("admin", "viewer"):
-        token = accounts.new_token(name, "bench", by="bench")[1]
+        token = accounts.create_token(name, "bench", by="bench")[1]
         client = TestClient(site, headers={"Authorization": f"Bearer {token}", "Accept": "text/html"})
         for page in pages:
             if name == "viewer" and (page in OF_ADMINS or page.endswith(OF_OPERATORS)):

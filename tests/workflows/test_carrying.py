@@ -37,7 +37,7 @@ def full(database_url):
         connection.execute(sa.insert(tables.pool).values(name="db", size=3, admission="suspend"))
         connection.execute(sa.insert(tables.pool).values(name="@billing", size=5, admission="fail"))
     accounts = DatabaseAccounts(made)
-    accounts.create("eve", "a long password", by="test")
+    accounts.create_account("eve", "a long password", by="test")
     accounts.set_role("eve", "billing", Role.EDITOR, by="test")
     yield made
     made.close()

@@ -187,8 +187,8 @@ def test_all_that_a_task_wrote_is_shown_to_who_follows_however_much_and_lines_st
 def test_commands_ask_an_api_by_its_url(flows, nightly, served, monkeypatch, tmp_path):
     database = Database(served.home.database)
     accounts = DatabaseAccounts(database)
-    accounts.ensure("remote", Role.OPERATOR)
-    token = accounts.new_token("remote", "test", by="test")[1]
+    accounts.ensure_account("remote", Role.OPERATOR)
+    token = accounts.create_token("remote", "test", by="test")[1]
     database.close()
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(tmp_path / "nothing"))
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", token)

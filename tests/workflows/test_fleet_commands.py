@@ -59,9 +59,9 @@ def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp
             assert answer.status == 200
         database = Database(home.database)
         accounts = DatabaseAccounts(database)
-        accounts.create("ann", None, by="test")
+        accounts.create_account("ann", None, by="test")
         accounts.set_role("ann", "", Role.ADMIN, by="test")
-        token = accounts.new_token("ann", "test", by="test")[1]
+        token = accounts.create_token("ann", "test", by="test")[1]
         database.close()
         asked(f"{address}/api/v1/workflows", token, {"definition": FLOW})
         number = asked(f"{address}/api/v1/workflows/default/flow:start", token, {})["command"]
@@ -200,7 +200,7 @@ def test_a_setting_that_is_a_variable_counts_unless_an_option_says_otherwise(flo
 def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, host):
     database = Database(served.home.database)
     accounts, app = DatabaseAccounts(database), make_web_app(database)
-    accounts.create("ann", None, by="test")
+    accounts.create_account("ann", None, by="test")
     for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
         check_exposure(app, local)
     with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines ask.*users set NAME"):

@@ -72,8 +72,8 @@ def test_what_is_stored_moves_no_cursor(flows):
 def test_an_api_is_asked_by_its_url(flows, served, monkeypatch, tmp_path):
     database = Database(served.home.database)
     accounts = DatabaseAccounts(database)
-    accounts.ensure("remote", Role.ADMIN)
-    token = accounts.new_token("remote", "test", by="test")[1]
+    accounts.ensure_account("remote", Role.ADMIN)
+    token = accounts.create_token("remote", "test", by="test")[1]
     database.close()
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(tmp_path / "nothing"))
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", token)

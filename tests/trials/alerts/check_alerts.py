@@ -326,7 +326,7 @@ def world(prometheus: Path, folder: Path) -> Iterator[World]:
         stack.callback(database.close)
         initialize(database)
         made.run("workflows", "users", "set", "prometheus", "--role", "viewer")
-        _, token = DatabaseAccounts(database).new_token("prometheus", "metrics", by="check_alerts")
+        _, token = DatabaseAccounts(database).create_token("prometheus", "metrics", by="check_alerts")
         latchwork = str(LATCHWORK)
         app = {"LATCHWORK_URL": made.url}
         flows = {

@@ -48,9 +48,9 @@ def browser(site, seeds):
 
     def client(name="admin"):
         made = TestClient(site, follow_redirects=False, headers={"Accept": "text/html"})
-        answer = made.post("/sign-in", data={"link": seeds.accounts.new_link(name, by="test")})
+        answer = made.post("/sign-in", data={"link": seeds.accounts.create_sign_in_link(name, by="test")})
         assert answer.status_code == 303
-        made.csrf = seeds.accounts.identity_of_cookie(made.cookies["latchwork"]).csrf
+        made.csrf = seeds.accounts.find_identity_by_cookie(made.cookies["latchwork"]).csrf
         return made
 
     return client

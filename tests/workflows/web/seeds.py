@@ -65,15 +65,15 @@ class Seeds:
 
     def people(self):
         """One account for each role in `default`, one for another project, one without any, two for everything."""
-        self.accounts.ensure("admin", Role.ADMIN)
-        self.accounts.ensure("editor", Role.EDITOR)
+        self.accounts.ensure_account("admin", Role.ADMIN)
+        self.accounts.ensure_account("editor", Role.EDITOR)
         for role in Role:
             name = f"{role.label}-of-default"
-            self.accounts.create(name, None, by="test")
+            self.accounts.create_account(name, None, by="test")
             self.accounts.set_role(name, "default", role, by="test")
-        self.accounts.create("nobody", None, by="test")
-        self.accounts.create("pupil", None, by="test")
-        self.accounts.create("stranger", None, by="test")
+        self.accounts.create_account("nobody", None, by="test")
+        self.accounts.create_account("pupil", None, by="test")
+        self.accounts.create_account("stranger", None, by="test")
         self.accounts.set_role("stranger", "billing", Role.ADMIN, by="test")
         return {
             name: self.token(name)
@@ -81,7 +81,7 @@ class Seeds:
         }
 
     def token(self, name, **more):
-        return self.accounts.new_token(name, "test", by="test", **more)[1]
+        return self.accounts.create_token(name, "test", by="test", **more)[1]
 
     def run(self, story, *, name="nightly", given=NIGHTLY, at=None, by="", version=1):
         """A run: pairs of (seconds later, events)."""

@@ -55,7 +55,7 @@ def full(seeds, world):
         pools.save(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
         tasks = connection.exec_driver_sql(f"SELECT id FROM task WHERE run_id = {runs[0]} ORDER BY id").scalars().all()
     stored(seeds)
-    seeds.accounts.create("u" * 90, None, by="test")
+    seeds.accounts.create_account("u" * 90, None, by="test")
     seeds.accounts.set_role("u" * 90, "p" * 80, Role.EDITOR, by="test")
     wide = f"/workflows/{'p' * 80}/{LONG[:100]}"
     return [

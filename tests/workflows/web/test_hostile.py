@@ -129,7 +129,7 @@ def test_numbers_that_no_database_has_are_refused_and_not_tried(ask, number):
 
 def test_no_secret_is_in_any_answer(ask, browser, seeds):
     client = browser()
-    seeds.accounts.create("carla", "a very secret password", by="test")
+    seeds.accounts.create_account("carla", "a very secret password", by="test")
     told = "".join(
         client.get(path).text
         for path in ("/account", "/users", "/audit", "/api/v1/users", "/api/v1/tokens", "/api/v1/audit")

@@ -75,7 +75,7 @@ def with_password(tmp_path):
     database = Database(home.database)
     upgrade(database)
     accounts = DatabaseAccounts(database)
-    accounts.create("ann", "correct horse battery", by="test")
+    accounts.create_account("ann", "correct horse battery", by="test")
     accounts.set_role("ann", "", Role.ADMIN, by="test")
     database.close()
 

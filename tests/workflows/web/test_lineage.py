@@ -4,7 +4,7 @@ import pytest
 
 from latchwork_workflows.model.lineage import WorkflowReference
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph
-from latchwork_workflows.ui.lineage import back_edges, lineage_svg
+from latchwork_workflows.ui.lineage import draw_lineage_svg, find_back_edges
 from workflows.web.seeds import apply, shell
 
 
@@ -89,10 +89,10 @@ def test_the_page_draws_who_is_waited_for_above_who_waits(browser):
 def test_circles_are_drawn_with_one_arrow_that_points_back():
     names = ("a", "b", "c", "d")
     pairs = (("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"))
-    assert back_edges(names, pairs) == {("c", "a")}
-    assert back_edges(names, (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))) == set()
+    assert find_back_edges(names, pairs) == {("c", "a")}
+    assert find_back_edges(names, (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))) == set()
     circle = [LineageEdge(target, WorkflowReference(source, "dependent", "t", "today")) for source, target in pairs[:3]]
-    drawn = lineage_svg(LineageGraph(dict.fromkeys(names[:3]), circle, 0))
+    drawn = draw_lineage_svg(LineageGraph(dict.fromkeys(names[:3]), circle, 0))
     assert drawn.count('class="edge state-back"') == 1
     assert drawn.count("marker-start") == 1
 

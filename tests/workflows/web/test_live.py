@@ -20,7 +20,7 @@ from latchwork_workflows.types.base import ParamsModel
 from latchwork_workflows.types.shell import Shell
 from latchwork_workflows.ui.editor import editor
 from latchwork_workflows.ui.editor.editor import add_task_text
-from latchwork_workflows.ui.editor.yaml_positions import line_of
+from latchwork_workflows.ui.editor.yaml_positions import find_line
 from latchwork_workflows.web import Bar, FormInvalid, GanttChart, HttpServer, fields_of, graph_svg, values_of
 from latchwork_workflows.web.pages import clean_value, duration
 from patience import eventually
@@ -145,11 +145,13 @@ def test_the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_
         ParamsModel, "model_json_schema", classmethod(lambda model, **how: made.append(model) or schema(model, **how))
     )
     first, second = (ServiceContext(None, None, TaskTypes([each()])) for each in (Greet, Leave))
-    shown = [[each.name for each in editor.type_fields(context, "greet")] for context in (first, second, first, second)]
+    shown = [
+        [each.name for each in editor.get_type_fields(context, "greet")] for context in (first, second, first, second)
+    ]
     assert shown == [["whom"], ["when"]] * 2
     assert made == [Greeting, Farewell]
-    filled = editor.type_fields(first, "greet", {"greet-p-whom": "you"})
-    assert ([each.value for each in filled], [each.value for each in editor.type_fields(first, "greet")]) == (
+    filled = editor.get_type_fields(first, "greet", {"greet-p-whom": "you"})
+    assert ([each.value for each in filled], [each.value for each in editor.get_type_fields(first, "greet")]) == (
         ["you"],
         [""],
     )
@@ -179,11 +181,11 @@ def test_a_task_that_a_form_puts_in_leaves_comments_as_they_are(indent):
 
 
 def test_a_problem_is_shown_by_the_line_where_it_is():
-    assert line_of(TEXT, "tasks[0].params.script") == 7
-    assert line_of(TEXT, "tasks[0].retries") == 4
-    assert line_of(TEXT, "line 3, column 1") == 3
-    assert line_of(TEXT, "nothing") is None
-    assert line_of("a: [", "a") is None
+    assert find_line(TEXT, "tasks[0].params.script") == 7
+    assert find_line(TEXT, "tasks[0].retries") == 4
+    assert find_line(TEXT, "line 3, column 1") == 3
+    assert find_line(TEXT, "nothing") is None
+    assert find_line("a: [", "a") is None
 
 
 def test_drawings_escape_and_link(seeds):

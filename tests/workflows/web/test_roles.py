@@ -280,7 +280,7 @@ def filled(route, world, seeds, name):
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     path = path.replace("/projects/{project}", "/projects/default")
     if "{token_id}" in path:
-        other = seeds.accounts.new_token("admin", "x", by="test")[0]
+        other = seeds.accounts.create_token("admin", "x", by="test")[0]
         path = path.replace("{token_id}", str(other))
     if path.endswith("{command_id}:stop"):
         with seeds.database.write() as connection:

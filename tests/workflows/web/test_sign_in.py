@@ -13,7 +13,7 @@ FORM = {"Accept": "text/html"}
 
 @pytest.fixture(scope="module")
 def ann(seeds):
-    seeds.accounts.create("ann", PASSWORD, by="test")
+    seeds.accounts.create_account("ann", PASSWORD, by="test")
     seeds.accounts.set_role("ann", "", Role.ADMIN, by="test")
     return "ann"
 
@@ -58,12 +58,12 @@ def test_wrong_name_and_wrong_password_look_the_same_and_are_slowed_down(fresh, 
 
 
 def test_a_link_signs_in_once(fresh, seeds):
-    link = seeds.accounts.new_link("admin", by="test")
+    link = seeds.accounts.create_sign_in_link("admin", by="test")
     assert fresh.get(f"/sign-in?link={link}").status_code == 200  # who fetches it ahead uses nothing up
     assert fresh.post("/sign-in", data={"link": link}).status_code == 303
     fresh.cookies.clear()
     assert fresh.post("/sign-in", data={"link": link}).status_code == 401
-    late = seeds.accounts.new_link("admin", by="test", lasts_s=-1.0)
+    late = seeds.accounts.create_sign_in_link("admin", by="test", lasts_s=-1.0)
     assert fresh.post("/sign-in", data={"link": late}).status_code == 401
     assert fresh.post("/sign-in", data={"link": seeds.tokens["admin"]}).status_code == 401
 
@@ -77,21 +77,21 @@ def test_signing_out_ends_the_session_and_not_the_cookie_alone(browser):
 
 
 def test_a_new_password_ends_all_sessions_links_and_tokens(fresh, browser, seeds):
-    seeds.accounts.create("bob", PASSWORD, by="test")
-    token, link = seeds.token("bob"), seeds.accounts.new_link("bob", by="test")
+    seeds.accounts.create_account("bob", PASSWORD, by="test")
+    token, link = seeds.token("bob"), seeds.accounts.create_sign_in_link("bob", by="test")
     one, other = browser("bob"), browser("bob")
     fields = {"csrf": one.csrf, "current": PASSWORD, "password": "another long one", "again": "another long one"}
     assert one.post("/account/password", data={**fields, "again": "differs, surely"}).status_code == 422
     assert one.post("/account/password", data=fields).status_code == 303
     assert other.get("/account").status_code == 303
-    assert seeds.accounts.identity_of_token(token) is None
+    assert seeds.accounts.find_identity_by_token(token) is None
     assert seeds.accounts.sign_in_by_link(link) is None
     assert seeds.accounts.sign_in("bob", "another long one") is not None
 
 
 def test_a_new_password_needs_the_current_one_of_the_person_who_asks(fresh, browser, seeds):
     for name in ("carl", "dora"):
-        seeds.accounts.create(name, PASSWORD, by="test")
+        seeds.accounts.create_account(name, PASSWORD, by="test")
     seeds.accounts.set_role("carl", "", Role.ADMIN, by="test")
     carl = browser("carl")
     new = {"password": "another long one", "again": "another long one"}
@@ -112,11 +112,11 @@ def test_a_new_password_needs_the_current_one_of_the_person_who_asks(fresh, brow
 
 
 def test_a_limited_token_changes_nothing_about_accounts(fresh, site, seeds):
-    seeds.accounts.create("boss", PASSWORD, by="test")
+    seeds.accounts.create_account("boss", PASSWORD, by="test")
     seeds.accounts.set_role("boss", "", Role.ADMIN, by="test")
-    other = seeds.accounts.new_token("admin", "other", by="test")[0]
+    other = seeds.accounts.create_token("admin", "other", by="test")[0]
     for role in (Role.VIEWER, None):
-        token_id, token = seeds.accounts.new_token("boss", "ci", by="test", role=role, lasts_s=3600)
+        token_id, token = seeds.accounts.create_token("boss", "ci", by="test", role=role, lasts_s=3600)
         program = TestClient(site, follow_redirects=False, headers={"Authorization": f"Bearer {token}"})
         new = {"password": "attacker-password", "again": "attacker-password", "current": PASSWORD}
         for method, path, given in (
@@ -137,18 +137,18 @@ def test_a_limited_token_changes_nothing_about_accounts(fresh, site, seeds):
             ("POST", "/users/pupil/link", {}),
         ):
             assert program.request(method, path, **given).status_code == 403, (role, method, path)
-        assert seeds.accounts.identity_of_token(token) is not None
+        assert seeds.accounts.find_identity_by_token(token) is not None
     assert seeds.accounts.sign_in("boss", PASSWORD) is not None
-    assert "accomplice" not in {each.name for each in seeds.accounts.accounts()}
+    assert "accomplice" not in {each.name for each in seeds.accounts.list_accounts()}
 
 
 def test_switching_an_account_off_ends_its_sessions_and_tokens_for_good(fresh, browser, seeds):
-    seeds.accounts.create("eve", PASSWORD, by="test")
+    seeds.accounts.create_account("eve", PASSWORD, by="test")
     token, eve, admin = seeds.token("eve"), browser("eve"), browser()
     for enabled in (False, True):
         headers = {"X-CSRF-Token": admin.csrf}
         assert admin.patch("/api/v1/users/eve", json={"enabled": enabled}, headers=headers).status_code == 204
-        assert seeds.accounts.identity_of_token(token) is None
+        assert seeds.accounts.find_identity_by_token(token) is None
         assert eve.get("/account").status_code == 303
         assert (seeds.accounts.sign_in("eve", PASSWORD) is not None) is enabled
 
@@ -164,11 +164,11 @@ def test_the_text_of_a_token_is_shown_once(browser, seeds):
     client = browser("operator-of-default")
     made = client.post("/account/token", data={"csrf": client.csrf, "name": "ci", "role": "viewer", "days": "1"})
     token = made.text.split('class="secret">')[1].split("<")[0]
-    assert seeds.accounts.identity_of_token(token).roles["default"] is Role.VIEWER
+    assert seeds.accounts.find_identity_by_token(token).roles["default"] is Role.VIEWER
     assert token not in client.get("/account").text
-    token_id = seeds.accounts.tokens("operator-of-default")[0].id
+    token_id = seeds.accounts.list_tokens("operator-of-default")[0].id
     assert client.post(f"/account/token/{token_id}/revoke", data={"csrf": client.csrf}).status_code == 303
-    assert seeds.accounts.identity_of_token(token) is None
+    assert seeds.accounts.find_identity_by_token(token) is None
 
 
 CHANGES = [
@@ -193,7 +193,7 @@ def test_a_change_that_none_of_our_pages_asked_for_is_refused(browser, seeds, me
     where = path.replace("{run}", "1")
     answer = client.request(method, where, data={**fields, "csrf": csrf}, headers=headers.get(proof, {}))
     assert answer.status_code == 403, answer.text
-    assert seeds.accounts.identity_of_cookie(client.cookies["latchwork"]) is not None
+    assert seeds.accounts.find_identity_by_cookie(client.cookies["latchwork"]) is not None
 
 
 def test_the_proof_is_in_each_form_of_our_pages(browser, seeds):

@@ -86,15 +86,15 @@ def a_log(seeds):
 def reader(seeds):
     """Somebody who may see one project, with a token and a browser."""
     name = f"reader-{uuid.uuid4().hex[:8]}"
-    seeds.accounts.create(name, None, by="test")
+    seeds.accounts.create_account(name, None, by="test")
     seeds.accounts.set_role(name, "default", Role.VIEWER, by="test")
-    number, token = seeds.accounts.new_token(name, "t", by="test")
-    cookie = seeds.accounts.sign_in_by_link(seeds.accounts.new_link(name, by="test")).cookie
+    number, token = seeds.accounts.create_token(name, "t", by="test")
+    cookie = seeds.accounts.sign_in_by_link(seeds.accounts.create_sign_in_link(name, by="test")).cookie
     return name, number, bearer(token), {"Cookie": f"latchwork={cookie}"}, cookie
 
 
 ENDS = {
-    "its token is revoked": lambda accounts, reader: accounts.revoke(reader[1], by="test"),
+    "its token is revoked": lambda accounts, reader: accounts.revoke_token(reader[1], by="test"),
     "its session is ended": lambda accounts, reader: accounts.sign_out(reader[4]),
     "its account is switched off": lambda accounts, reader: accounts.set_enabled(reader[0], False, by="test"),
     "its role is taken away": lambda accounts, reader: accounts.set_role(reader[0], "default", None, by="test"),

@@ -55,7 +55,7 @@ def make_web_app(
         navigation=NAVIGATION,
         live=live,
         expected=EXPECTED,
-        problem_of=to_http_problem,
+        to_http_problem=to_http_problem,
         cookie=cookie,
     )
     app = make_api(context, site, hosts=hosts)
@@ -70,8 +70,8 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
     Creates the account if needed.
     """
     accounts: DatabaseAccounts = app.state.context.accounts
-    accounts.ensure(name, Role.ADMIN)
-    return f"{base_url}/sign-in?link={accounts.new_link(name, by=name)}"
+    accounts.ensure_account(name, Role.ADMIN)
+    return f"{base_url}/sign-in?link={accounts.create_sign_in_link(name, by=name)}"
 
 
 def check_exposure(app: FastAPI, host: str) -> None:

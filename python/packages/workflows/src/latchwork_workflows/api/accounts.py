@@ -28,7 +28,7 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 def list_users(request: Request, user: CurrentUser) -> list[Account]:
     """List the accounts, sorted by name."""
     require_role(user, Role.ADMIN)
-    return get_context(request).accounts.accounts()
+    return get_context(request).accounts.list_accounts()
 
 
 @router.post("/users", status_code=201)
@@ -52,7 +52,7 @@ def set_role(request: Request, user: CurrentUser, name: m.NamePath, body: RoleCh
 @router.get("/tokens")
 def list_tokens(request: Request, user: CurrentUser) -> list[ApiToken]:
     """List your own tokens. An administrator sees all."""
-    return get_context(request).accounts.tokens(None if user.has_role(Role.ADMIN) else user.name)
+    return get_context(request).accounts.list_tokens(None if user.has_role(Role.ADMIN) else user.name)
 
 
 @router.post("/tokens", status_code=201)

@@ -23,7 +23,9 @@ def make_api(context: ServiceContext, site: SiteConfig | None = None, *, hosts: 
         site: The settings of the pages. None: no pages.
         hosts: The host names that requests may use, without port. ``*`` accepts any.
     """
-    site = site or SiteConfig("latchwork workflows", context.accounts, expected=EXPECTED, problem_of=to_http_problem)
+    site = site or SiteConfig(
+        "latchwork workflows", context.accounts, expected=EXPECTED, to_http_problem=to_http_problem
+    )
     larger = {"/api/v1/bundles": MAX_BYTES}
     app = make_app(site, hosts=hosts, version=_version(), description=_DESCRIPTION, larger=larger)
     app.state.context = context

@@ -30,7 +30,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the accou
 def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """List the accounts of the pages and the API, with their roles in each project."""
     with _accounts(home, database) as accounts:
-        rows = accounts.accounts()
+        rows = accounts.list_accounts()
     empty = "no users; create one with `latchwork workflows users set NAME --role admin --password`"
     print_list("users", rows, _account_row, plain=_account_json, empty=empty, as_json=as_json)
 
@@ -89,11 +89,11 @@ def set_user(
     wanted = _role_of(role)
     given = _read_password(name) if password else None
     with _accounts(home, database) as accounts:
-        is_new = all(each.name != name for each in accounts.accounts())
+        is_new = all(each.name != name for each in accounts.list_accounts())
         by = getpass.getuser()
         try:
             if is_new:
-                accounts.create(name, given, by=by)
+                accounts.create_account(name, given, by=by)
             elif given is not None:
                 accounts.set_password(name, given, by=by)
         except ValueError as error:
@@ -102,7 +102,7 @@ def set_user(
             accounts.set_role(name, project, wanted, by=by)
         if on is not None:
             accounts.set_enabled(name, on, by=by)
-        (found,) = (each for each in accounts.accounts() if each.name == name)
+        (found,) = (each for each in accounts.list_accounts() if each.name == name)
     line = f"user {name} {'created' if is_new else 'updated'}: {_account_row(found)['roles']}"
     print_change(line, {"is_new": is_new, **_account_json(found)}, as_json=as_json)
 
@@ -122,9 +122,9 @@ def link_user(
     if not at.startswith(("http://", "https://")):
         raise UsageError(f"--at is the address of the pages, http://... or https://..., not {at!r}")
     with _accounts(home, database) as accounts:
-        if any(each.name == name and not each.enabled for each in accounts.accounts()):
+        if any(each.name == name and not each.enabled for each in accounts.list_accounts()):
             raise UsageError(f"user {name} is disabled; `latchwork workflows users set {name} --on` enables it again")
-        link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name, by=getpass.getuser())}"
+        link = f"{at.rstrip('/')}/sign-in?link={accounts.create_sign_in_link(name, by=getpass.getuser())}"
     print_change(link, {"user": name, "link": link}, as_json=as_json)
 
 

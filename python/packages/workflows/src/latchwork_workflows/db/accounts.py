@@ -46,7 +46,7 @@ class DatabaseAccounts:
 
     # Identities
 
-    def identity_of_cookie(self, cookie: str) -> Identity | None:
+    def find_identity_by_cookie(self, cookie: str) -> Identity | None:
         """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         return self._identity(
             sa.select(web_session.c.account, web_session.c.csrf)
@@ -54,7 +54,7 @@ class DatabaseAccounts:
             .where(web_session.c.expires_at > time.time())
         )
 
-    def identity_of_token(self, token: str) -> Identity | None:
+    def find_identity_by_token(self, token: str) -> Identity | None:
         """Return the identity of an API token, or None if there is no such token or it has expired."""
         now = time.time()
         row = sa.select(api_token.c.account, api_token.c.id, api_token.c.role, api_token.c.used_at).where(
@@ -108,7 +108,7 @@ class DatabaseAccounts:
         self.tries.succeeded(name)
         return True
 
-    def confirm(self, name: str, password: str) -> bool:
+    def confirm_password(self, name: str, password: str) -> bool:
         """Return whether a signed-in user has entered the right password. True for an account without a password.
 
         Raises:
@@ -137,7 +137,7 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
 
-    def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
+    def create_sign_in_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
         """Create the secret of a one-time sign-in link, ``/sign-in?link=SECRET``.
 
         Args:
@@ -157,14 +157,14 @@ class DatabaseAccounts:
 
     # For administrators
 
-    def ensure(self, name: str, role: Role) -> None:
+    def ensure_account(self, name: str, role: Role) -> None:
         """Create an account unless it exists, with this role in all projects."""
         with self._database.write() as connection:
             if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
                 connection.execute(sa.insert(account).values(name=name, created_at=time.time()))
                 connection.execute(sa.insert(account_role).values(account=name, project="", role=role.label))
 
-    def create(self, name: str, password: str | None, *, by: str) -> None:
+    def create_account(self, name: str, password: str | None, *, by: str) -> None:
         """Create an account without roles.
 
         Raises:
@@ -228,7 +228,7 @@ class DatabaseAccounts:
             details = {"account": name, "role": role.label if role else "none"}
             record_event(connection, "account role", by=by, project=project, details=details)
 
-    def accounts(self) -> list[Account]:
+    def list_accounts(self) -> list[Account]:
         """Return all accounts with their roles, sorted by name. At most 1,000."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
@@ -246,7 +246,7 @@ class DatabaseAccounts:
 
     # Tokens
 
-    def new_token(
+    def create_token(
         self, name: str, title: str, *, by: str, role: Role | None = None, lasts_s: float | None = None
     ) -> tuple[int, str]:
         """Create an API token and return its ID and its text. The text is not stored, so it cannot be read again.
@@ -269,7 +269,7 @@ class DatabaseAccounts:
             record_event(connection, "token create", by=by, details={"account": name, "token": token_id, "name": title})
         return token_id, token
 
-    def tokens(self, name: str | None = None) -> list[ApiToken]:
+    def list_tokens(self, name: str | None = None) -> list[ApiToken]:
         """Return the API tokens of one account or of all accounts, newest first. At most 1,000."""
         columns = [api_token.c[each] for each in ApiToken.model_fields]
         chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
@@ -277,7 +277,7 @@ class DatabaseAccounts:
             rows = connection.execute(chosen if name is None else chosen.where(api_token.c.account == name)).all()
         return [ApiToken.model_validate(row) for row in rows]
 
-    def revoke(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
+    def revoke_token(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
         """Delete an API token, so that it can no longer be used.
 
         Args:

@@ -20,9 +20,9 @@ def create(context: ServiceContext, user: Identity, name: str, password: str | N
     """
     require_session(user)
     require_role(user, Role.ADMIN)
-    if any(each.name == name for each in context.accounts.accounts()):
+    if any(each.name == name for each in context.accounts.list_accounts()):
         raise HttpProblem(409, f"there is an account {name!r} already")
-    _as_problem(lambda: context.accounts.create(name, password, by=user.name))
+    _as_problem(lambda: context.accounts.create_account(name, password, by=user.name))
 
 
 def change(
@@ -60,7 +60,7 @@ def change(
     if enabled is not None:
         context.accounts.set_enabled(name, enabled, by=user.name)
     if password is not None:
-        if not context.accounts.confirm(user.name, current):
+        if not context.accounts.confirm_password(user.name, current):
             raise HttpProblem(403, "current: this is not your current password; nothing was changed", needs="password")
         _as_problem(lambda: context.accounts.set_password(name, password, by=user.name))
 
@@ -94,7 +94,7 @@ def create_token(
         HttpProblem: 403 (forbidden) if the request was made with a token.
     """
     require_session(user)
-    return context.accounts.new_token(user.name, title, by=user.name, role=role, lasts_s=lasts_s)
+    return context.accounts.create_token(user.name, title, by=user.name, role=role, lasts_s=lasts_s)
 
 
 def revoke_token(context: ServiceContext, user: Identity, token_id: int) -> None:
@@ -106,7 +106,7 @@ def revoke_token(context: ServiceContext, user: Identity, token_id: int) -> None
     """
     require_session(user)
     only_of = None if user.has_role(Role.ADMIN) else user.name
-    context.accounts.revoke(token_id, by=user.name, only_of=only_of)
+    context.accounts.revoke_token(token_id, by=user.name, only_of=only_of)
 
 
 def create_sign_in_link(context: ServiceContext, user: Identity, name: str) -> str:
@@ -118,7 +118,7 @@ def create_sign_in_link(context: ServiceContext, user: Identity, name: str) -> s
     """
     require_session(user)
     require_role(user, Role.ADMIN)
-    return context.accounts.new_link(name, by=user.name)
+    return context.accounts.create_sign_in_link(name, by=user.name)
 
 
 def require_session(user: Identity) -> None:

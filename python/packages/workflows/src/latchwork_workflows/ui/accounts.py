@@ -13,7 +13,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.services import accounts as service
 from latchwork_workflows.services.context import get_context, require_role
-from latchwork_workflows.ui.frame import parse_role, redirect, render_page, split_page
+from latchwork_workflows.ui.frame import paginate, parse_role, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter()
@@ -24,16 +24,24 @@ _DAY_S = 86_400.0
 
 
 @router.get("/account", response_class=HTMLResponse)
-def account(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show the page of your own account: role, tokens and password form."""
+def show_account(request: Request, user: CurrentUser) -> HTMLResponse:
+    """Show the page of the user's own account: its roles, its tokens and the form to change the password."""
     return _account(request, user)
 
 
 @router.post("/account/token", response_class=HTMLResponse)
-def make_token(
+def create_token(
     request: Request, user: CurrentUser, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
 ) -> HTMLResponse:
-    """Create an API token. Only the resulting page shows its text."""
+    """Create an API token. Its text is only shown on the resulting page.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        name: A description of the token.
+        role: The highest role that the token has. Empty: the roles of the account.
+        days: Days until the token expires. 0: never.
+    """
     context = get_context(request)
     lasts_s = days * _DAY_S if days else None
     _, made = service.create_token(
@@ -53,7 +61,15 @@ def revoke_token(request: Request, user: CurrentUser, token_id: Id) -> Response:
 def change_own_password(
     request: Request, user: CurrentUser, password: _Word, again: _Word, current: _Word = ""
 ) -> Response:
-    """Change your own password. Ends all your sessions and tokens."""
+    """Change the user's own password. This ends all sessions and tokens of the account.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        password: The new password.
+        again: The new password once more.
+        current: The current password.
+    """
     if password != again:
         raise HttpProblem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
     service.change(get_context(request), user, user.name, password=password, current=current)
@@ -61,18 +77,22 @@ def change_own_password(
 
 
 @router.get("/users", response_class=HTMLResponse)
-def users(request: Request, user: CurrentUser) -> HTMLResponse:
+def show_accounts(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show all accounts and their roles."""
     require_role(user, Role.ADMIN)
     context = get_context(request)
     with context.database.read() as connection:
         projects = workflow_queries.list_projects(connection)
-    values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
+    values = {
+        "accounts": context.accounts.list_accounts(),
+        "projects": projects,
+        "roles": [each.label for each in Role],
+    }
     return render_page(request, user, "users.html", link=None, **values)
 
 
 @router.post("/users")
-def create_user(request: Request, user: CurrentUser, name: _Name, password: _Word = "") -> Response:
+def create_account(request: Request, user: CurrentUser, name: _Name, password: _Word = "") -> Response:
     """Create an account."""
     service.create(get_context(request), user, name, password or None)
     return redirect("/users")
@@ -80,45 +100,75 @@ def create_user(request: Request, user: CurrentUser, name: _Name, password: _Wor
 
 @router.post("/users/{name}/role")
 def set_role(request: Request, user: CurrentUser, name: str, project: _Word = "", role: _Word = "") -> Response:
-    """Set the role of an account in a project or in all projects."""
+    """Set or remove the role of an account in a project.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        name: Name of the account.
+        project: The project. Empty: all projects.
+        role: The role. Empty: remove it.
+    """
     service.set_role(get_context(request), user, name[:100], project, _parse_role(role))
     return redirect("/users")
 
 
 @router.post("/users/{name}/enabled")
 def set_enabled(request: Request, user: CurrentUser, name: str, enabled: _Word = "") -> Response:
-    """Enable or disable an account."""
+    """Enable or disable an account.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        name: Name of the account.
+        enabled: ``yes`` to enable it. Otherwise it is disabled.
+    """
     service.change(get_context(request), user, name[:100], enabled=enabled == "yes")
     return redirect("/users")
 
 
 @router.post("/users/{name}/link", response_class=HTMLResponse)
-def make_link(request: Request, user: CurrentUser, name: str) -> HTMLResponse:
+def create_sign_in_link(request: Request, user: CurrentUser, name: str) -> HTMLResponse:
     """Create a one-time sign-in link for an account."""
     context = get_context(request)
     link = f"{str(request.base_url).rstrip('/')}/sign-in?link={service.create_sign_in_link(context, user, name[:100])}"
     with context.database.read() as connection:
         projects = workflow_queries.list_projects(connection)
-    values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
+    values = {
+        "accounts": context.accounts.list_accounts(),
+        "projects": projects,
+        "roles": [each.label for each in Role],
+    }
     return render_page(request, user, "users.html", link=(name, link), **values)
 
 
 @router.get("/audit", response_class=HTMLResponse)
-def audit(
+def show_audit_log(
     request: Request,
     user: CurrentUser,
     by: Annotated[str, Query(max_length=100)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show the actions of users, newest first."""
+    """Show the audit log: the actions of users, newest first.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        by: Show only actions of this account. Empty: any account.
+        before: Show only actions with lower IDs, for the next page.
+    """
     rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1)
-    shown, more = split_page(rows, _MAX, "/audit", by=by)
+    shown, more = paginate(rows, _MAX, "/audit", by=by)
     return render_page(request, user, "audit.html", rows=shown, older=more, by=by, before=before)
 
 
 def _account(request: Request, user: CurrentUser, made: str | None = None) -> HTMLResponse:
     accounts = get_context(request).accounts
-    values = {"tokens": accounts.tokens(user.name), "has_password": accounts.has_own_password(user.name), "made": made}
+    values = {
+        "tokens": accounts.list_tokens(user.name),
+        "has_password": accounts.has_own_password(user.name),
+        "made": made,
+    }
     return render_page(request, user, "account.html", **values)
 
 

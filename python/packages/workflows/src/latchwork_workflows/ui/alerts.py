@@ -14,7 +14,7 @@ from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model import parse, values_to_yaml
 from latchwork_workflows.services import alerts as service
 from latchwork_workflows.services.context import get_context
-from latchwork_workflows.ui.frame import redirect, render_page, split_page
+from latchwork_workflows.ui.frame import paginate, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
 router = APIRouter()
@@ -24,7 +24,7 @@ _Options = Annotated[str, Form(max_length=20_000)]
 
 
 @router.get("/alerts", response_class=HTMLResponse)
-def alerts(
+def list_alerts(
     request: Request,
     user: CurrentUser,
     state: Annotated[str, Query(max_length=20)] = "",
@@ -35,13 +35,13 @@ def alerts(
     rows = service.list_alerts(get_context(request), user, state=state, run=run, before=before, limit=_MAX + 1)
     shown, more = rows[:_MAX], ""
     if len(rows) > _MAX:
-        _, more = split_page(rows, _MAX, "/alerts", state=state, run=run)
+        _, more = paginate(rows, _MAX, "/alerts", state=state, run=run)
     return _shown(request, user, rows=shown, older=more, state=state, run=run)
 
 
 @router.post("/alerts/{delivery_id}/resend")
-def resend(request: Request, user: CurrentUser, delivery_id: Id) -> Response:
-    """Send a delivery of an alert again."""
+def resend_delivery(request: Request, user: CurrentUser, delivery_id: Id) -> Response:
+    """Send an alert again to one of its channels."""
     service.resend_delivery(get_context(request), user, delivery_id)
     return redirect("/alerts")
 
@@ -50,7 +50,7 @@ def resend(request: Request, user: CurrentUser, delivery_id: Id) -> Response:
 def set_channel(
     *, request: Request, user: CurrentUser, name: _Word, kind: _Word, options: _Options = "", enabled: _Word = "yes"
 ) -> Response:
-    """Create or change a channel."""
+    """Create or change an alert channel."""
     try:
         given = parse(options) if options.strip() else {}
     except DefinitionInvalid as error:
@@ -60,7 +60,7 @@ def set_channel(
 
 
 @router.post("/channels/{name}/test")
-def test_channel(request: Request, user: CurrentUser, name: str) -> Response:
+def send_test_alert(request: Request, user: CurrentUser, name: str) -> Response:
     """Send a test message through an alert channel."""
     service.send_test_alert(get_context(request), user, name[:100])
     return redirect("/alerts")
@@ -68,7 +68,7 @@ def test_channel(request: Request, user: CurrentUser, name: str) -> Response:
 
 @router.post("/channels/{name}/remove")
 def remove_channel(request: Request, user: CurrentUser, name: str) -> Response:
-    """Delete a channel."""
+    """Delete an alert channel."""
     service.remove_channel(get_context(request), user, name[:100])
     return redirect("/alerts")
 

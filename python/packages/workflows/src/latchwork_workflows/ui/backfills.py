@@ -22,7 +22,7 @@ from latchwork_workflows.services import backfills, workflows
 from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import STOPPABLE
-from latchwork_workflows.ui.frame import parse_integer, redirect, render_page, url_with_query
+from latchwork_workflows.ui.frame import build_url, parse_integer, redirect, render_page
 from latchwork_workflows.ui.workflows import parse_params
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, new_secret, share_bar
 
@@ -45,7 +45,7 @@ def list_backfills(
     workflow: _Word = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show backfills, newest first: all, or those of a project or workflow."""
+    """Show backfills, newest first. A project or a workflow can be selected."""
     context, project = get_context(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = backfills.list_backfills(context, user, project=project, workflow=workflow, before=before, limit=_MAX + 1)
@@ -53,7 +53,7 @@ def list_backfills(
         among = user.projects()
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     chosen = {"project": project, "workflow": workflow}
-    more = url_with_query("/backfills", **chosen, before=found[_MAX - 1].id) if len(found) > _MAX else ""
+    more = build_url("/backfills", **chosen, before=found[_MAX - 1].id) if len(found) > _MAX else ""
     rows = [(each, _bar(each)) for each in found[:_MAX]]
     return render_page(
         request, user, "backfills.html", rows=rows, older=more, projects=projects, before=before, **chosen
@@ -64,15 +64,13 @@ def list_backfills(
 def show_backfill(
     *, request: Request, user: CurrentUser, backfill_id: Id, state: _Word = "", after: _Timestamp = None
 ) -> HTMLResponse:
-    """Show the progress of a backfill and its dates, oldest first."""
+    """Show the progress of a backfill and its dates, earliest date first."""
     context = get_context(request)
     found = backfills.get_backfill(context, user, backfill_id)
     wanted = state if state in _STATES else ""
     rows = backfills.list_runs(context, user, backfill_id, state=wanted, after=after, limit=_MAX_DATES + 1)
     path = f"/backfills/{backfill_id}"
-    more = (
-        url_with_query(path, state=wanted, after=rows[_MAX_DATES - 1].schedule_time) if len(rows) > _MAX_DATES else ""
-    )
+    more = build_url(path, state=wanted, after=rows[_MAX_DATES - 1].schedule_time) if len(rows) > _MAX_DATES else ""
     may_stop = user.has_role(Role.OPERATOR, found.project) and found.state in STOPPABLE
     return render_page(
         request,
@@ -106,7 +104,7 @@ def stop_backfill(
 
 
 @router.get("/workflows/{project}/{name}/backfill", response_class=HTMLResponse)
-def show_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
+def show_backfill_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
     """Show the form that requests a backfill."""
     return _form(request, user, (project, name), {})
 
@@ -165,7 +163,7 @@ def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
 ) -> HTMLResponse:
     shown = workflows.get_workflow(get_context(request), user, *path)
     found = _preview(request, user, path, sent.get("first", ""), sent.get("last", ""))
-    behind, refused = _dependents(request, user, path)
+    behind, refused = _find_dependents(request, user, path)
     known: dict[str, Any] = {"behind": behind, "refused": refused}
     known |= {"can_cache": any(task.cache_s is not None for task in shown.definition.tasks)}
     known |= {
@@ -178,8 +176,17 @@ def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
     return render_page(request, user, "backfill_form.html", status, tab="backfill", key=new_secret(), **values)
 
 
-def _dependents(request: Request, user: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:
-    """Return the workflows that wait for this one, ``direct`` and ``all``, and the error if they cannot be included."""
+def _find_dependents(request: Request, user: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:
+    """Return the workflows that a backfill can also run because they wait for this one.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        path: The project and the name of the workflow.
+    Returns:
+        The workflows for each choice, ``direct`` and ``all``, and the error message if the backfill cannot include
+            them.
+    """
     if not user.has_role(Role.OPERATOR, path[0]):
         return {}, ""
     try:

@@ -18,15 +18,15 @@ MAX_DRAWN = 300
 _Shape = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def dag_svg(
+def draw_workflow_svg(
     definition: Definition, states: Mapping[str, str] | None = None, links: Mapping[str, str] | None = None
 ) -> Markup:
-    """Draw a workflow as SVG, with its tasks colored by state.
+    """Draw the tasks of a workflow as SVG, colored by state.
 
     Args:
         definition: The workflow.
-        states: The states of the tasks of a run, by name. None: the drawing is not of a run.
-        links: The links of tasks, by name.
+        states: The states of the tasks of a run, by task name. None: draw the workflow itself instead of a run.
+        links: The URL that each task links to, by task name.
     """
     shape: _Shape = tuple((task.name, task.after) for task in definition.tasks)
     known = states or {}
@@ -35,7 +35,7 @@ def dag_svg(
         for task in definition.tasks
     ]
     graph = Graph(nodes, _edges(shape), f"the tasks of {definition.key}")
-    return graph_svg(graph, _layout(shape), links=links)
+    return graph_svg(graph, _compute_layout(shape), links=links)
 
 
 def _title(task: Any, state: str | None) -> str:
@@ -50,6 +50,6 @@ def _edges(shape: _Shape) -> list[Edge]:
 
 
 @lru_cache(maxsize=64)
-def _layout(shape: _Shape) -> Layout:
-    """Return the layout of a workflow's graph. Cached for each version, because it does not depend on states."""
+def _compute_layout(shape: _Shape) -> Layout:
+    """Compute the layout of a workflow's graph. The result is cached, because it does not depend on states."""
     return lay_out(Graph([Node(name) for name, _ in shape], _edges(shape)))

@@ -20,12 +20,14 @@ def render_page(request: Request, user: Identity, template: str, status: int = 2
 
 
 def redirect(path: str) -> RedirectResponse:
-    """Return a redirect to the page that shows the result of a change, so that a reload does not repeat the change."""
+    """Return a redirect to the page that shows the result of a change. Reloading that page does not repeat the
+    change.
+    """
     return RedirectResponse(path, 303)
 
 
-def url_with_query(path: str, **query: Any) -> str:
-    """Return a path with query parameters. Empty parameters are left out."""
+def build_url(path: str, **query: Any) -> str:
+    """Return a URL path with query parameters. Empty parameters are left out."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -42,19 +44,26 @@ def parse_integer(field: str, text: str) -> int:
     raise HttpProblem(422, f"{field}: {why}", errors=[(field, why)])
 
 
-def split_page(rows: list[Any], limit: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
-    """Return the rows of one page of a list, and the address of the next page.
+def paginate(rows: list[Any], limit: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
+    """Return one page of rows and the URL of the next page.
 
-    ``rows`` must have one row more than fits, if there are more.
+    Args:
+        rows: The rows of the page, and at least one more row if there is a next page.
+        limit: The number of rows of a page.
+        path: The path of the list.
+        key: The column that the next page continues after.
+        query: Further query parameters of the list.
+    Returns:
+        The rows, and the URL. The URL is empty if this is the last page.
     """
     if len(rows) <= limit:
         return rows, ""
     shown = rows[:limit]
-    return shown, url_with_query(path, **query, before=getattr(shown[-1], key))
+    return shown, build_url(path, **query, before=getattr(shown[-1], key))
 
 
 def parse_role(word: str) -> Role:
-    """Return the role that a form names.
+    """Parse a role from a form.
 
     Raises:
         HttpProblem: 422 (invalid) if there is no such role.

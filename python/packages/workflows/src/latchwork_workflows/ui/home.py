@@ -21,8 +21,8 @@ _DAY_S = 86_400.0
 
 
 @router.get("/", response_class=HTMLResponse)
-def home(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show the state of the installation."""
+def show_home(request: Request, user: CurrentUser) -> HTMLResponse:
+    """Show the home page, with the state of the installation."""
     context, now = get_context(request), time.time()
     with context.database.read() as connection:
         codes = list_visible_codes(connection, user)
@@ -37,12 +37,19 @@ def home(request: Request, user: CurrentUser) -> HTMLResponse:
     soon = [each for each in schedules.list_schedules(context, user) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)
     workers = context.list_workers()
-    values |= {"workers": workers, "waits": {} if workers is None else _without_workers(lanes, workers)}
+    values |= {"workers": workers, "waits": {} if workers is None else _find_groups_without_workers(lanes, workers)}
     return render_page(request, user, "home.html", soon=soon[:8], limit=overview.MAX, is_new=is_new, **values)
 
 
-def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerStatus]) -> dict[int, list[str]]:
-    """Return the worker groups that have queued tasks but no online worker, by run."""
+def _find_groups_without_workers(
+    lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerStatus]
+) -> dict[int, list[str]]:
+    """Return the worker groups that have queued tasks but no online worker, by run ID.
+
+    Args:
+        lanes: The queue partitions that contain tasks of each run, by run ID.
+        workers: The workers that are online.
+    """
     living = {group for each in workers for group in each.groups}
     wanted = {run: {worker_group_of(each) for each in some} for run, some in lanes.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

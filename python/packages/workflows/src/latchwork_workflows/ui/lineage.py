@@ -15,7 +15,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN
-from latchwork_workflows.ui.frame import render_page, url_with_query
+from latchwork_workflows.ui.frame import build_url, render_page
 from latchwork_workflows.web import BACK, BOTH, CurrentUser, graph_svg
 
 router = APIRouter()
@@ -34,7 +34,10 @@ def show_lineage(
     start: Annotated[int, Query(ge=0, le=10**6)] = 0,
     draw: int = 0,
 ) -> HTMLResponse:
-    """Show the dependencies between workflows: of all, of a project and its neighbors, or around one workflow."""
+    """Show the dependencies between workflows as a drawing and as a table.
+
+    A project is shown with its neighbors. A workflow is shown with everything upstream and downstream of it.
+    """
     context, project = get_context(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = build_lineage(context, user, project=project, workflow=workflow)
@@ -43,7 +46,7 @@ def show_lineage(
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     focus = f"{project}.{workflow}" if workflow else ""
     is_drawn = found.links and (len(found.workflows) <= MAX_DRAWN or bool(draw))
-    more = url_with_query("/lineage", project=project, workflow=workflow, start=start + _MAX)
+    more = build_url("/lineage", project=project, workflow=workflow, start=start + _MAX)
     return render_page(
         request,
         user,
@@ -51,33 +54,41 @@ def show_lineage(
         found=found,
         links=found.links[start : start + _MAX],
         more=more if len(found.links) > start + _MAX else "",
-        svg=lineage_svg(found, focus) if is_drawn else None,
+        svg=draw_lineage_svg(found, focus) if is_drawn else None,
         projects=projects,
         project=project,
         workflow=workflow,
-        draw_all=url_with_query("/lineage", project=project, workflow=workflow, draw=1),
+        draw_all=build_url("/lineage", project=project, workflow=workflow, draw=1),
     )
 
 
-def lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
-    """Draw dependencies between workflows as SVG.
+def draw_lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
+    """Draw dependencies between workflows as SVG. Each workflow is above the workflows that depend on it.
 
-    Each workflow is above those that depend on it. ``focus`` is highlighted.
+    Args:
+        found: The dependencies.
+        focus: ``project.name`` of the workflow to highlight. Empty: none.
     """
     pairs = tuple(dict.fromkeys(_edge_direction(each) for each in found.links))
-    back = back_edges(tuple(found.workflows), pairs)
+    back = find_back_edges(tuple(found.workflows), pairs)
     kinds = {_edge_direction(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
-    edges = [each for pair in pairs for each in _edge(pair, kinds, back)]
+    edges = [each for pair in pairs for each in _iter_edges(pair, kinds, back)]
     nodes = [Node(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()]
     links = {name: f"/workflows/{row.project}/{row.name}" for name, row in found.workflows.items() if row is not None}
     graph = Graph(nodes, edges, "which workflows start others or wait for them")
-    return graph_svg(graph, _layout(tuple(found.workflows), tuple(edges)), links=links)
+    return graph_svg(graph, _compute_layout(tuple(found.workflows), tuple(edges)), links=links)
 
 
-def _edge(
+def _iter_edges(
     pair: tuple[str, str], kinds: Mapping[tuple[str, str], str], back: Collection[tuple[str, str]]
 ) -> Iterator[Edge]:
-    """Yield the edge between two workflows. If they refer to each other, it is one line with two arrows."""
+    """Yield the edge between two workflows. Two workflows that refer to each other get one line with two arrows.
+
+    Args:
+        pair: The two workflows.
+        kinds: The kind of each dependency, by its pair of workflows.
+        back: The pairs that close a cycle.
+    """
     other = pair[::-1]
     if pair == other or (pair in back and other in kinds and other not in back):
         return
@@ -104,8 +115,13 @@ def _title(name: str, row: object) -> str:
     return name if getattr(row, "online", True) else f"{name}: offline"
 
 
-def back_edges(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
-    """Return the pairs that close cycles, found by a depth-first search."""
+def find_back_edges(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
+    """Return the edges of a graph that close cycles, found by a depth-first search.
+
+    Args:
+        names: The nodes.
+        pairs: The edges.
+    """
     ways: dict[str, list[str]] = {}
     for source, target in pairs:
         ways.setdefault(source, []).append(target)
@@ -139,6 +155,6 @@ def _walk(name: str, ways: Mapping[str, Iterable[str]], done: set[str], found: s
 
 
 @lru_cache(maxsize=16)
-def _layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
-    """Return the layout of the graph. Cached, because it only changes when a definition is applied."""
+def _compute_layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
+    """Compute the layout of the graph. The result is cached, because it only changes when a definition is applied."""
     return lay_out(Graph([Node(name) for name in names], edges))

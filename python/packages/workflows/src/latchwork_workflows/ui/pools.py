@@ -67,16 +67,21 @@ def set_pool(  # noqa: PLR0917 - one for each field of the form
 
 @router.post("/pools/{name}/remove")
 def remove_pool(request: Request, user: CurrentUser, name: str) -> Response:
-    """Remove a pool to which no workflow refers."""
+    """Remove a pool that no workflow uses."""
     return _apply_change(request, user, lambda context: pools.remove_pool(context, user, name), {}, "/pools")
 
 
 def _apply_change(
     request: Request, user: Identity, change: Callable[[ServiceContext], None], sent: Mapping[str, str], after: str
 ) -> Response:
-    """Apply a change and redirect.
+    """Apply a change of a pool and redirect. If the change is refused, show the form again with the values of the user.
 
-    If the change is refused, the form is shown again with the values that the user has sent.
+    Args:
+        request: The request.
+        user: The signed-in user.
+        change: Makes the change.
+        sent: The values that the user has sent.
+        after: The path to redirect to.
     """
     try:
         change(get_context(request))

@@ -19,8 +19,8 @@ from latchwork_workflows.services import attempts, explanations, runs, tasks, wo
 from latchwork_workflows.services.context import ServiceContext, get_context, require_visible
 from latchwork_workflows.services.runs import to_attempt, to_run
 from latchwork_workflows.state import RunState, get_map_name, list_possible_commands
-from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
-from latchwork_workflows.ui.frame import redirect, render_page, split_page, url_with_query
+from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
+from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
 from latchwork_workflows.web import Bar, CurrentUser, GanttChart, Identity, Role, new_secret, share_bar
 
 router = APIRouter()
@@ -52,7 +52,7 @@ def list_runs(
     project: Annotated[str, Query(max_length=100)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show runs, newest first."""
+    """Show runs, newest first. A state or a project can be selected."""
     context = get_context(request)
     wanted = state if state in _STATES else ""
     rows = runs.list_runs(
@@ -61,7 +61,7 @@ def list_runs(
     with context.database.read() as connection:
         among = user.projects()
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
-    shown, more = split_page(rows, _MAX, "/runs", state=wanted, project=project)
+    shown, more = paginate(rows, _MAX, "/runs", state=wanted, project=project)
     chosen = {"state": wanted, "project": project, "before": before}
     return render_page(request, user, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
 
@@ -109,11 +109,11 @@ def show_run(
         numbers={each.name: each.id for each in all_tasks},
         newest={each.task: each.id for each in reversed(tried) if each.has_log},
         kinds={task.name: task.type for task in body.tasks},
-        svg=dag_svg(body, states, links) if is_drawn else None,
+        svg=draw_workflow_svg(body, states, links) if is_drawn else None,
         parent=tasks.find_parent_task(context, user, row),
         children=tasks.load_child_runs(context, user, [each.id for each in shown]),
-        elements={name: (counts, map_progress_bar(counts)) for name, counts in elements.items()},
-        chart=_chart(tried, place, now),
+        elements={name: (counts, build_map_progress_bar(counts)) for name, counts in elements.items()},
+        chart=_draw_timeline(tried, place, now),
         events=events,
         asked=asked,
         possible=list_possible_commands(RunState(row.state)) if user.has_role(Role.OPERATOR, row.project) else (),
@@ -122,18 +122,30 @@ def show_run(
 
 
 def _tasks_to_explain(tasks: list[Any], shown: list[Any]) -> set[str]:
-    """Return the tasks whose state is explained: unfinished ones on the page, and up to five failed ones."""
+    """Return the names of the tasks whose state is explained: up to five failed ones, and the unfinished ones on the
+    page.
+
+    Args:
+        tasks: All tasks of the run.
+        shown: The tasks on the page.
+    """
     failed = [each.name for each in tasks if each.state == "failure"][:5]
-    return {*failed, *(each.name for each in shown if each.state in _OPEN or _is_held(each))}
+    return {*failed, *(each.name for each in shown if each.state in _OPEN or _runs_on_master(each))}
 
 
-def _is_held(task: Any) -> bool:
+def _runs_on_master(task: Any) -> bool:
     """Return whether the master runs a task itself, without a worker."""
     return bool(task.state == "running" and task.queue_key is None)
 
 
-def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
-    """Return a timeline of the tasks that have started, in the order of their start. Limited to the last rows."""
+def _draw_timeline(tried: list[Attempt], place: dict[str, int], now: float) -> object:
+    """Return a timeline of the tasks that have started, in the order of their start. Limited to the last rows.
+
+    Args:
+        tried: The attempts of the run.
+        place: The position of each task in the definition, by task name.
+        now: Seconds since the epoch.
+    """
     by_task: dict[str, list[Bar]] = {}
     for each in sorted(tried, key=lambda one: one.started_at):
         title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
@@ -148,7 +160,7 @@ def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
 def request_run_action(
     request: Request, user: CurrentUser, run_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
 ) -> Response:
-    """Request an action on a run. The page shows the request and its result."""
+    """Request an action on a run, and redirect to a page that shows the request and its result."""
     no_cache = action == _RERUN_FRESH
     action = "rerun" if no_cache else action
     runs.request_action(get_context(request), user, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
@@ -164,7 +176,7 @@ def show_task(
     state: Annotated[str, Query(max_length=20)] = "",
     index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
 ) -> HTMLResponse:
-    """Show a task with its status, attempts and outputs. For a map, also a page of its elements."""
+    """Show a task with its status, attempts and outputs. For a map task, also show a page of its elements."""
     context = get_context(request)
     task = tasks.find_row(context, user, task_id)
     row = runs.find_row(context, user, task.run_id)
@@ -181,11 +193,11 @@ def show_task(
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
     why = explanations.explain_tasks(context, user, row, body, others, [task.name]).get(task.name, "")
     values: dict[str, Any] = {"why": why}
-    values |= {"counts": counts, **_elements(context, user, task, state if state in _TASK_STATES else "", index)}
+    values |= {"counts": counts, **_load_elements(context, user, task, state if state in _TASK_STATES else "", index)}
     values |= {
         "children": tasks.load_child_runs(context, user, [task.id, *(each.id for each in values["elements"])]),
         "awaited": tasks.list_awaited_runs(context, user, row, body, task.name) if task.round == row.round else [],
-        "bar": map_progress_bar(counts),
+        "bar": build_map_progress_bar(counts),
         "of_map": states.get(get_map_name(task.name)) if task.map_index >= 0 else None,
     }
     may_ask = user.has_role(Role.OPERATOR, row.project) and task.round == row.round
@@ -206,20 +218,30 @@ def show_task(
     )
 
 
-def _elements(context: ServiceContext, user: Identity, task: Any, state: str, after: int | None) -> dict[str, Any]:
-    """Return a page of the elements of a map. Empty for other tasks."""
+def _load_elements(context: ServiceContext, user: Identity, task: Any, state: str, after: int | None) -> dict[str, Any]:
+    """Return the template values for a page of the elements of a map task. Empty for other tasks.
+
+    Args:
+        context: The service context of this process.
+        user: The signed-in user.
+        task: The task.
+        state: Show only elements in this state. Empty: any state.
+        after: Show only elements with a higher index, for the next page.
+    """
     rows = []
     if task.map_index < 0:
         rows = tasks.list_elements(context, user, task.id, state=state, after=after, limit=_MAX_ELEMENTS + 1)
     shown = rows[:_MAX_ELEMENTS]
-    more = (
-        url_with_query(f"/tasks/{task.id}", state=state, after=shown[-1].map_index) if len(rows) > _MAX_ELEMENTS else ""
-    )
+    more = build_url(f"/tasks/{task.id}", state=state, after=shown[-1].map_index) if len(rows) > _MAX_ELEMENTS else ""
     return {"elements": shown, "state": state, "is_part": bool(state) or after is not None, "more": more}
 
 
-def map_progress_bar(counts: Mapping[str, int]) -> object:
-    """Return a progress bar for the elements of a map."""
+def build_map_progress_bar(counts: Mapping[str, int]) -> object:
+    """Return a progress bar for the elements of a map task.
+
+    Args:
+        counts: The number of elements in each state.
+    """
     done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
     context = [(each, counts.get(each, 0)) for each in _TASK_STATES]
     return share_bar(context, f"{done} of {sum(counts.values())} are done")
@@ -229,7 +251,7 @@ def map_progress_bar(counts: Mapping[str, int]) -> object:
 def request_task_action(
     request: Request, user: CurrentUser, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
 ) -> Response:
-    """Request an action on a task, or retry its run from this task."""
+    """Request an action on a task, such as marking it as successful or retrying its run from this task."""
     if action == _FROM_HERE:
         context = get_context(request)
         task = tasks.find_row(context, user, task_id)
@@ -246,7 +268,7 @@ def show_attempt(
     attempt_id: AttemptId,
     offset: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """Show the log of an attempt: its end, or the part at an offset."""
+    """Show the end of an attempt's log, or the part of the log at an offset."""
     context = get_context(request)
     found = attempts.find_attempt(context, user, attempt_id)
     row = runs.find_row(context, user, found.task.run_id)
@@ -263,8 +285,8 @@ def show_attempt(
 
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
-def show_command(request: Request, user: CurrentUser, command_id: Id) -> Response:
-    """Redirect to the run or backfill that a command has created, once it exists."""
+def redirect_to_result(request: Request, user: CurrentUser, command_id: Id) -> Response:
+    """Redirect to the run or backfill that a command has created. Until it exists, show a page that waits for it."""
     context = get_context(request)
     with context.database.read() as connection:
         command = run_queries.find_command(connection, command_id)

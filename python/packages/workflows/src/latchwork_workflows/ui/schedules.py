@@ -25,7 +25,7 @@ def list_schedules(
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
-    """Show all schedules by next fire time, with a preview of a cron expression."""
+    """Show all schedules, sorted by next fire time, and a preview of a cron expression."""
     rows = schedules.list_schedules(get_context(request), user)
     rows.sort(key=lambda each: each.next_fires or [math.inf])
     may = {each.project for each in rows if user.has_role(Role.OPERATOR, each.project)}
@@ -33,7 +33,7 @@ def list_schedules(
 
 
 @router.get("/schedules/preview", response_class=HTMLResponse)
-def preview(
+def preview_fire_times(
     request: Request,
     user: CurrentUser,
     cron: Annotated[str, Query(max_length=200)] = "",

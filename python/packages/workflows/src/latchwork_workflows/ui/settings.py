@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.settings import Connection, Environment, Parame
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as service
 from latchwork_workflows.services.context import ServiceContext, get_context
-from latchwork_workflows.ui.frame import redirect, render_page, url_with_query
+from latchwork_workflows.ui.frame import build_url, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
 router = APIRouter()
@@ -29,14 +29,16 @@ _MAX_FIELD = 200_000
 
 
 @router.get("/settings", response_class=HTMLResponse)
-def settings(request: Request, user: CurrentUser, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
-    """Show the settings that the account may see: all, or those that apply to a project."""
+def show_settings(
+    request: Request, user: CurrentUser, project: Annotated[str, Query(max_length=100)] = ""
+) -> HTMLResponse:
+    """Show the settings that the account may see. If a project is given, show only those that apply to it."""
     return _page(request, user, project.replace("\x00", ""))
 
 
 @router.post("/settings/{kind}")
 async def set_setting(request: Request, user: CurrentUser, kind: _Kind) -> Response:
-    """Store a setting. If it is invalid, the form is shown again with the values that the user has sent."""
+    """Store a setting. If it is invalid, show the form again with the values of the user."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_change, request, user, kind, sent)
 
@@ -47,7 +49,7 @@ def remove_setting(
 ) -> Response:
     """Delete a setting."""
     service.remove_setting(get_context(request), user, kind, project, name)
-    return redirect(url_with_query("/settings", project=shown))
+    return redirect(build_url("/settings", project=shown))
 
 
 @router.post("/settings/connection/test")
@@ -81,7 +83,7 @@ def _change(request: Request, user: Identity, kind: SettingKind, sent: dict[str,
         if error.status == 403:
             raise
         return _page(request, user, shown, error.status, kind=kind, sent=sent, refused=error)
-    return redirect(url_with_query("/settings", project=shown))
+    return redirect(build_url("/settings", project=shown))
 
 
 def _set(  # noqa: PLR0917 - one caller
@@ -97,7 +99,7 @@ def _set(  # noqa: PLR0917 - one caller
 
 
 def parse_variables(text: str) -> dict[str, str]:
-    """Parse the variables that a form contains, one per line.
+    """Parse variables from a form, one per line as ``NAME=value``.
 
     Raises:
         HttpProblem: 422 (invalid) if a line is invalid.
@@ -115,7 +117,7 @@ def parse_variables(text: str) -> dict[str, str]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value that a form contains: JSON, or otherwise text."""
+    """Parse a value from a form. Text that is not valid JSON is returned unchanged."""
     text = text.replace("\r\n", "\n")
     try:
         return read_json(text.encode("utf-8", "replace"))
@@ -124,7 +126,7 @@ def parse_value(text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Format a value for a form, so that it parses to the same value. Text that looks like JSON is quoted."""
+    """Format a value for a form, so that ``parse_value`` returns it again. Text that looks like JSON is quoted."""
     if isinstance(value, str) and parse_value(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -144,9 +146,9 @@ def _page(
     context = get_context(request)
     chosen = project or None
     found = {
-        "connection": [_row(user, each) for each in service.list_connections(context, user, chosen)],
-        "environment": [_row(user, each) for each in service.list_environments(context, user, chosen)],
-        "parameter": [_row(user, each) for each in service.list_parameters(context, user, chosen)],
+        "connection": [_to_table_row(user, each) for each in service.list_connections(context, user, chosen)],
+        "environment": [_to_table_row(user, each) for each in service.list_environments(context, user, chosen)],
+        "parameter": [_to_table_row(user, each) for each in service.list_parameters(context, user, chosen)],
     }
     with context.database.read() as connection:
         mine, known = user.projects(), workflow_queries.list_projects(connection)
@@ -160,8 +162,8 @@ def _page(
     return render_page(request, user, "settings.html", status, refused=refused, writable=writable, **values)
 
 
-def _row(user: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
-    """Return the fields of a setting as text for a table."""
+def _to_table_row(user: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
+    """Return the fields of a setting as text for a table row."""
     row = {**found.model_dump(), "may_change": service.may_change(user, found.project)}
     if isinstance(found, Environment):
         row["variables"] = "\n".join(f"{name}={each}" for name, each in sorted((found.variables or {}).items()))

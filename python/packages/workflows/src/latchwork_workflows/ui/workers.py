@@ -17,8 +17,8 @@ _MAX_NAMED = 8
 
 
 @router.get("/workers", response_class=HTMLResponse)
-def workers(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show the workers with their tasks, and the owners of the shards. Requires a role in at least one project."""
+def show_workers(request: Request, user: CurrentUser) -> HTMLResponse:
+    """Show the workers with their tasks, and the shards with their owners. Requires a role in at least one project."""
     require_any_role(user)
     context = get_context(request)
     seen = context.list_workers()
@@ -30,8 +30,8 @@ def workers(request: Request, user: CurrentUser) -> HTMLResponse:
 
 
 @router.get("/api", response_class=HTMLResponse)
-def api(request: Request, user: CurrentUser) -> HTMLResponse:
-    """Show the routes of the API, from its OpenAPI document."""
+def show_api_routes(request: Request, user: CurrentUser) -> HTMLResponse:
+    """Show the routes of the API, according to its OpenAPI document."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for path, methods in request.app.openapi()["paths"].items():
         for method, each in methods.items():

@@ -20,8 +20,8 @@ from latchwork_workflows.model.yaml_format import to_yaml
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
 from latchwork_workflows.services.context import get_context, validate
-from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
-from latchwork_workflows.ui.frame import redirect, render_page, split_page, url_with_query
+from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
+from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role, new_secret
 
 router = APIRouter()
@@ -41,7 +41,7 @@ def list_workflows(
     """Show the workflows with their last runs and next starts."""
     context = get_context(request)
     rows = workflows.list_workflows(context, user, contains=q.strip(), after=after, limit=_MAX + 1)
-    more = url_with_query("/workflows", q=q, after=rows[_MAX - 1].key) if len(rows) > _MAX else ""
+    more = build_url("/workflows", q=q, after=rows[_MAX - 1].key) if len(rows) > _MAX else ""
     with context.database.read() as connection:
         last = run_queries.list_recent_runs(connection, [row.code for row in rows[:_MAX]], 8)
     shown = [(row, last.get(row.code, [])) for row in rows[:_MAX]]
@@ -66,13 +66,13 @@ def show_workflow(
         tab="graph",
         row=shown,
         schedule=found[0] if found else None,
-        svg=dag_svg(shown.definition, None, links) if is_drawn else None,
+        svg=draw_workflow_svg(shown.definition, None, links) if is_drawn else None,
         source=to_yaml(shown.definition),
     )
 
 
 @router.get("/workflows/{project}/{name}/runs", response_class=HTMLResponse)
-def run_grid(
+def show_run_grid(
     *,
     request: Request,
     user: CurrentUser,
@@ -81,7 +81,7 @@ def run_grid(
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     task: Annotated[int, Query(ge=0, le=5000)] = 0,
 ) -> HTMLResponse:
-    """Show a grid of runs and tasks, which shows since when a task fails."""
+    """Show a grid with a row for each task and a column for each run. It shows since when a task fails."""
     context = get_context(request)
     shown = workflows.get_workflow(context, user, project, name)
     names = [each.name for each in shown.definition.tasks]
@@ -90,8 +90,8 @@ def run_grid(
         rows = run_queries.list_newest_runs(connection, codes=[shown.code], before=before, limit=_MAX_RUNS + 1)
         cells = run_queries.get_task_states(connection, [row.id for row in rows[:_MAX_RUNS]], part)
     path = f"/workflows/{project}/{name}/runs"
-    columns, more = split_page(rows, _MAX_RUNS, path, task=task or None)
-    following = url_with_query(path, before=before, task=task + _MAX_TASKS) if task + _MAX_TASKS < len(names) else ""
+    columns, more = paginate(rows, _MAX_RUNS, path, task=task or None)
+    following = build_url(path, before=before, task=task + _MAX_TASKS) if task + _MAX_TASKS < len(names) else ""
     values = {"columns": list(reversed(columns)), "names": part, "cells": cells, "older": more, "following": following}
     return render_page(request, user, "grid.html", tab="runs", row=shown, before=before, **values)
 
@@ -107,11 +107,11 @@ def list_versions(
     new: _Number = None,
     before: _Number = None,
 ) -> HTMLResponse:
-    """Show versions and the diff between two of them."""
+    """Show the versions of a workflow and the differences between two of them."""
     context = get_context(request)
     row = workflows.find_row(context, user, project, name)
     rows = workflows.list_versions(context, user, project, name, before=before, limit=_MAX + 1)
-    shown, more = split_page(rows, _MAX, f"/workflows/{project}/{name}/versions", "version")
+    shown, more = paginate(rows, _MAX, f"/workflows/{project}/{name}/versions", "version")
     new = new or row.version
     old = old or max(1, new - 1)
     lines = workflows.diff_versions(context, user, project, name, old, new) if old != new else []
@@ -120,8 +120,8 @@ def list_versions(
 
 
 @router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
-def start_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
-    """Show the form that starts a run, with a field for each parameter."""
+def show_start_form(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> HTMLResponse:
+    """Show the form that starts a run. It has a field for each parameter."""
     shown = workflows.get_workflow(get_context(request), user, project, name)
     return render_page(
         request,
@@ -136,8 +136,8 @@ def start_form(request: Request, user: CurrentUser, project: NamePath, name: Nam
 
 
 @router.post("/workflows/{project}/{name}/start")
-async def start(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> Response:
-    """Request a run, and redirect to its page once a master has created it."""
+async def start_run(request: Request, user: CurrentUser, project: NamePath, name: NamePath) -> Response:
+    """Request a run of a workflow, and redirect to its page once a master has created it."""
     items = [(key, value) for key, value in (await request.form()).multi_items() if isinstance(value, str)]
     chosen = tuple(value for key, value in items if key == "from")
     return await run_in_threadpool(_start, request, user, (project, name), dict(items), chosen)
@@ -163,8 +163,11 @@ def _start(
 
 
 def parse_params(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters of a start form that differ from their defaults.
+    """Return the parameters from a start form that differ from their defaults.
 
+    Args:
+        body: The definition of the workflow.
+        sent: The values that the user has sent, by field name.
     Raises:
         HttpProblem: 422 (invalid). The problem names each field that is not valid JSON.
     """
@@ -194,7 +197,7 @@ def set_online(
     name: NamePath,
     online: Annotated[str, Form(max_length=3)] = "",
 ) -> Response:
-    """Set a workflow online or offline."""
+    """Set a workflow online, so that it may be started, or offline."""
     workflows.set_online(get_context(request), user, project, name, online=online == "yes")
     return redirect(f"/workflows/{project}/{name}")
 

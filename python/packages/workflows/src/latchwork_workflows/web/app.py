@@ -65,7 +65,7 @@ class SiteConfig:
         navigation: The navigation of all pages.
         live: The hub for live updates. None: no live pages.
         expected: Exceptions of the system behind that are shown as problems.
-        problem_of: Converts such an exception to a problem. None: it is shown as an internal error.
+        to_http_problem: Converts such an exception to a problem. None: it is shown as an internal error.
         cookie: The name of the session cookie. Browsers share cookies between ports, so two servers on a host need two
             names.
     """
@@ -76,7 +76,7 @@ class SiteConfig:
     navigation: Sequence[NavigationEntry] = ()
     live: LiveHub | None = None
     expected: tuple[type[Exception], ...] = ()
-    problem_of: Callable[[Exception], HttpProblem | None] = lambda _: None
+    to_http_problem: Callable[[Exception], HttpProblem | None] = lambda _: None
     cookie: str = "latchwork"
 
 
@@ -146,7 +146,7 @@ def _to_problem(request: Request, error: Exception) -> HttpProblem:
     if isinstance(error, HTTPException):
         return problems.from_http_error(error)
     site: SiteConfig = request.app.state.site
-    return site.problem_of(error) or HttpProblem(500, _OURS)
+    return site.to_http_problem(error) or HttpProblem(500, _OURS)
 
 
 async def _respond(request: Request, problem: HttpProblem) -> Response:

@@ -110,11 +110,11 @@ class SignedIn(NamedTuple):
 class Accounts(Protocol):
     """The interface to accounts. Its methods block. Thread-safe."""
 
-    def identity_of_cookie(self, cookie: str) -> Identity | None:
+    def find_identity_by_cookie(self, cookie: str) -> Identity | None:
         """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         ...
 
-    def identity_of_token(self, token: str) -> Identity | None:
+    def find_identity_by_token(self, token: str) -> Identity | None:
         """Return the identity of an API token, or None if there is no such token or it has expired."""
         ...
 
@@ -193,12 +193,12 @@ def _authenticate(request: Request) -> Identity:
     accounts: Accounts = request.app.state.site.accounts
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind:
-        found = accounts.identity_of_token(token.strip()) if kind.lower() == "bearer" else None
+        found = accounts.find_identity_by_token(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise _unauthorized("this token is not valid; create one on the page of your account")
         return found
     cookie = request.cookies.get(request.app.state.site.cookie, "")
-    found = accounts.identity_of_cookie(cookie) if cookie else None
+    found = accounts.find_identity_by_cookie(cookie) if cookie else None
     if found is None:
         raise _unauthorized("sign in first, or send a token: `Authorization: Bearer ...`")
     return found

@@ -21,8 +21,8 @@ from latchwork_workflows.model.model import TaskSpec
 from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.context import ServiceContext, get_context
-from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
-from latchwork_workflows.ui.editor.yaml_positions import line_of
+from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
+from latchwork_workflows.ui.editor.yaml_positions import find_line
 from latchwork_workflows.ui.frame import redirect, render_page
 from latchwork_workflows.web import (
     CurrentUser,
@@ -78,13 +78,15 @@ def edit_workflow(
 
 @router.post("/edit/check", response_class=HTMLResponse)
 def check_text(request: Request, user: CurrentUser, yaml: _Text = "") -> HTMLResponse:
-    """Show the problems of the edited text, or the drawing of the workflow if there are none, while the user types."""
+    """Show the problems of the edited text, or a drawing of the workflow if there are none. Called while the user
+    types.
+    """
     return render_page(request, user, "checked.html", **_check_text(get_context(request), user, yaml))
 
 
 @router.post("/edit")
-async def submit(request: Request, user: CurrentUser) -> Response:
-    """Handle the button of the editor: check the text, add a task, or apply the definition."""
+async def submit_editor_form(request: Request, user: CurrentUser) -> Response:
+    """Handle the buttons of the editor: check the text, add a task, or apply the definition."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_send, request, user, sent)
 
@@ -111,12 +113,21 @@ def _send(request: Request, user: Identity, sent: dict[str, str]) -> Response:
 def _add_task(  # noqa: PLR0917 - one caller
     request: Request, user: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
 ) -> Response:
-    """Add a task that was entered in a form after the other tasks."""
+    """Add a task from a form to the end of the edited text, and show the editor again.
+
+    Args:
+        request: The request.
+        user: The signed-in user.
+        text: The edited text.
+        base: The version that is edited. None: a new workflow.
+        kind: The type of the new task.
+        sent: The fields of the form.
+    """
     context, prefix = get_context(request), f"{kind}-"
     if kind not in context.types.names:
         raise HttpProblem(422, f"there is no task type {kind[:40]!r}")
     try:
-        params = values_of(type_fields(context, kind), sent, f"{prefix}p-")
+        params = values_of(get_type_fields(context, kind), sent, f"{prefix}p-")
         options = values_of(_option_fields(), sent, f"{prefix}o-")
         name = _name(sent.get(f"{prefix}name", ""))
         task = {"name": name, "type": kind, **({"params": params} if params else {}), **options}
@@ -135,8 +146,11 @@ def _name(text: str) -> str:
 
 
 def add_task_text(text: str, task: dict[str, Any]) -> str:
-    """Add a task to the text of a definition. Comments are kept if ``tasks`` is the last key.
+    """Add a task to the end of a definition's text. Comments are kept if ``tasks`` is the last key of the text.
 
+    Args:
+        text: The text of the definition.
+        task: The fields of the task.
     Raises:
         DefinitionInvalid: The text is not valid YAML.
     """
@@ -171,9 +185,9 @@ def _check_text(context: ServiceContext, user: Identity, text: str) -> dict[str,
     try:
         found = workflows.validate_definition(context, user, text).definition
     except DefinitionInvalid as error:
-        problems = [(each, line_of(text, each.path)) for each in error.problems[:100]]
+        problems = [(each, find_line(text, each.path)) for each in error.problems[:100]]
         return {"problems": problems, "total": len(error.problems), "svg": None, "body": None}
-    svg = dag_svg(found) if len(found.tasks) <= MAX_DRAWN else None
+    svg = draw_workflow_svg(found) if len(found.tasks) <= MAX_DRAWN else None
     return {"problems": [], "total": 0, "svg": svg, "body": found}
 
 
@@ -190,27 +204,35 @@ def _page(
     sent: dict[str, str] | None = None,
 ) -> HTMLResponse:
     context = get_context(request)
-    forms = [(name, type_fields(context, name, sent), _option_fields(name, sent)) for name in context.types.names]
+    forms = [(name, get_type_fields(context, name, sent), _option_fields(name, sent)) for name in context.types.names]
     values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
     return render_page(
         request, user, "editor.html", status, sent=sent or {}, **values, **_check_text(context, user, text)
     )
 
 
-def type_fields(context: ServiceContext, kind: str, sent: dict[str, str] | None = None) -> list[FormField]:
-    """Return the form fields for the parameters of a task type, with the values that the user has sent."""
-    return _filled(_fields_of(context.types.get(kind).params), sent, f"{kind}-p-")
+def get_type_fields(context: ServiceContext, kind: str, sent: dict[str, str] | None = None) -> list[FormField]:
+    """Return the form fields for the parameters of a task type.
+
+    Args:
+        context: The service context of this process.
+        kind: The task type.
+        sent: The values that the user has sent, to be shown again.
+    """
+    return _fill_fields(_get_form_fields(context.types.get(kind).params), sent, f"{kind}-p-")
 
 
 def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[FormField]:
-    return _filled(_fields_of(TaskSpec, _OPTIONS), sent, f"{kind}-o-")
+    return _fill_fields(_get_form_fields(TaskSpec, _OPTIONS), sent, f"{kind}-o-")
 
 
 @lru_cache(maxsize=1024)
-def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[FormField, ...]:
-    """Return the form fields of a model, all or those named.
+def _get_form_fields(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[FormField, ...]:
+    """Return the form fields of a model. Cached, because computing a schema takes milliseconds.
 
-    Cached, because computing a schema takes milliseconds.
+    Args:
+        model: The model.
+        names: The names of the fields to return. Empty: all.
     """
     schema = model.model_json_schema()
     if names:
@@ -218,8 +240,14 @@ def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[For
     return tuple(fields_of(schema))
 
 
-def _filled(fields: tuple[FormField, ...], sent: dict[str, str] | None, prefix: str) -> list[FormField]:
-    """Return form fields with the values that the user has sent, for a form that is shown again."""
+def _fill_fields(fields: tuple[FormField, ...], sent: dict[str, str] | None, prefix: str) -> list[FormField]:
+    """Return form fields with the values that the user has sent, so that a form can be shown again.
+
+    Args:
+        fields: The form fields.
+        sent: The values that the user has sent, by field name. None: nothing was sent.
+        prefix: Prefix of the field names in ``sent``.
+    """
     if sent is None:
         return list(fields)
     return [

@@ -10,10 +10,14 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _LINE = re.compile(r"line (\d+)")
 
 
-def line_of(text: str, path: str) -> int | None:
-    """Return the number of the line, from 1, on which a path such as ``tasks[3].params`` is, or its nearest parent.
+def find_line(text: str, path: str) -> int | None:
+    """Return the line number of a path in a YAML text, counted from 1. If the path is missing, use its nearest parent.
 
-    None if not found.
+    Args:
+        text: The YAML text.
+        path: A path such as ``tasks[3].params``.
+    Returns:
+        None if no parent is found either.
     """
     direct = _LINE.match(path)
     if direct is not None:
