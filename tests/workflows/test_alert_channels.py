@@ -283,6 +283,6 @@ def test_a_test_of_a_channel_is_found_among_any_number_of_alerts(told_by, contex
             connection.execute(sa.insert(alert), rows)
         return number
 
-    monkeypatch.setattr(desk, "test_channel", and_many_more)
+    monkeypatch.setattr(desk, "send_test_alert", and_many_more)
     code, out, _ = told_by("channels", "test", "ops", "--timeout-s", "0", "--json")
     assert (code, json.loads(out)["deliveries"][0]["channel"]) == (1, "ops")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from latchwork_workflows.db.runs import StoredRun
-from latchwork_workflows.master.state_cache import MAX_DUE, StateCache, stored_run_after
+from latchwork_workflows.master.state_cache import MAX_DUE, StateCache, build_stored_run
 from latchwork_workflows.state import (
     Claimed,
     Ended,
@@ -32,7 +32,7 @@ def after(before, *events, now=100.0):
     for each in events or [None]:
         known = advance(PLAN, known, [each] if each else [], now)
     ids = {"a": 1, "b": 2} if known.round == 1 else {"a": 11, "b": 12}
-    return stored_run_after(before, known, ids, {}, {})
+    return build_stored_run(before, known, ids, {}, {})
 
 
 def test_what_is_submitted_is_put_what_runs_is_followed_and_what_is_over_is_forgotten():
@@ -76,10 +76,10 @@ def test_only_the_newest_attempt_of_the_newest_run_is_found():
 def test_moments_are_due_once_they_have_come_until_they_are_written():
     book, one = StateCache(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
     book.update(one)
-    assert (book.next_wake, book.due_runs(159.0), book.due_runs(160.0)) == (160.0, [], [7])
-    assert book.due_runs(161.0) == [7]  # what was not written is due still
+    assert (book.next_wake, book.list_due_runs(159.0), book.list_due_runs(160.0)) == (160.0, [], [7])
+    assert book.list_due_runs(161.0) == [7]  # what was not written is due still
     book.update(after(one, now=161.0))
-    assert (book.due_runs(200.0), book.next_wake) == ([], None)
+    assert (book.list_due_runs(200.0), book.next_wake) == ([], None)
 
 
 def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each_comes():
@@ -88,7 +88,7 @@ def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each
         one = after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
         book.update(replace(one, id=number, ids={name: 10 * number + row for name, row in one.ids.items()}))
     counts = []
-    while some := book.due_runs(160.0):
+    while some := book.list_due_runs(160.0):
         counts.append(len(some))
         for number in some:
             book.update(after(book.runs[number], now=160.0))
@@ -106,7 +106,7 @@ def test_what_is_overdue_is_to_be_taken_back_and_not_to_be_put():
     book, one = StateCache(), stored()
     waits = WorkflowPlan({"a": TaskRule(max_queued_s=5.0)})
     known = advance(waits, advance(waits, one.known, [Start()], 100.0), [], 105.0)
-    book.update(stored_run_after(one, known, {"a": 1}, {}, {}))
+    book.update(build_stored_run(one, known, {"a": 1}, {}, {}))
     assert (list(book.to_put), book.to_settle) == ([], {7})
 
 

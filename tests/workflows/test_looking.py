@@ -1,7 +1,7 @@
 """What a shard's master sees of its part of the store, and what it has seen before."""
 
 from latchwork.types import Entry
-from latchwork_workflows.master.inputs import MAX_RESULTS, StoreReader
+from latchwork_workflows.master.store_reader import MAX_RESULTS, StoreReader
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.state import Outcome
 

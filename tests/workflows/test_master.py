@@ -12,7 +12,7 @@ from latchwork_workflows.db.tables import attempt, definition_version, shard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
 from latchwork_workflows.keys import attempt_key_of
-from latchwork_workflows.master import inputs
+from latchwork_workflows.master import store_reader
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
 from patience import eventually
@@ -263,14 +263,14 @@ def test_a_claim_alone_is_written_a_moment_later_and_with_its_end_if_that_comes_
     version = stage.apply(a_workflow())
     hand = stage.hand()
     with stage.master():
-        monkeypatch.setattr(inputs, "CLAIMS_S", 60.0)
+        monkeypatch.setattr(store_reader, "CLAIMS_S", 60.0)
         made = stage.start(version)
         claim = hand.wait("a")
         time.sleep(0.5)
         assert stage.states(made)["a"] == "submitted"
         hand.end(claim)
         claim = hand.wait("b")
-        monkeypatch.setattr(inputs, "CLAIMS_S", 0.05)
+        monkeypatch.setattr(store_reader, "CLAIMS_S", 0.05)
         stage.poke()
         stage.until_task(made, b="running")
         hand.end(claim)

@@ -215,7 +215,9 @@ def test_a_run_whose_tasks_cannot_be_taken_back_ends(stage, monkeypatch):
         stage.until_task(bad, a="submitted")
         rows = set(stage.rows(bad).values())
         fault = Fault(monkeypatch, RuntimeError("a defect"))
-        fault.at(Dispatcher, "withdraw", lambda self, places: any(each.item.task in rows for each in places.values()))
+        fault.at(
+            Dispatcher, "withdraw_items", lambda self, places: any(each.item.task in rows for each in places.values())
+        )
         stage.send("pause", bad)
         stage.until(bad, "failure")
     assert reasons(stage, bad) == [f"run {bad} cannot continue: RuntimeError: a defect"]
@@ -230,7 +232,7 @@ def test_a_run_whose_worker_cannot_be_looked_for_ends(stage, monkeypatch):
         stage.until_task(good, a="running")
         rows = set(stage.rows(bad).values())
         Fault(monkeypatch, RuntimeError("a defect")).at(
-            Dispatcher, "was_lost", lambda self, place: place.item.task in rows
+            Dispatcher, "was_claim_lost", lambda self, place: place.item.task in rows
         )
         stage.lose(first)
         stage.until(bad, "failure")

@@ -54,7 +54,7 @@ def test_a_worker_that_takes_it_before_it_is_taken_back_runs_it(stage, flow, clo
             taken.update(hand.take())
         return take_back(sending, places)
 
-    monkeypatch.setattr(Dispatcher, "withdraw", late)
+    monkeypatch.setattr(Dispatcher, "withdraw_items", late)
     with stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
@@ -71,7 +71,7 @@ def test_a_master_that_dies_before_it_has_taken_it_back_leaves_that_to_the_next(
     with monkeypatch.context() as patch, stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
-        patch.setattr(Dispatcher, "withdraw", lambda _self, _places: [])
+        patch.setattr(Dispatcher, "withdraw_items", lambda _self, _places: [])
         later(stage, clock, 61)
         eventually(lambda: stage.known(made).tasks["a"].is_overdue)
     assert stage.items()

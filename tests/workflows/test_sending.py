@@ -30,33 +30,33 @@ def free(stage):
 
 
 def test_items_that_are_there_keep_no_others_from_being_put(owner, stage):
-    assert owner.put([parcel(1), parcel(2)]) == ["1.1", "2.1"]
-    assert sorted(owner.put([parcel(2), parcel(3)])) == ["2.1", "3.1"]
+    assert owner.put_items([parcel(1), parcel(2)]) == ["1.1", "2.1"]
+    assert sorted(owner.put_items([parcel(2), parcel(3)])) == ["2.1", "3.1"]
     assert free(stage) == ["1.1", "2.1", "3.1"]
 
 
 def test_an_item_whose_result_is_there_is_not_put(owner, stage):
     stage.store.put(stage.keys.result(0, "1.1"), b"{}")
-    assert owner.put([parcel(1), parcel(2)]) == ["2.1"]
+    assert owner.put_items([parcel(1), parcel(2)]) == ["2.1"]
     assert free(stage) == ["2.1"]
 
 
 def test_many_items_are_put_in_batches_that_a_store_takes(owner, stage):
     parcels = [parcel(each, body=b"x" * 200_000 if each % 50 == 0 else None) for each in range(1, 130)]
-    assert len(owner.put(parcels)) == 129
+    assert len(owner.put_items(parcels)) == 129
     assert len(stage.items()) == 129
     assert len(stage.store.list(stage.keys.every_data)) == 2
 
 
 def test_who_is_owner_no_more_changes_nothing(owner, stage):
-    owner.put([parcel(1)])
+    owner.put_items([parcel(1)])
     stage.store.put("lock", b"another's")
     before = stage.left()
     place = parcel(1).place
     for do in (
-        lambda: owner.put([parcel(2)]),
-        lambda: owner.withdraw({"1.1": place}),
-        lambda: owner.cancel({"1.1": place}),
+        lambda: owner.put_items([parcel(2)]),
+        lambda: owner.withdraw_items({"1.1": place}),
+        lambda: owner.request_cancels({"1.1": place}),
         lambda: owner.delete_results(["1.1"], [], 1),
         owner.check_owner,
     ):
@@ -66,27 +66,27 @@ def test_who_is_owner_no_more_changes_nothing(owner, stage):
 
 
 def test_an_item_that_somebody_has_is_not_taken_back(owner, stage):
-    owner.put([parcel(1), parcel(2)])
+    owner.put_items([parcel(1), parcel(2)])
     hand = stage.hand()
     (claim,) = hand.backlog.try_take(["default"], extra=hand._extra)
     places = {each: parcel(int(each[0])).place for each in ("1.1", "2.1", "9.1")}
-    assert owner.withdraw(places) == ["2.1", "9.1"]
-    assert owner.withdraw(places) == ["2.1", "9.1"]  # once more: nothing is there, nothing changes
+    assert owner.withdraw_items(places) == ["2.1", "9.1"]
+    assert owner.withdraw_items(places) == ["2.1", "9.1"]  # once more: nothing is there, nothing changes
     hand.end(claim, cache_key=None)
-    assert owner.withdraw(places) == ["2.1", "9.1"]  # it has ended: it was seen by a worker
+    assert owner.withdraw_items(places) == ["2.1", "9.1"]  # it has ended: it was seen by a worker
 
 
 def test_what_is_cancelled_is_taken_by_nobody_and_what_has_ended_is_not_cancelled(owner, stage):
-    owner.put([parcel(1)])
+    owner.put_items([parcel(1)])
     place = parcel(1).place
-    assert owner.cancel({"1.1": place, "2.1": parcel(2).place}) == ["1.1"]
+    assert owner.request_cancels({"1.1": place, "2.1": parcel(2).place}) == ["1.1"]
     assert free(stage) == []
-    assert owner.withdraw({"1.1": place}) == ["1.1"]
+    assert owner.withdraw_items({"1.1": place}) == ["1.1"]
     assert stage.store.get(stage.keys.cancel("1.1")) is None
 
 
 def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_that_left_is_not(owner, stage):
-    owner.put([parcel(1), parcel(2)])
+    owner.put_items([parcel(1), parcel(2)])
     first, second = stage.hand("first"), stage.hand("second")
     (dies,) = first.backlog.try_take(["default"], extra=first._extra)
     (leaves,) = second.backlog.try_take(["default"], extra=second._extra)
@@ -94,11 +94,11 @@ def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_th
         ItemName.parse(each.item.id).attempt_key: parcel(ItemName.parse(each.item.id).task).place
         for each in (dies, leaves)
     }
-    assert [owner.was_lost(each) for each in places.values()] == [None, None]
+    assert [owner.was_claim_lost(each) for each in places.values()] == [None, None]
     stage.lose(first)
     second.release(leaves)
-    assert [owner.was_lost(each) for each in places.values()] == [True, False]
-    assert owner.was_lost(parcel(9).place) is True
+    assert [owner.was_claim_lost(each) for each in places.values()] == [True, False]
+    assert owner.was_claim_lost(parcel(9).place) is True
 
 
 def test_results_go_with_what_was_cancelled_of_them_and_leave_a_mark(owner, stage):

@@ -28,13 +28,13 @@ MAX_AT_ONCE = 100
 
 
 class BackfillWriter(Protocol):
-    """The part of ``TurnWriter`` that backfills use to read and change runs."""
+    """The part of ``TurnWriter`` that the module uses to read and change runs."""
 
-    def stored(self, run_id: int) -> StoredRun | None:
+    def get_run(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
-    def advance(self, run_id: int, events: Iterable[Event]) -> None:
+    def advance_run(self, run_id: int, events: Iterable[Event]) -> None:
         """Apply events to a run, and update the other runs that this affects, such as its parent."""
         ...
 
@@ -47,15 +47,17 @@ class BackfillWriter(Protocol):
         ...
 
     def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Call ``function``.
+        """Call a function so that an error of its own run or row does not stop the others.
 
-        If it raises an error that only its own run or row causes, pass the error to ``on_error``.
+        Args:
+            function: The function.
+            on_error: Called with such an error.
         """
         ...
 
 
 class BackfillAdvancer:
-    """Applies the commands about backfills and starts or stops their runs, in one transaction. Not thread-safe."""
+    """Executes the commands about backfills and starts or stops their runs, in one transaction. Not thread-safe."""
 
     def __init__(
         self, connection: sa.Connection, shard: int, plans: VersionCache, now: float, writer: BackfillWriter
@@ -68,12 +70,12 @@ class BackfillAdvancer:
         self._asked: set[int] = set()
 
     def apply_command(self, row: CommandRow) -> int:
-        """Create or stop the backfill that a command names, and return the ID of the backfill.
+        """Create or stop a backfill as a command requests. ``advance_all`` then starts or stops its runs.
 
-        ``advance_all`` then starts or stops the runs.
-
+        Returns:
+            The ID of the backfill.
         Raises:
-            Malformed: The command was not written by Latchwork.
+            MalformedCommand: The command was not written by Latchwork.
             UnknownWorkflow: This shard has no such backfill, or the version does not exist.
             WrongState: The backfill has ended or is stopping.
         """
@@ -102,12 +104,14 @@ class BackfillAdvancer:
             "stop_on_failure": wanted.stop_on_failure,
         }
         if "cause" in row.args:
-            fields["cause"] = self._preceding_backfill(row)
+            fields["cause"] = self._find_preceding_backfill(row)
         each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry, "fresh": wanted.fresh}
         return backfills.create(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
 
-    def _preceding_backfill(self, row: CommandRow) -> int:
-        """Return the ID of the backfill after which this one runs. It was created earlier, in this shard."""
+    def _find_preceding_backfill(self, row: CommandRow) -> int:
+        """Return the ID of the backfill that must run before the requested one. An earlier command created it in this
+        shard.
+        """
         asked = row.args["cause"]
         if type(asked) is not int:
             raise MalformedCommand(f"command {row.id} names no command that it follows")
@@ -127,22 +131,22 @@ class BackfillAdvancer:
         backfills.set_state(self._connection, number, BackfillState.STOPPING, self._now)
 
     def advance_all(self, written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> bool:
-        """Start or stop runs of each backfill that a command has changed or whose runs have changed their state.
+        """Start or stop runs of the backfills that this transaction has affected.
 
         Args:
-            written: Runs written in this transaction.
+            written: The runs that were written in this transaction.
             before: The same runs before it.
         Returns:
-            Whether a command was written, because there is more to do than fits into one transaction.
+            Whether a command was written to continue later, because not everything fits into one transaction.
         """
         going_on: set[int] = set()
-        for number in sorted(self._asked | _changed_backfills(written, before)):
+        for number in sorted(self._asked | _find_changed_backfills(written, before)):
             self._writer.isolate(partial(self._advance, number, going_on), partial(self._end, number))
         return bool(going_on)
 
     def _advance(self, number: int, going_on: set[int]) -> None:
         leading = _BackfillTurn(self._connection, self._shard, number, self._now)
-        while (now := leading.next_events()) is not None:
+        while (now := leading.plan_next_events()) is not None:
             for run_id in now.runs:
                 self._apply_to_run(number, run_id, now.event)
         if leading.goes_on:
@@ -155,15 +159,20 @@ class BackfillAdvancer:
     def _apply_to_run(self, number: int, run_id: int, event: Event) -> None:
         if isinstance(event, Start):
             self._writer.record_event(run_id, "begin", details={"backfill": number})
-            stored = self._writer.stored(run_id)
+            stored = self._writer.get_run(run_id)
             if stored is not None:
                 known = stored.known
                 event = replace(event, dry=known.dry, fresh=known.fresh, waits=self._writer.must_wait(stored))
-        self._writer.advance(run_id, [event])
+        self._writer.advance_run(run_id, [event])
 
 
-def _changed_backfills(written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
-    """Return the IDs of the backfills that have a run whose state has changed in this transaction."""
+def _find_changed_backfills(written: Mapping[int, StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
+    """Return the IDs of the backfills with a run whose state has changed in this transaction.
+
+    Args:
+        written: The runs that were written in this transaction.
+        before: The same runs before it.
+    """
     return {
         each.backfill
         for each in written.values()
@@ -172,11 +181,11 @@ def _changed_backfills(written: Mapping[int, StoredRun], before: Mapping[int, St
 
 
 class _RunEvents(NamedTuple):
-    """The next step of a backfill.
+    """An event to apply to some runs of a backfill.
 
     Attributes:
-        run_ids: IDs of runs of the backfill.
-        event: Event to apply to each.
+        run_ids: IDs of the runs.
+        event: The event.
     """
 
     runs: list[int]
@@ -184,10 +193,10 @@ class _RunEvents(NamedTuple):
 
 
 class _BackfillTurn:
-    """Advances one backfill in one transaction, in rounds, until there is nothing to do or the limit is reached.
+    """Advances one backfill in one transaction, step by step, until there is nothing to do or the limit is reached.
 
     Attributes:
-        goes_on: There is more to do, and a command was written for it.
+        goes_on: Whether there is more to do, so that a command was written to continue later.
     """
 
     def __init__(self, connection: sa.Connection, shard: int, number: int, now: float) -> None:
@@ -199,8 +208,8 @@ class _BackfillTurn:
         self._is_over = False
         self.goes_on = False
 
-    def next_events(self) -> _RunEvents | None:
-        """Store the next state of the backfill. Return the runs to start or stop now, or None if there are none."""
+    def plan_next_events(self) -> _RunEvents | None:
+        """Store the next state of the backfill, and return which of its runs to start or stop now. None: no runs."""
         row = None if self._is_over else backfills.load(self._connection, self._number, shard=self._shard)
         if row is None:
             return None

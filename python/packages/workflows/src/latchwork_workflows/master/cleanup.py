@@ -55,12 +55,12 @@ class Retention:
 
 @dataclass(slots=True)
 class DeletedCounts:
-    """Number of items that a pass has deleted.
+    """The number of items that a cleanup pass has deleted.
 
     Attributes:
         runs: Runs with their tasks and attempts.
         logs: Runs whose logs were deleted.
-        commands: Completed commands.
+        commands: Finished commands.
         fires: Fire times.
         events: Events of timeline and audit log.
         outputs: Cached outputs.
@@ -114,10 +114,10 @@ class Cleanup:
         self._is_stopped = False
 
     def run(self) -> DeletedCounts:
-        """Delete old data, and return how many entries of each kind were deleted.
+        """Delete old data, and return how many items of each kind were deleted.
 
         Raises:
-            DatabaseUnavailable: The database is out of reach. The next pass continues.
+            DatabaseUnavailable: The database cannot be reached. The next pass continues.
         """
         self._gone, self._is_stopped = DeletedCounts(), False
         try:
@@ -147,7 +147,15 @@ class Cleanup:
         return True
 
     def _transaction(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run one step in a transaction of its own, then pause to let other work proceed."""
+        """Run one deletion in its own transaction and return its result. Then pause, so that other writers can proceed.
+
+        Args:
+            step: The function that deletes. Its first argument is the transaction.
+            args: Further arguments.
+            options: Further keyword arguments.
+        Raises:
+            CleanupStopped: The pass was stopped.
+        """
         if self._is_stopped:
             raise CleanupStopped
         with self._database.write() as connection:
@@ -190,7 +198,8 @@ class Cleanup:
     def _delete_pending_logs(self) -> bool:
         """Delete the logs of deleted runs.
 
-        Return False if the log store cannot delete them now: the next pass retries.
+        Returns:
+            False if the log store cannot delete them now. The next pass then retries.
         """
         with self._database.read() as connection:
             left = retention.list_pending_log_deletions(connection)

@@ -91,10 +91,10 @@ class BackfillDates:
 
 
 def parse_backfill(row: CommandRow) -> BackfillDates:
-    """Validate the arguments of a command that creates a backfill, and return them.
+    """Parse the arguments of a command that creates a backfill.
 
     Raises:
-        Malformed: The arguments are missing or invalid.
+        MalformedCommand: The arguments are missing or invalid.
     """
     args = row.args
     start = parse_start(row)
@@ -120,10 +120,10 @@ def parse_backfill(row: CommandRow) -> BackfillDates:
 
 
 def parse_start(row: CommandRow) -> RunRequest:
-    """Validate the arguments of a command that starts a run, and return them.
+    """Parse the arguments of a command that starts a run.
 
     Raises:
-        Malformed: The arguments are missing or invalid.
+        MalformedCommand: The arguments are missing or invalid.
     """
     args = row.args
     code, version, priority = args.get("code"), args.get("version"), args.get("priority")
@@ -142,7 +142,7 @@ def parse_event(row: CommandRow) -> Event:
     """Return the event that a command requests for an existing run, such as pausing the run.
 
     Raises:
-        Malformed: The arguments are invalid, or the command is unknown.
+        MalformedCommand: The arguments are invalid, or the command is unknown.
     """
     if row.type == "recover":
         return Recover(_names(row, "start_from"))
@@ -195,11 +195,11 @@ class RunErrorSuspected(Exception):
     """Part of a turn failed, perhaps because of one run. The turn is rolled back and repeated run by run."""
 
 
-def may_be_of_run(error: Exception) -> bool:
-    """Return whether an error may be caused by the current run, command or row, and not by the whole master.
+def may_concern_one_run(error: Exception) -> bool:
+    """Return whether an error may concern only the current run, command or row, and not the whole master.
 
-    True for all errors, also ``MemoryError`` and ``RecursionError``, except for errors of the database and the store,
-    and for the loss of the shard.
+    This is so for all errors, including ``MemoryError`` and ``RecursionError``, except errors of the database, errors
+    of the store, and the loss of the shard.
     """
     if isinstance(error, sa.exc.SQLAlchemyError):
         is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError
@@ -209,7 +209,7 @@ def may_be_of_run(error: Exception) -> bool:
     return not isinstance(error, RunErrorSuspected)
 
 
-def error_text(error: Exception) -> str:
+def get_error_text(error: Exception) -> str:
     """Return the message of an error, without characters that a database cannot store."""
     if isinstance(error, KeyError):
         return f"a parameter refers to {error.args[0]!r}, which does not exist"

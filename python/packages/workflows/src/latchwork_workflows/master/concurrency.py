@@ -11,7 +11,7 @@ from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import WrongState
-from latchwork_workflows.master.commands import may_be_of_run
+from latchwork_workflows.master.commands import may_concern_one_run
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state.concurrency import GOING, ActiveRun, StartDecision, decide_start, get_max_active_runs
@@ -25,7 +25,7 @@ class ConcurrencyControl:
     """Decides in one transaction which runs may start. Not thread-safe.
 
     Attributes:
-        pokes: Shards that got a command from this transaction.
+        pokes: Shards for which this transaction has written a command.
     """
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -34,7 +34,7 @@ class ConcurrencyControl:
         self.pokes: set[int] = set()
 
     def is_limited(self, project: str) -> bool:
-        """Return whether a project has a pool. Each of its tasks then needs a slot of that pool."""
+        """Return whether a project has a pool that limits its tasks. Each task then needs a slot of that pool."""
         if project not in self._limited:
             self._limited[project] = pools.find(self._connection, project_pool(project)) is not None
         return self._limited[project]
@@ -53,17 +53,17 @@ class ConcurrencyControl:
         Stops other runs if the concurrency policy of the workflow requires this.
 
         Args:
-            version: Version of the workflow.
+            version: The workflow version of the run.
             dry: Whether this is a dry run, which never waits.
-            must_run: Whether the run must not be refused and must not stop other runs. True for the runs of a backfill.
+            must_run: Whether the run must not be refused and must not stop other runs. Set for the runs of a backfill.
             ancestors: IDs of the ancestors of the run.
-            exclude: ID of the run itself, if it exists.
+            exclude: ID of the run itself, if it exists already.
         Raises:
-            WrongState: The policy discards or refuses the run, or the run would wait for itself.
+            WrongState: The policy of the workflow or the pool of the project refuses the run.
         """
         if dry:
             return False
-        has_room = self._pool_admits(version, must_run=must_run)  # first: a refused run must not stop others
+        has_room = self._has_pool_room(version, must_run=must_run)  # first: a refused run must not stop others
         return self._is_limit_reached(version, must_run=must_run, ancestors=ancestors, exclude=exclude) or not has_room
 
     def _is_limit_reached(
@@ -94,11 +94,14 @@ class ConcurrencyControl:
             record_event(self._connection, "discarded", by="", run_id=other.id, project=version.definition.project)
             raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards further starts")
 
-    def _pool_admits(self, version: LoadedVersion, *, must_run: bool) -> bool:
+    def _has_pool_room(self, version: LoadedVersion, *, must_run: bool) -> bool:
         """Return whether the pool of the workflow's project has room for another run.
 
+        Args:
+            version: The workflow version of the run.
+            must_run: Whether the run must not be refused.
         Raises:
-            WrongState: The pool is full and refuses starts.
+            WrongState: The pool is full and refuses runs instead of letting them wait.
         """
         project = version.definition.project
         name = project_pool(project)
@@ -118,7 +121,7 @@ class ConcurrencyControl:
         )
 
     def check_restart(self, stored: StoredRun, version: LoadedVersion, command: str) -> None:
-        """Check that an ended run may continue without exceeding the concurrency limit of its workflow.
+        """Check that a completed run may run again without exceeding the concurrency limit of its workflow.
 
         Raises:
             WrongState: Other runs use up the limit. The message names one of them.
@@ -141,15 +144,20 @@ class ConcurrencyControl:
             )
 
     def is_next(self, stored: StoredRun, version: LoadedVersion) -> bool:
-        """Return whether a waiting run may start. The caller must then start the run in the same transaction."""
-        if not self._pool_admits(version, must_run=True):
+        """Return whether a waiting run may start now. The caller must then start it in the same transaction."""
+        if not self._has_pool_room(version, must_run=True):
             return False
         concurrency.lock_workflow(self._connection, stored.code)
         limit = get_max_active_runs(version.definition.serial, version.definition.max_runs)
         return stored.id in concurrency.list_runs_to_start(self._connection, stored.code, limit)
 
-    def shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
-        """Return the shards that have runs waiting for one of the runs that ended in this transaction."""
+    def find_shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
+        """Return the shards with runs that waited for a run that has ended in this transaction.
+
+        Args:
+            written: The runs that were written in this transaction.
+            before: The same runs before it, by ID.
+        """
         codes = {
             each.code
             for each in written
@@ -159,10 +167,14 @@ class ConcurrencyControl:
         return self.pokes | concurrency.find_shards_with_waiting_runs(self._connection, codes)
 
 
-def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
-    """Return the IDs of the waiting runs that are probably next.
+def select_runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
+    """Return the IDs of the waiting runs that can probably start now. ``is_next`` makes the final decision under a
+    lock.
 
-    ``is_next`` decides under the lock of the workflow.
+    Args:
+        connection: A transaction.
+        plans: Cache of workflow versions.
+        waiting: The waiting runs.
     """
     found: list[int] = []
     first: dict[tuple[int, int | None], set[int]] = {}
@@ -171,7 +183,7 @@ def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Itera
             given = plans.get(connection, stored.code, stored.version).definition
             limit = get_max_active_runs(given.serial, given.max_runs)
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
             limit = None  # it fails when it begins
         of = (stored.code, limit)

@@ -20,7 +20,7 @@ from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import ItemName, Keys
-from latchwork_workflows.master.commands import error_text, may_be_of_run
+from latchwork_workflows.master.commands import get_error_text, may_concern_one_run
 from latchwork_workflows.master.state_cache import LoadedVersion, StateCache, SubmittedAttempt, VersionCache
 from latchwork_workflows.messages import cancel_request
 from latchwork_workflows.model.logical import choose_branch
@@ -49,11 +49,11 @@ class SwitchChoice(NamedTuple):
 
 
 class TaskItemBuilder:
-    """Builds the queue items of tasks, with everything that workers need, for one shard. Not thread-safe.
+    """Builds queue items for tasks of one shard, with everything that workers need. Not thread-safe.
 
     Args:
         database: Database with the runs and the settings of their projects.
-        plans: Cache of versions.
+        plans: Cache of workflow versions.
         shard: ID of the shard.
     """
 
@@ -63,10 +63,10 @@ class TaskItemBuilder:
         self._shard = shard
         self._runs: dict[int, tuple[LoadedVersion, RunContext]] = {}
 
-    def read(self, connection: sa.Connection, written: Iterable[StoredRun]) -> None:
-        """Read the data that ``build`` needs for these runs, within the transaction that wrote the runs.
+    def preload(self, connection: sa.Connection, written: Iterable[StoredRun]) -> None:
+        """Read the data that ``build`` needs for these runs, in the transaction that wrote the runs.
 
-        ``build`` then needs no query. It reads the data of runs that fail to be read here.
+        ``build`` then needs no query. If reading fails here, ``build`` reads the data itself.
         """
         self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
@@ -82,12 +82,16 @@ class TaskItemBuilder:
             parameters[project] = settings.load_parameters(connection, project)
         self._runs[stored.id] = version, load_context(connection, version, stored, parameters[project])
 
-    def build(
+    def build_items(
         self, cache: StateCache, attempts: Collection[SubmittedAttempt]
     ) -> tuple[list[TaskItem], list[tuple[SubmittedAttempt, str]]]:
-        """Return the queue items of these attempts.
+        """Build the queue items of some attempts.
 
-        Also return the attempts for which no item can be built, each with the reason.
+        Args:
+            cache: State of the runs.
+            attempts: The attempts.
+        Returns:
+            The items, and the attempts for which no item can be built, each with the reason.
         """
         unread = self._read_missing(cache, {each.run_id for each in attempts})
         made: list[TaskItem] = []
@@ -96,25 +100,25 @@ class TaskItemBuilder:
             try:
                 made.append(self._task_item(cache.runs[attempt.run_id], attempt))
             except Exception as error:
-                if not may_be_of_run(error):
+                if not may_concern_one_run(error):
                     raise
-                failed.append((attempt, error_text(error)))
+                failed.append((attempt, get_error_text(error)))
         self._runs = {}
         return made, failed
 
     def decide_switches(
         self, cache: StateCache, held: Collection[SubmittedAttempt]
     ) -> dict[SubmittedAttempt, SwitchChoice | None]:
-        """Evaluate the expressions of switches and choose their branches, without an open transaction.
+        """Evaluate the expressions of ``switch`` tasks and choose their branches. Runs without an open transaction.
 
         Args:
             cache: State of the runs.
             held: Tasks that the master runs itself.
         Returns:
-            The choice of each switch, and None for any other task. If the evaluation takes long, some switches are left
-                out.
+            The choice of each ``switch`` task, and None for any other task. If evaluation takes long, some switches are
+                left out.
         """
-        switches = self._switches(cache, held)
+        switches = self._find_switches(cache, held)
         made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(held) - set(switches))
         switches = switches[:MAX_CHOICES]
         unread = self._read_missing(cache, {each.run_id for each in switches})
@@ -127,8 +131,13 @@ class TaskItemBuilder:
         self._runs = {}
         return made
 
-    def _switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
-        """Return the switches, and the tasks of workflow versions that cannot be read."""
+    def _find_switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
+        """Return which tasks are ``switch`` tasks. Tasks of workflow versions that cannot be read are also returned.
+
+        Args:
+            cache: State of the runs.
+            held: Tasks that the master runs itself.
+        """
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
             for attempt in held:
@@ -136,7 +145,7 @@ class TaskItemBuilder:
                 try:
                     plan = self._plans.get(connection, stored.code, stored.version).plan
                 except Exception as error:
-                    if not may_be_of_run(error):
+                    if not may_concern_one_run(error):
                         raise
                     found.append(attempt)
                 else:
@@ -151,9 +160,9 @@ class TaskItemBuilder:
                 tuple(choose_branch(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs))
             )
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
-            return SwitchChoice(error=error_text(error))
+            return SwitchChoice(error=get_error_text(error))
 
     def _read_missing(self, cache: StateCache, run_ids: set[int]) -> dict[int, str]:
         rest = [cache.runs[each] for each in sorted(run_ids - self._runs.keys())]
@@ -167,15 +176,15 @@ class TaskItemBuilder:
                     with connection.begin_nested():  # PostgreSQL aborts the whole transaction after an error
                         self._read(connection, stored, parameters)
                 except Exception as error:
-                    if not may_be_of_run(error):
+                    if not may_concern_one_run(error):
                         raise
-                    failed[stored.id] = error_text(error)
+                    failed[stored.id] = get_error_text(error)
         return failed
 
     def _task_item(self, stored: StoredRun, attempt: SubmittedAttempt) -> TaskItem:
         version, run = self._runs[stored.id]
         task, index = version.tasks[get_map_name(attempt.name)], get_element_index(attempt.name)
-        key = self._plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
+        key = self._plans.compute_cache_key(run, task, attempt.n, stored.outputs, index=index)
         place = (self._shard, stored.code, stored.version)
         spec = build_message(
             run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key
@@ -193,9 +202,13 @@ def _is_queued(task: TaskRun) -> bool:
 def load_context(
     connection: sa.Connection, version: LoadedVersion, stored: StoredRun, parameters: Mapping[str, Any] | None = None
 ) -> RunContext:
-    """Return a run with the settings of its project, from which the values of its tasks are computed.
+    """Return a run with the settings of its project. The values of its tasks are computed from this.
 
-    ``parameters`` are the stored parameters of the project. None reads them from the database.
+    Args:
+        connection: A transaction.
+        version: The workflow version of the run.
+        stored: The run.
+        parameters: The stored parameters of the project. None: read them from the database.
     """
     project = version.definition.project
     environments = settings.load_environments(connection, project, version.environments) if version.environments else {}
@@ -245,19 +258,26 @@ class QueuePlace:
 
     @classmethod
     def parse(cls, queue_key: str, task: int, n: int, shard: int) -> QueuePlace:
-        """Parse a queue key as stored in the database: partition, sort key and priority, separated by slashes."""
+        """Parse a queue key from the database, which consists of partition, sort key and priority.
+
+        Args:
+            queue_key: The three parts, separated by slashes.
+            task: ID of the task.
+            n: Number of the attempt.
+            shard: ID of the shard.
+        """
         lane, shelf, priority = queue_key.split("/")
         return cls(lane, shelf, ItemName(task, n, shard, int(priority)))
 
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """An item to put.
+    """A task to put into the work queue.
 
     Attributes:
         place: Its position.
         value: Value of the item.
-        body: Second part of a large spec.
+        body: Second part of a large task spec.
     """
 
     place: QueuePlace
@@ -287,7 +307,7 @@ class Dispatcher:
         self._backlog.close()
 
     def check_owner(self) -> None:
-        """Check that this node still owns the shard.
+        """Check that this node still owns the shard, by asking the store.
 
         Raises:
             NotOwner: The shard has another owner, or none.
@@ -297,11 +317,11 @@ class Dispatcher:
         except Conflict as error:
             raise NotOwner(f"shard {self._shard} has another owner in the store") from error
 
-    def key(self, place: QueuePlace) -> str:
+    def get_item_key(self, place: QueuePlace) -> str:
         """Return the key of a queue item in the store."""
         return self._backlog.key(place.partition, place.sort_key, place.item.id)
 
-    def poke(self, shards: Iterable[int]) -> None:
+    def notify_masters(self, shards: Iterable[int]) -> None:
         """Notify the masters of other shards that commands are waiting.
 
         Errors are ignored, because masters also poll.
@@ -315,13 +335,13 @@ class Dispatcher:
     # Results
 
     def delete_results(self, ended: Sequence[str], unknown_keys: Sequence[str], seq: int) -> None:
-        """Delete the results that are now in the database, and the cancel requests of their attempts.
+        """Delete the results of attempts that are now in the database, and the requests to cancel these attempts.
 
         Args:
             ended: Keys of the attempts that have ended.
             unknown_keys: Keys that were not written by Latchwork.
-            seq: Sequence number of the transaction that wrote the results. A database without this number was restored
-                from an older backup.
+            seq: Number of the transaction that wrote the results. It shows later whether the database was restored from
+                an older backup.
         """
         ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
         ops += [Delete(key) for key in unknown_keys]
@@ -336,24 +356,24 @@ class Dispatcher:
             self.check_owner()
             raise
 
-    def values(self, prefix: str) -> dict[str, bytes]:
-        """Return all values below a prefix of the store, by key."""
+    def read_values(self, prefix: str) -> dict[str, bytes]:
+        """Return all entries below a key prefix of the store, as values by key."""
         return {each.key: each.value for each in self._store.list(prefix, recursive=True)}
 
     def write(self, ops: Sequence[Op]) -> None:
-        """Apply these writes only while this node owns the shard.
-
-        Splits them into transactions if there are too many.
+        """Apply writes to the store, which fail if this node no longer owns the shard. Many writes are split into
+        transactions.
         """
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
     # Putting
 
-    def put(self, task_items: Iterable[TaskItem]) -> list[str]:
-        """Add items to the work queue, unless they exist or their attempts have ended.
+    def put_items(self, task_items: Iterable[TaskItem]) -> list[str]:
+        """Add items to the work queue, except those that exist already and those whose attempts have ended.
 
-        Return the attempts that are done.
+        Returns:
+            The keys of the attempts for which nothing more needs to be done.
         """
         done: list[str] = []
         for batch in _batches(task_items):
@@ -377,8 +397,12 @@ class Dispatcher:
         return ops if task_item.body is None else [*ops, Put(self.keys.data(place.item.attempt_key), task_item.body)]
 
     def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
-        """Add the items of a batch one by one, and skip those that exist or whose attempts have ended."""
-        items = self._store.get_many([self.key(each.place) for each in batch])
+        """Add the items of a batch one by one. Skip items that exist already or whose attempts have ended.
+
+        Returns:
+            The keys of the attempts for which nothing more needs to be done.
+        """
+        items = self._store.get_many([self.get_item_key(each.place) for each in batch])
         results = self._store.get_many([self.keys.result(self._shard, each.place.item.attempt_key) for each in batch])
         done = [each.place.item.attempt_key for each, item in zip(batch, items, strict=True) if item is not None]
         ended = {each.place.item.attempt_key for each, result in zip(batch, results, strict=True) if result is not None}
@@ -395,11 +419,13 @@ class Dispatcher:
 
     # Withdraw and cancel
 
-    def withdraw(self, places: Mapping[str, QueuePlace]) -> list[str]:
-        """Remove items from the work queue, unless a worker has claimed them.
+    def withdraw_items(self, places: Mapping[str, QueuePlace]) -> list[str]:
+        """Remove items from the work queue, except those that a worker has claimed.
 
+        Args:
+            places: The positions of the items, by attempt key.
         Returns:
-            The attempts that no worker can claim any more, including those removed earlier.
+            The keys of the attempts that no worker can claim any more, including those removed earlier.
         """
         gone: list[str] = []
         for x, place in places.items():
@@ -414,7 +440,7 @@ class Dispatcher:
     def _is_running_or_ended(self, attempt_key: str) -> bool:
         """Return whether an attempt without a queue item is running or has ended.
 
-        Reads the running key first, because the end of an attempt replaces that key with a result.
+        The key of the claim is read first, because the end of an attempt replaces that key with a result.
         """
         keys = (self.keys.running(self._shard, attempt_key), self.keys.result(self._shard, attempt_key))
         return any(self._store.get(key) is not None for key in keys)
@@ -427,15 +453,20 @@ class Dispatcher:
             return False  # a worker claimed it: it runs, or is cancelled later
         return True
 
-    def cancel(self, places: Mapping[str, QueuePlace]) -> list[str]:
-        """Request workers to stop these running attempts, and prevent new claims.
+    def request_cancels(self, places: Mapping[str, QueuePlace]) -> list[str]:
+        """Request workers to stop running attempts, and prevent that other workers claim them.
 
-        Return the attempts that got a request.
+        Args:
+            places: The positions of the queue items, by attempt key.
+        Returns:
+            The keys of the attempts that got a request.
         """
         requested: list[str] = []
         for x, place in places.items():
             try:
-                self._commit([Exists(self.key(place))], [Put(self.keys.cancel(x), cancel_request(time.time()))])
+                self._commit(
+                    [Exists(self.get_item_key(place))], [Put(self.keys.cancel(x), cancel_request(time.time()))]
+                )
             except Conflict:
                 continue  # it has ended
             requested.append(x)
@@ -443,8 +474,11 @@ class Dispatcher:
 
     # Repair
 
-    def items(self) -> dict[str, QueuePlace]:
-        """Return the items of the work queue of all shards, by attempt. Items with unknown names are skipped."""
+    def list_items(self) -> dict[str, QueuePlace]:
+        """Return the positions of all items in the work queue, by attempt key. Items with unknown names are skipped.
+
+        The work queue contains the items of all shards.
+        """
         found = {}
         lanes = f"{self.keys.backlog}/partitions"
         for entry in self._store.list(lanes, recursive=True):
@@ -457,8 +491,10 @@ class Dispatcher:
                     found[item.attempt_key] = QueuePlace(lane, shelf, item)
         return found
 
-    def marked_attempts(self) -> set[str]:
-        """Return the attempts of all shards that have a cancel request or a separate key for a large spec."""
+    def list_marked_attempts(self) -> set[str]:
+        """Return the keys of the attempts, in all shards, that have a cancel request or a separate key for a large task
+        spec.
+        """
         keys = self.keys
         return {
             entry.key[len(prefix) + 1 :].partition("/")[0]
@@ -472,13 +508,15 @@ class Dispatcher:
         for start in range(0, len(ops), _MAX_OPS):
             self._commit([], ops[start : start + _MAX_OPS])
 
-    def was_lost(self, place: QueuePlace) -> bool | None:
+    def was_claim_lost(self, place: QueuePlace) -> bool | None:
         """Return whether the claim of a running attempt was lost.
 
-        Checks the queue item, the running key and the result, in this order.
+        Checks the queue item, the key of the claim and the result, in this order.
 
+        Args:
+            place: The position of the queue item.
         Returns:
-            None: The attempt is running or has ended. True: Its worker died. False: Its worker released it.
+            None: the attempt is running or has ended. True: its worker died. False: its worker released it.
         """
         item = self._backlog.find(place.partition, place.sort_key, place.item.id)
         if self._is_running_or_ended(place.item.attempt_key):
@@ -506,8 +544,8 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
 
 
-def not_taken_attempts(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float) -> list[AttemptRow]:
-    """Return a history row for each attempt that was withdrawn because no worker claimed it in time.
+def build_not_taken_rows(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float) -> list[AttemptRow]:
+    """Build a history row for each attempt that was withdrawn because no worker claimed it in time.
 
     Args:
         stored: The run before.

@@ -125,12 +125,12 @@ class Master:
         return f"<Master {self.node_id!r}>"
 
     def start(self) -> Self:
-        """Join the other masters, and start to advance the runs of the shards that this node gets.
+        """Join the other masters and begin to advance the runs of the shards that are assigned to this node.
 
         Raises:
             StoreMismatch: Store and database do not belong together.
             SchemaTooNew, LatchworkError: The database has another version, or was never initialized.
-            Unavailable: Store or database is out of reach.
+            Unavailable: Store or database cannot be reached.
             Closed: It was started before.
         """
         with self._mutex:
@@ -146,12 +146,12 @@ class Master:
         return self
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish the current work and release the shards to other masters.
+        """Finish the current work and release the shards to other masters. Idempotent.
 
-        Idempotent. Calling it again with a shorter timeout shortens the wait.
+        Calling it again with a shorter timeout shortens the wait.
 
         Args:
-            timeout_s: Seconds to wait for the turns. None: the ``close_timeout_s`` of job nodes.
+            timeout_s: Seconds to wait for the current work. None: the ``close_timeout_s`` of job nodes.
         """
         self._closing.set()
         self._leave(timeout_s)
@@ -160,9 +160,9 @@ class Master:
         self._leave(timeout_s)  # the thread may have joined the cluster again
 
     def health(self) -> NodeHealth:
-        """Return the health of this node.
+        """Return the health of this node. Does no I/O.
 
-        It is unhealthy while it is not in the cluster or cannot reach the database. Does no I/O.
+        It is unhealthy while it is not connected to the other masters or cannot reach the database.
         """
         manager = self._manager
         if manager is None:
@@ -282,9 +282,9 @@ class Master:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
     def _database_answers(self) -> bool:
-        """Return whether the database answers a query.
+        """Return whether the database answers a query in time.
 
-        Runs the query in another thread, because it may block forever.
+        The query runs in another thread, because it may block forever.
         """
         if self._asker is None or not self._asker.is_alive():
             name = f"latchwork-master-asks-{self.node_id}"

@@ -17,7 +17,7 @@ from latchwork_workflows.db.commands import CommandRow, CommandType, send_comman
 from latchwork_workflows.db.history import record_event as told_people
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.master.commands import MalformedCommand, RunRequest, error_text
+from latchwork_workflows.master.commands import MalformedCommand, RunRequest, get_error_text
 from latchwork_workflows.master.dispatcher import SwitchChoice, load_context
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.model import PRIORITIES
@@ -75,7 +75,7 @@ Outputs = Mapping[str, Mapping[str, Any]]
 class RunWriter(Protocol):
     """The part of ``TurnWriter`` that master tasks use to read and change runs."""
 
-    def stored(self, run_id: int) -> StoredRun | None:
+    def get_run(self, run_id: int) -> StoredRun | None:
         """Return the current state of a run, or None if the run does not belong to this shard."""
         ...
 
@@ -92,18 +92,22 @@ class RunWriter(Protocol):
         ...
 
     def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Call ``function``, which writes nothing before it can fail.
+        """Call a function so that an error of its own run or row does not stop the others.
 
-        Pass an error that only it causes to ``on_error``.
+        Args:
+            function: The function. It must write nothing before it can fail.
+            on_error: Called with such an error.
         """
         ...
 
     def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
-        """Call ``function`` for a run. If the run causes an error, end the run as failed."""
+        """Call a function for a run. If the function raises an error that concerns only this run, end the run as
+        failed.
+        """
         ...
 
 
-class HeldTasks:
+class MasterTasks:
     """Runs the tasks that the master executes itself, and updates related runs, in one transaction.
 
     Not thread-safe.
@@ -122,16 +126,22 @@ class HeldTasks:
         self._over: set[int] = set()
         self._ended: dict[int, set[str]] = {}
         self._kinds: dict[str, Callable[[StoredRun, str, TaskRun], None]] = {
-            "open": self._open_child,
+            "open": self._start_child,
             "look": self._check_dependencies,
             "expand": self._expand,
-            "gather": self._gather,
+            "gather": self._collect_outputs,
         }
 
     # Written runs
 
-    def run_saved(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
-        """Record that a run was written: queue the actions that it requests, and remember the dependents to notify."""
+    def record_saved_run(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
+        """Queue the actions that a written run requests, and remember which dependent tasks to notify.
+
+        Args:
+            before: The run before this write.
+            made: The run as it is stored now.
+            after: The new state.
+        """
         self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.round == after.round else {}
         rows: list[AttemptRow] = []
@@ -155,21 +165,23 @@ class HeldTasks:
             if made.parent is not None:
                 self.todo.append((made.id, None))
 
-    def run_abandoned(self, stored: StoredRun) -> None:
-        """Stop the children of a run that ended because of an error, and remove what its tasks wait for."""
+    def record_abandoned_run(self, stored: StoredRun) -> None:
+        """Stop the children of a run that ended because of an error, and delete what was stored for its dependent
+        tasks.
+        """
         related_runs.remove_waits_of_run(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.runs_on_master or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
 
     def process_calls(self) -> None:
-        """Carry out all queued actions of master tasks, and the further actions that these cause."""
+        """Execute all queued actions of master tasks, and the further actions that these cause."""
         while self.todo:
             run_id, call = self.todo.pop(0)
             self._writer.isolate_run(run_id, partial(self._process_call, run_id, call))
 
     def _process_call(self, run_id: int, call: Call | None) -> None:
-        stored = self._writer.stored(run_id)
+        stored = self._writer.get_run(run_id)
         if stored is None:
             return
         if call is None:
@@ -185,9 +197,10 @@ class HeldTasks:
             self._command_child(stored, call)
 
     def wake_dependents(self) -> set[int]:
-        """Write a wake-up command for each workflow that waits for a run or task that has ended.
+        """Write a wake-up command for each workflow with tasks that wait for a run or task that has ended.
 
-        Return the shards of these workflows.
+        Returns:
+            The shards of these commands.
         """
         found = related_runs.find_waiting_shards(self._connection, self._over, self._ended)
         for shard, code in found:
@@ -195,7 +208,7 @@ class HeldTasks:
         return {shard for shard, _ in found}
 
     def _call_failed(self, stored: StoredRun, name: str, task: TaskRun, error: Exception) -> None:
-        self._fail(stored, name, task, error_text(error))
+        self._fail(stored, name, task, get_error_text(error))
 
     def _fail(self, stored: StoredRun, name: str, task: TaskRun, why: str) -> None:
         self._why[stored.id, name] = why
@@ -217,8 +230,14 @@ class HeldTasks:
 
     # Children
 
-    def _open_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Create the run of a sub-process task, or adopt the existing run and recover its failed tasks."""
+    def _start_child(self, stored: StoredRun, name: str, task: TaskRun) -> None:
+        """Create the child run of a sub-process task. If a child run exists already, retry its failed tasks instead.
+
+        Args:
+            stored: The parent run.
+            name: Name of the task.
+            task: The task.
+        """
         child = related_runs.find_child(self._connection, stored.ids[name])
         if child is None:
             self._create_child(stored, name, task)
@@ -257,7 +276,16 @@ class HeldTasks:
         self._record_use(stored, name, project=project, kind="start", workflow=given.workflow, run=made)
 
     def _record_use(self, stored: StoredRun, name: str, *, project: str, kind: str, workflow: str, run: int) -> None:
-        """Record in the audit log of another project that its workflow was used, and by whom."""
+        """Record in the audit log of another project that its workflow was used, and which user started the run.
+
+        Args:
+            stored: The run that uses the workflow.
+            name: Name of its task.
+            project: The other project.
+            kind: Kind of the event.
+            workflow: Name of the workflow.
+            run: ID of the run that was started or read.
+        """
         user = self._plans.get(self._connection, stored.code, stored.version).definition
         if user.project != project:
             by = related_runs.get_starting_user(self._connection, self._run_and_ancestors(stored)[-1])
@@ -266,7 +294,7 @@ class HeldTasks:
 
     def _command_child(self, stored: StoredRun, call: Call) -> None:
         number = related_runs.find_child(self._connection, stored.ids[call.task])
-        child = self._writer.stored(number) if number is not None else None
+        child = self._writer.get_run(number) if number is not None else None
         if child is None:
             return
         event = choose_event_for_child(call.kind, child.known.state)
@@ -289,7 +317,7 @@ class HeldTasks:
     def _notify_parent(self, child: StoredRun) -> None:
         """Report the state of a child run to the task that started it, in the same transaction."""
         place = related_runs.find_parent(self._connection, child.parent or 0)
-        parent = self._writer.stored(place.run_id) if place is not None else None
+        parent = self._writer.get_run(place.run_id) if place is not None else None
         if place is None or parent is None:
             return
         task, run = parent.known.tasks[place.name], parent.known.round
@@ -299,7 +327,7 @@ class HeldTasks:
                 self._writer.advance_alone(parent.id, [ChildForced(place.name, run)], {})
         elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
             self._writer.isolate_prepared(
-                lambda: self._succeed(parent, place.name, task, self._outputs_of(child)),
+                lambda: self._succeed(parent, place.name, task, self._collect_child_outputs(child)),
                 partial(self._call_failed, parent, place.name, task),
             )
         elif event is not None:
@@ -307,20 +335,23 @@ class HeldTasks:
                 self._why[parent.id, place.name] = f"run {child.id}, its child, is {child.known.state.value}"
             self._writer.advance_alone(parent.id, [event], {})
 
-    def _outputs_of(self, child: StoredRun) -> dict[str, Any]:
-        """Return the combined outputs of all tasks of a child run.
-
-        Outputs of later tasks override those of earlier tasks.
-        """
+    def _collect_child_outputs(self, child: StoredRun) -> dict[str, Any]:
+        """Combine the outputs of all tasks of a child run. If names are equal, the later task takes precedence."""
         plan = self._plans.get(self._connection, child.code, child.version).plan
         return {name: value for each in plan.rules for name, value in child.outputs.get(each, {}).items()}
 
     # Dependents
 
     def _check_dependencies(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Check whether a dependent task may continue because the workflows that it waits for have succeeded.
+        """Check whether a ``dependent`` task may continue, because the workflows that it waits for have succeeded.
 
-        The task is registered before the check, so that a workflow that ends later wakes it. Polling covers the rest.
+        The task is registered before the check, so that a workflow that ends later wakes it. If a registration is
+        missed, the next periodic check helps.
+
+        Args:
+            stored: The run.
+            name: Name of the task.
+            task: The task.
         """
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
@@ -365,8 +396,13 @@ class HeldTasks:
     # Switches and maps
 
     def apply_choice(self, stored: StoredRun, name: str, n: int, choice: SwitchChoice) -> None:
-        """Store the branch that a switch has chosen, or the error of its expressions, which were evaluated before this
-        transaction.
+        """Store the branch that a ``switch`` task has chosen, or the error of its expressions.
+
+        Args:
+            stored: The run.
+            name: Name of the task.
+            n: Number of the attempt.
+            choice: The choice, which was evaluated before this transaction.
         """
         if choice.error:
             self._why[stored.id, name] = choice.error
@@ -387,8 +423,14 @@ class HeldTasks:
         else:
             self._succeed(stored, name, task, {})
 
-    def _gather(self, stored: StoredRun, name: str, task: TaskRun) -> None:
-        """Collect the outputs of a map's elements in lists, in the order of the items."""
+    def _collect_outputs(self, stored: StoredRun, name: str, task: TaskRun) -> None:
+        """Collect the outputs of a map task's elements into lists, in the order of the items.
+
+        Args:
+            stored: The run.
+            name: Name of the map task.
+            task: The map task.
+        """
         items = (element_name(name, index) for index in range(MAX_ITEMS))
         there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
         self._succeed(stored, name, task, gather_outputs(stored.outputs.get(each, {}) for each in there))
@@ -403,7 +445,7 @@ MAX_WOKEN = 50
 
 
 class WakeUps:
-    """Wakes the tasks that wait for other workflows, in one transaction. Not thread-safe."""
+    """Wakes the ``dependent`` tasks that wait for other workflows, in one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, shard: int, now: float, wake: Callable[[int], None]) -> None:
         self._connection = connection
@@ -415,14 +457,15 @@ class WakeUps:
         self.goes_on = False
 
     def is_done(self, row: CommandRow) -> bool:
-        """Return whether another command of this transaction already did the work of this command."""
+        """Return whether another command in this transaction has already done what this command requests."""
         return row.id in self._done
 
     def apply_command(self, row: CommandRow) -> None:
-        """Start or continue to wake the runs that wait for a workflow in which a run or task has ended.
+        """Wake the runs with tasks that wait for a workflow of which a run or task has ended. Continue a wake-up if one
+        has begun.
 
         Raises:
-            Malformed: The command names no workflow.
+            MalformedCommand: The command names no workflow.
         """
         code, after = row.args.get("code"), row.args.get("after", 0)
         if not isinstance(code, int) or not isinstance(after, int):
@@ -437,9 +480,9 @@ class WakeUps:
             self._wake_next(code, found[-1])
 
     def _is_in_progress(self, code: int, command_id: int) -> bool:
-        """Return whether a wake-up of this workflow is unfinished.
+        """Return whether a wake-up for this workflow has begun and is unfinished.
 
-        Marks other commands that request the same wake-up as done.
+        Other commands that request the same wake-up are marked as done.
         """
         others = commands.find_other_wake_commands(self._connection, self._shard, code, exclude=command_id)
         for other, after in others.items():

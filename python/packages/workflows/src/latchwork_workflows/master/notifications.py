@@ -1,4 +1,4 @@
-"""Alerts of a turn, written in the same transaction as the facts that they report."""
+"""Alerts about the changes of a transaction, written in the same transaction."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ class Notifications:
         self._plans = plans
         self._now = now
 
-    def run_saved(self, before: StoredRun, made: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
-        """Write the alerts for a run that has changed to the state ``after``.
+    def record_saved_run(self, before: StoredRun, made: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
+        """Write the alerts about a run that has changed.
 
-        ``why`` is the error that ended the run, if any.
+        Args:
+            before: The run before this write.
+            made: The run as it is stored now.
+            after: The new state.
+            why: The error that ended the run, if any.
         """
         self._add_run_alerts(made, after, why)
         if before.known.round == after.round and not after.dry:
@@ -43,7 +47,7 @@ class Notifications:
             for name, task in after.tasks.items()
             if task.state is TaskState.SUCCESS and name in was and was[name].state in AT_WORKERS
         ]
-        version = _version(self._plans, self._connection, made) if ended else None
+        version = _find_version(self._plans, self._connection, made) if ended else None
         for name in ended if version is not None else ():
             task = version.tasks[get_map_name(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
@@ -51,7 +55,7 @@ class Notifications:
                 alerts.create_rows_alert(self._connection, version.definition, made, name, mail, now=self._now)
 
     def _add_run_alerts(self, made: StoredRun, after: WorkflowRun, why: str) -> None:
-        version = _version(self._plans, self._connection, made) if after.facts else None
+        version = _find_version(self._plans, self._connection, made) if after.facts else None
         if version is None:
             return
         for fact in select_facts_to_report(version.plan.alerts, after.facts, dry=after.dry):
@@ -68,12 +72,23 @@ def create_takeover_alerts(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Write one failover alert for each workflow that requests them, unless the former master released its runs."""
+    """Write one failover alert for each workflow that requests such alerts. No alert is written for runs that the
+    former master released.
+
+    Args:
+        connection: The transaction in which the shard gets its new owner.
+        plans: Cache of workflow versions.
+        runs: The active runs of the shard.
+        shard: The ID of the shard.
+        token: The fencing token of the new owner.
+        owners: The former owner and the new owner.
+        now: Seconds since the epoch.
+    """
     if owners[0] in {"", owners[1]}:
         return
     by_code: dict[int, list[tuple[LoadedVersion, StoredRun]]] = {}
     for each in runs:
-        version = _version(plans, connection, each)
+        version = _find_version(plans, connection, each)
         rule = None if version is None else version.plan.alerts
         if version is not None and rule is not None and rule.failover and _is_active(each.known):
             by_code.setdefault(each.code, []).append((version, each))
@@ -86,8 +101,8 @@ def _is_active(known: WorkflowRun) -> bool:
     return known.state not in OVER and bool(known.tasks) and not known.dry
 
 
-def _version(plans: VersionCache, connection: sa.Connection, run: StoredRun) -> LoadedVersion | None:
-    """Return the workflow version of a run, or None if this program cannot read it. Such a run gets no alerts."""
+def _find_version(plans: VersionCache, connection: sa.Connection, run: StoredRun) -> LoadedVersion | None:
+    """Return the workflow version of a run. None if this program cannot read it: such a run gets no alerts."""
     try:
         return plans.get(connection, run.code, run.version)
     except (ValueError, UnknownWorkflow) as error:

@@ -35,7 +35,7 @@ class PoolSizes:
         self._written: Mapping[str, int] | None = None
 
     def reset(self) -> None:
-        """Forget what the store contains, so that the next write reads the store again."""
+        """Forget what the store contains, so that the store is read again before the next write."""
         self._written = None
 
     def read_from_database(self, connection: sa.Connection) -> None:
@@ -44,15 +44,15 @@ class PoolSizes:
             self._wanted = {pool_key(each.name): each.size for each in pools.list_pools(connection)}
 
     def write_to_store(self) -> None:
-        """Write to the store the pool sizes that differ from the database.
+        """Update the pool sizes in the store that differ from those in the database.
 
-        Pools that no longer exist are deleted. The pool of a project gets the largest size instead, because tasks that
-        were queued earlier still need its slots.
+        Pools that no longer exist are deleted. A deleted pool of a project gets the largest size instead, because tasks
+        that were queued earlier still need its slots.
         """
         if self._wanted is None or self._wanted == self._written:
             return
         keys = self._dispatcher.keys
-        there = {key: value for key, value in self._dispatcher.values(keys.slots).items() if key.endswith("/size")}
+        there = {key: value for key, value in self._dispatcher.read_values(keys.slots).items() if key.endswith("/size")}
         now = {keys.pool_size(name): str(size).encode() for name, size in self._wanted.items()}
         ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
         gone = [key for key in there if key not in now]

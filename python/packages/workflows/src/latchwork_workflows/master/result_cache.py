@@ -30,22 +30,27 @@ class CachedResult:
     Attributes:
         after: The run.
         outputs: Cached outputs, by task name.
-        hits: By task name: the number of the attempt and the cache entry.
+        hits: Number of the attempt and cache entry of each task, by task name.
     """
 
     after: WorkflowRun
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     hits: dict[str, tuple[int, CacheEntry]] = field(default_factory=dict)
 
-    def rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
-        """Return the history rows of the attempts that were replaced by cached outputs."""
+    def build_attempt_rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
+        """Build the history rows of the attempts that were replaced by cached outputs.
+
+        Args:
+            ids: IDs of the tasks, by name.
+            now: Seconds since the epoch.
+        """
         return [
             AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.run_id)
             for name, (n, known) in self.hits.items()
         ]
 
     def record_hits(self, connection: sa.Connection, run_id: int, now: float) -> None:
-        """Record in the timeline of a run that tasks used cached outputs."""
+        """Add an event for each task that used cached outputs to the timeline of the run."""
         rows = [
             {
                 "at": now,
@@ -71,7 +76,7 @@ class ResultCache:
         self.made: dict[str, CacheEntry] = {}
 
     def save_result(self, stored: StoredRun, name: str, result: AttemptResult) -> None:
-        """Store the outputs of a successful task in the cache, if the task's definition enables caching."""
+        """Store the outputs of a successful task in the cache, if its definition enables caching."""
         if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
             return
         try:
@@ -82,10 +87,10 @@ class ResultCache:
             known = CacheEntry(stored.id, self._now, self._now + spec.cache_s, result.outputs)
             self.made[result.cache_key] = known
 
-    def apply_cached(
+    def complete_cached_tasks(
         self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs
     ) -> CachedResult:
-        """Complete the tasks that are about to be queued and have cached outputs.
+        """Complete tasks that would be queued now but have cached outputs.
 
         Args:
             stored: The run before.
@@ -110,7 +115,7 @@ class ResultCache:
         self, stored: StoredRun, version: LoadedVersion, found: CachedResult, outputs: Outputs
     ) -> dict[str, CacheEntry]:
         now, after = self._now, found.after
-        keys = self._keys(stored, version, after, {**outputs, **found.outputs})
+        keys = self._compute_cache_keys(stored, version, after, {**outputs, **found.outputs})
         known = result_cache.find(self._connection, keys.values())
         hits = {name: known[key] for name, key in keys.items() if key in known}
         return {
@@ -119,10 +124,18 @@ class ResultCache:
             if each.made_at > now - (version.tasks[get_map_name(name)].cache_s or 0.0)
         }
 
-    def _keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs) -> dict[str, str]:
-        """Return the cache keys of the tasks that are about to be queued.
+    def _compute_cache_keys(
+        self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs
+    ) -> dict[str, str]:
+        """Return the cache keys of the tasks that would be queued now, by task name.
 
-        Tasks that a user forced to start are left out.
+        Tasks that a user has forced to start are left out.
+
+        Args:
+            stored: The run before.
+            version: The workflow version of the run.
+            after: The run now.
+            outputs: Outputs of the tasks that have ended, by name.
         """
         was = stored.known.tasks if stored.known.round == after.round else {}
         new = [
@@ -142,7 +155,7 @@ class ResultCache:
             return keys  # the error is reported when the task is dispatched
         for name in new:
             spec, n = version.tasks[get_map_name(name)], after.tasks[name].n
-            key = self._plans.cache_key(run, spec, n, outputs, index=get_element_index(name))
+            key = self._plans.compute_cache_key(run, spec, n, outputs, index=get_element_index(name))
             if key is not None:
                 keys[name] = key
         return keys

@@ -25,20 +25,20 @@ from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.keys import Keys, Order
-from latchwork_workflows.master.commands import RunErrorSuspected, error_text, may_be_of_run
-from latchwork_workflows.master.concurrency import runs_to_check
+from latchwork_workflows.master.commands import RunErrorSuspected, get_error_text, may_concern_one_run
+from latchwork_workflows.master.concurrency import select_runs_to_check
 from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, QueuePlace, TaskItem, TaskItemBuilder
-from latchwork_workflows.master.inputs import (
+from latchwork_workflows.master.pools import PoolSizes
+from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt, VersionCache
+from latchwork_workflows.master.store_reader import (
     Debounce,
     StoreReader,
     StoreSnapshot,
+    collect_events,
     drop_orphans,
-    events_since,
-    missing_attempts,
-    reclaimed_attempts,
+    find_missing_attempts,
+    find_reclaimed_attempts,
 )
-from latchwork_workflows.master.pools import PoolSizes
-from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt, VersionCache
 from latchwork_workflows.master.writer import TurnResult, TurnWriter
 from latchwork_workflows.shard_ownership import ShardTakeover
 from latchwork_workflows.state import Ended, Event, Outcome, Removed
@@ -59,7 +59,7 @@ _MAY_BE_OF_A_RUN = (RunErrorSuspected, sa.exc.SQLAlchemyError)
 
 @dataclass(frozen=True, slots=True)
 class ShardTools:
-    """Shared by all shards of a node.
+    """What the shards of a node have in common.
 
     Attributes:
         database: Database with their rows.
@@ -155,14 +155,14 @@ class ShardLoop:
         while not self._stopping:
             self._news.clear()
             try:
-                wait_s = self._turn(mirror)
+                wait_s = self._run_turn(mirror)
             except (NotOwner, StoreMismatch, OwnershipLost, LockLost):
                 raise
             except PASSING as error:
                 self._discard_state(error)
                 wait_s = _AGAIN_S
             except Exception as error:
-                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or may_be_of_run(error)):
+                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or may_concern_one_run(error)):
                     raise
                 self._discard_state(error)
                 self._is_careful = True  # repeat, one run after the other
@@ -177,19 +177,20 @@ class ShardLoop:
         _log.warning("shard %d reloads its state: %s", self._id, error)
         self._is_known = False
 
-    def _turn(self, mirror: Mirror) -> float:
-        """Read the store and the database, write the changes, and dispatch tasks.
+    def _run_turn(self, mirror: Mirror) -> float:
+        """Read the store and the database once, write the changes, and send tasks to workers.
 
-        Return the seconds until the next turn.
+        Returns:
+            The seconds to wait until the next turn.
         """
         if not self._is_known:
             self._take_over(mirror)
         now = self._cache.set_time(self._tools.now())
         found = self._looking.read(mirror.snapshot().values())
-        is_asked = self._is_polled(found, now)
-        written = self._write(found, now, is_asked=is_asked)
+        is_asked = self._must_poll(found, now)
+        written = self._write_changes(found, now, is_asked=is_asked)
         if written is not None:
-            self._committed(written)
+            self._apply_committed(written)
         self._apply_to_store()
         if self._needs_repair and self._is_known:
             self._drop_orphans()
@@ -198,7 +199,7 @@ class ShardLoop:
             self._polled_at = -1e18
         self.turns += 1
         is_more = found.is_full or (written is not None and written.more)
-        return 0.0 if is_more or self._is_busy or self._needs_repair else self._wait_s(now)
+        return 0.0 if is_more or self._is_busy or self._needs_repair else self._compute_wait_s(now)
 
     # Read
 
@@ -210,20 +211,25 @@ class ShardLoop:
             former = self._guard.former_owner(connection)
             self._owning.take_over(connection, self._tools.node, *found)
             writing = self._writer(connection, StateCache())
-            known = self._read(connection, writing)
+            known = self._load_runs(connection, writing)
             owners = former, self._tools.node
             writing.create_takeover_alerts(known, token=self._guard.token, owners=owners)
-            writing.finish()
+            writing.finish_turn()
         self._cache = StateCache(known)
-        self._committed(writing.written)
+        self._apply_committed(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
         self._pools.reset()
         self._looking.reset()
         self._is_known = True
         self._polled_at = -1e18
 
-    def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
-        """Return the active runs of the shard. In a careful turn, end the runs that cannot be read."""
+    def _load_runs(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
+        """Load the active runs of the shard. In a careful turn, end the runs that cannot be loaded.
+
+        Args:
+            connection: A transaction.
+            writing: The writer of the turn.
+        """
         ids = runs.list_active_runs(connection, self._id)
         if not self._is_careful:
             return list(runs.load(connection, ids).values())
@@ -246,8 +252,13 @@ class ShardLoop:
             is_careful=is_careful or self._is_careful,
         )
 
-    def _is_polled(self, found: StoreSnapshot, now: float) -> bool:
-        """Return whether it is time to query the database for commands and schedules."""
+    def _must_poll(self, found: StoreSnapshot, now: float) -> bool:
+        """Return whether it is time to query the database for commands and schedules.
+
+        Args:
+            found: Content of the store.
+            now: Seconds since the epoch.
+        """
         elapsed = self._clock.now() - self._polled_at
         if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
             return False
@@ -260,11 +271,19 @@ class ShardLoop:
 
     # Write
 
-    def _write(self, found: StoreSnapshot, now: float, *, is_asked: bool) -> TurnResult | None:
-        """Run one database transaction if there is anything to write."""
-        lost = self._lost_attempts(found)
-        what = events_since(self._cache, found, lost, self._claims)
-        due = self._cache.due_runs(now)
+    def _write_changes(self, found: StoreSnapshot, now: float, *, is_asked: bool) -> TurnResult | None:
+        """Run one database transaction if there is anything to write.
+
+        Args:
+            found: Content of the store.
+            now: Seconds since the epoch.
+            is_asked: Whether to query the database for commands and schedules.
+        Returns:
+            What was written, or None if nothing was.
+        """
+        lost = self._find_lost_attempts(found)
+        what = collect_events(self._cache, found, lost, self._claims)
+        due = self._cache.list_due_runs(now)
         has_commands = is_asked and self._has_work(now)
         removed, self._removed = self._removed, {}
         if not (what.events or what.ended or what.claimed or due or has_commands or removed):
@@ -282,14 +301,14 @@ class ShardLoop:
             self._record_marks(connection)
             writing = self._writer(connection, self._cache, now=now)
             writing.apply_reported(what)
-            writing.wake(each for each in due if each not in what.events)
+            writing.advance_due_runs(each for each in due if each not in what.events)
             if has_commands:
                 writing.start_due_schedules((row, at) for row, at in self._fires if at <= now)
                 writing.apply_commands()
-                writing.start_waiting(self._concurrency)
-            writing.finish()
+                writing.start_waiting_runs(self._concurrency)
+            writing.finish_turn()
             if not self._is_careful:
-                self._task_specs.read(connection, writing.written.runs.values())
+                self._task_specs.preload(connection, writing.written.runs.values())
         for attempt, each in what.claimed:
             self._claims[attempt.attempt_key] = each.claim
         for x in writing.written.ended:
@@ -302,51 +321,61 @@ class ShardLoop:
         return writing.written
 
     def _record_marks(self, connection: sa.Connection) -> None:
-        """Record in the database what the store contains, so that a store restored from an older backup is
-        recognized.
+        """Record in the database the transaction number that the store contains.
+
+        A store that was restored from an older backup is then recognized.
         """
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
             self._guard.record_mark(connection, self._marked)
             self._noted_at = self._clock.now()
 
-    def _lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
+    def _find_lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
         """Return the running attempts whose claims were lost. The value is True if the worker died."""
         result: dict[SubmittedAttempt, bool] = {}
 
         def look(attempt: SubmittedAttempt) -> None:
-            died = self._dispatcher.was_lost(self._queue_place(attempt))
+            died = self._dispatcher.was_claim_lost(self._queue_place(attempt))
             if died is not None:
                 result[attempt] = died
 
         def heard(attempt: SubmittedAttempt) -> None:
             result[attempt] = not found.running[attempt.attempt_key].record.release_reason
 
-        asks = [(each, look) for each in missing_attempts(self._cache, found)]
-        asks += [(each, heard) for each in reclaimed_attempts(self._cache, found, self._claims)]
+        asks = [(each, look) for each in find_missing_attempts(self._cache, found)]
+        asks += [(each, heard) for each in find_reclaimed_attempts(self._cache, found, self._claims)]
         self._isolate_runs((each.run_id, partial(ask, each)) for each, ask in asks)
         return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
     def _isolate_runs(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
-        """Call a function for each of these runs. If a run causes an error, end that run as failed."""
+        """Call a function for each of some runs. If a function raises an error that concerns only its run, end that run
+        as failed.
+
+        Args:
+            todo: IDs of the runs, each with its function.
+        """
         errors: dict[int, Exception] = {}
         for run_id, do in todo:
             try:
                 do()
             except Exception as error:
-                if not may_be_of_run(error):
+                if not may_concern_one_run(error):
                     raise
                 errors[run_id] = error
         if errors:
-            self._write_carefully(lambda writing: writing.end_all(errors))
+            self._write_carefully(lambda writing: writing.end_runs_as_failed(errors))
 
     def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
-        """Run a transaction that processes each run separately, after an error that one of the runs caused."""
+        """Run a transaction that processes each run separately, so that an error of one run does not affect the others.
+
+        Args:
+            do: Does the work. Its argument is the writer of the transaction.
+        """
         with self._transaction() as connection:
             self._guard.check_owner(connection)
             writing = self._writer(connection, self._cache, is_careful=True)
             do(writing)
-            writing.finish()
-        self._committed(writing.written)
+            writing.finish_turn()
+        self._apply_committed(writing.written)
 
     def _has_work(self, now: float) -> bool:
         """Return whether the database has commands, runs that may start, or schedules that are due."""
@@ -355,16 +384,16 @@ class ShardLoop:
             has_commands = commands.has_unfinished_commands(connection, self._id)
             self._pools.read_from_database(connection)
             waiting = [self._cache.runs[each] for each in sorted(self._cache.waiting)]
-            self._concurrency = runs_to_check(connection, self._tools.plans, waiting)
+            self._concurrency = select_runs_to_check(connection, self._tools.plans, waiting)
         self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_fires(each, now)]
         self._next_fire = min((at for _, at in self._fires), default=None)
         self._tools.on_database_answer(True)
         return has_commands or bool(self._concurrency) or self._is_due(now)
 
     def _next_fires(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
-        """Return the next fire time of a schedule.
+        """Return a schedule with its next fire time, as a list of one item.
 
-        None if the schedule is broken or its next time cannot be computed.
+        The list is empty if the schedule is invalid or never fires again.
         """
         if row in self._broken:
             return []
@@ -381,7 +410,7 @@ class ShardLoop:
             return []
         return [] if at is None else [(row, at)]
 
-    def _committed(self, written: TurnResult) -> None:
+    def _apply_committed(self, written: TurnResult) -> None:
         """Update the state in memory after a transaction was committed."""
         self._tools.on_database_answer(True)
         for each in written.runs.values():
@@ -398,10 +427,10 @@ class ShardLoop:
     # Dispatch
 
     def _apply_to_store(self) -> None:
-        """Write the effects of the last transaction to the store. Whatever fails is retried in the next turn."""
+        """Write the effects of the last transaction to the store. Writes that fail are retried in the next turn."""
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
-        self._dispatcher.poke(pokes)
+        self._dispatcher.notify_masters(pokes)
         self._pools.write_to_store()
         self._put_items()  # first: workers wait for these items
         ended, strange, seq = self._tidy
@@ -411,16 +440,22 @@ class ShardLoop:
             self._tidy = ([], [], seq)
         self._isolate_runs((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
         while self._abandoned:
-            self._abandon(*next(iter(self._abandoned.items())))
+            self._abandon_attempt(*next(iter(self._abandoned.items())))
         self._decide_switches()
 
-    def _abandon(self, x: str, place: QueuePlace) -> None:
-        """Withdraw an attempt of an ended run from the queue, or request its worker to cancel it."""
+    def _abandon_attempt(self, x: str, place: QueuePlace) -> None:
+        """Withdraw an attempt of an ended run from the queue. If a worker has claimed it, request the worker to cancel
+        it.
+
+        Args:
+            x: The key of the attempt.
+            place: The position of its queue item.
+        """
         try:
-            if not self._dispatcher.withdraw({x: place}):
-                self._dispatcher.cancel({x: place})
+            if not self._dispatcher.withdraw_items({x: place}):
+                self._dispatcher.request_cancels({x: place})
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
             _log.error("attempt %s of an ended run is left to its worker: %s", x, reason(error))
         del self._abandoned[x]
@@ -430,7 +465,7 @@ class ShardLoop:
         if not waiting:
             return
         self._is_busy = len(self._cache.to_put) > MAX_PUTS
-        made, failed = self._task_specs.build(self._cache, waiting)
+        made, failed = self._task_specs.build_items(self._cache, waiting)
         done, refused = self._send_items(made)
         for x in done:
             self._cache.to_put.pop(x, None)
@@ -440,9 +475,9 @@ class ShardLoop:
             self._is_busy = True
 
     def _decide_switches(self) -> None:
-        """Evaluate the switches of the shard and store their choices.
+        """Evaluate the ``switch`` tasks of the shard and store their choices.
 
-        Choices that cannot be stored are computed again later.
+        A choice that cannot be stored now is evaluated again in a later turn.
         """
         waiting = list(self._cache.to_choose.values())
         if not waiting:
@@ -457,28 +492,29 @@ class ShardLoop:
                 self._guard.check_owner(connection)
                 writing = self._writer(connection, self._cache)
                 writing.apply_choices(made)
-                writing.finish()
-            self._committed(writing.written)
+                writing.finish_turn()
+            self._apply_committed(writing.written)
 
     def _send_items(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
         """Add items to the work queue.
 
-        Return the attempts that are done, and the attempts that can never be queued with the reasons.
+        Returns:
+            The attempts that are done, and the attempts that can never be queued, each with the reason.
         """
         try:
-            return self._dispatcher.put(made), {}
+            return self._dispatcher.put_items(made), {}
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
         done: list[str] = []
         refused: dict[str, str] = {}
         for each in made:
             try:
-                done += self._dispatcher.put([each])
+                done += self._dispatcher.put_items([each])
             except Exception as error:
-                if not may_be_of_run(error):
+                if not may_concern_one_run(error):
                     raise
-                refused[each.place.item.attempt_key] = error_text(error)
+                refused[each.place.item.attempt_key] = get_error_text(error)
         return done, refused
 
     def _fail_attempts(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TurnWriter) -> None:
@@ -488,9 +524,9 @@ class ShardLoop:
             writing.fail_attempt(attempt.run_id, attempt.name, attempt.n, why, event)
 
     def _drop_orphans(self) -> None:
-        """Remove the store entries that no run of this shard needs.
+        """Delete the store entries that no run of this shard needs.
 
-        The first shard also removes those of deleted tasks.
+        The master of the first shard also deletes those of deleted tasks.
         """
 
         def is_ours(tasks: Iterable[int]) -> set[int]:
@@ -502,17 +538,17 @@ class ShardLoop:
         self._needs_repair = False
 
     def _end_attempts(self, run_id: int) -> None:
-        """Withdraw or cancel the attempts that a run has decided to end."""
+        """Withdraw or cancel those attempts of a run that its state requires to end."""
         stored = self._cache.runs[run_id]
         known = stored.known
         names = {name: self._attempt(run_id, name) for name in (*known.tasks_to_withdraw, *known.tasks_to_kill)}
         back = {names[name].attempt_key: self._queue_place(names[name]) for name in known.tasks_to_withdraw}
-        for x in self._dispatcher.withdraw(back):
+        for x in self._dispatcher.withdraw_items(back):
             self._removed[x] = next(each for each in names.values() if each.attempt_key == x)
             self._is_busy = True
         ends = {names[name].attempt_key: self._queue_place(names[name]) for name in known.tasks_to_kill}
         new = {x: place for x, place in ends.items() if x not in self._cancelled}
-        self._cancelled.update(self._dispatcher.cancel(new))
+        self._cancelled.update(self._dispatcher.request_cancels(new))
 
     def _attempt(self, run_id: int, name: str) -> SubmittedAttempt:
         stored = self._cache.runs[run_id]
@@ -522,7 +558,7 @@ class ShardLoop:
         stored = self._cache.runs[attempt.run_id]
         return QueuePlace.parse(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
-    def _wait_s(self, now: float) -> float:
+    def _compute_wait_s(self, now: float) -> float:
         """Return the seconds until the next turn is needed."""
         until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._debounce.left_s(self._clock.now())]
         if self._cache.next_wake is not None:

@@ -56,7 +56,7 @@ class SubmittedAttempt(NamedTuple):
 
 
 class StateCache:
-    """The active runs of one shard."""
+    """The active runs of one shard, held in memory."""
 
     def __init__(self, runs: Iterable[StoredRun] = ()) -> None:
         self.runs: dict[int, StoredRun] = {}
@@ -78,7 +78,7 @@ class StateCache:
             self.update(each)
 
     def update(self, stored: StoredRun) -> None:
-        """Replace the state of a run."""
+        """Replace the state of a run after it was stored."""
         before = self.runs.get(stored.id)
         known = stored.known
         if before is not None and (before.known.round != known.round or known.state in OVER):
@@ -129,8 +129,8 @@ class StateCache:
             self.running.pop(x, None)
 
     def find(self, task: int, n: int) -> SubmittedAttempt | None:
-        """Return the attempt with this task ID and number, or None if it is not the newest attempt of a task in an
-        active run.
+        """Return the attempt with this task ID and number. None if it is not the newest attempt of a task in an active
+        run.
         """
         run_id, name = self._of_task.get(task, (0, ""))
         stored = self.runs.get(run_id)
@@ -138,12 +138,12 @@ class StateCache:
             return None
         return SubmittedAttempt(run_id, name, task, n)
 
-    def state_of(self, attempt: SubmittedAttempt) -> TaskState:
-        """Return the state of the task to which an attempt belongs."""
+    def get_task_state(self, attempt: SubmittedAttempt) -> TaskState:
+        """Return the current state of the task of an attempt."""
         return self.runs[attempt.run_id].known.tasks[attempt.name].state
 
-    def due_runs(self, now: float) -> list[int]:
-        """Return the IDs of runs whose next decision is due, without duplicates and at most ``MAX_DUE``."""
+    def list_due_runs(self, now: float) -> list[int]:
+        """Return the IDs of the runs that have a timer due, without duplicates and at most ``MAX_DUE``."""
         found: dict[int, None] = {}
         while self._again and len(found) < MAX_DUE:
             if (each := self._again.pop()) in self.runs:
@@ -160,7 +160,7 @@ class StateCache:
     def set_time(self, now: float) -> float:
         """Set the current time and return it.
 
-        After the clock was set back, all waiting runs are due once to correct their wake-up times.
+        If the clock was set back, all waiting runs become due once, so that their wake-up times are corrected.
         """
         if now < self._now - _BACK_S:
             if self._now < float("inf"):
@@ -187,14 +187,22 @@ def _may_dispatch(known: WorkflowRun) -> bool:
     return known.state is RunState.RUNNING and not known.ending
 
 
-def stored_run_after(
+def build_stored_run(
     before: StoredRun,
     after: WorkflowRun,
     ids: Mapping[str, int],
     queue_keys: Mapping[str, str],
     outputs: Mapping[str, Mapping[str, Any]],
 ) -> StoredRun:
-    """Return a run as it is stored after a write, without reading it from the database."""
+    """Return a run as it is stored after a write, without reading it from the database.
+
+    Args:
+        before: The run before the write.
+        after: The new state.
+        ids: IDs of its tasks, by name.
+        queue_keys: Queue keys of the tasks that were submitted by this write, by name.
+        outputs: Outputs of the tasks that have ended by this write, by name.
+    """
     is_new_run = before.known.round != after.round
     return replace(
         before,
@@ -210,7 +218,7 @@ _MAX = 500
 
 @dataclass(frozen=True)
 class LoadedVersion:
-    """One version of a workflow.
+    """One version of a workflow, loaded from the database.
 
     Attributes:
         code: Code of the workflow.
@@ -226,9 +234,10 @@ class LoadedVersion:
 
     @cached_property
     def parallelism(self) -> int:
-        """An estimate of how many tasks run in parallel: the highest number of worker tasks of equal depth.
+        """An estimate of how many tasks run in parallel: the largest number of worker tasks at the same depth of the
+        graph.
 
-        A map counts as one task.
+        A map task counts as one task.
         """
         depth: dict[str, int] = {}
         count: dict[int, int] = {}
@@ -275,7 +284,7 @@ class VersionCache:
         self._known: OrderedDict[tuple[int, int], LoadedVersion] = OrderedDict()
 
     def get(self, connection: sa.Connection, code: int, number: int) -> LoadedVersion:
-        """Return a version of a workflow, and read it from the database if it is not cached.
+        """Return a version of a workflow. It is read from the database if it is not cached.
 
         Raises:
             UnknownWorkflow: The version does not exist.
@@ -295,12 +304,19 @@ class VersionCache:
                 self._known.popitem(last=False)
         return made
 
-    def cache_key(
+    def compute_cache_key(
         self, run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
     ) -> str | None:
-        """Return the cache key for the outputs of an attempt.
+        """Return the key under which the outputs of an attempt are cached.
 
-        None: the task is not cached, or its parameters cannot be resolved.
+        Args:
+            run: The run with its settings.
+            task: The task.
+            n: Number of the attempt.
+            outputs: Outputs of the tasks that have ended, by name.
+            index: Index of the element of a map task. -1 for other tasks.
+        Returns:
+            None if caching is not enabled for the task, or its parameters cannot be resolved.
         """
         if task.cache_s is None:
             return None

@@ -26,15 +26,14 @@ from latchwork_workflows.master.commands import (
     MalformedCommand,
     RunErrorSuspected,
     RunRequest,
-    error_text,
-    may_be_of_run,
+    get_error_text,
+    may_concern_one_run,
     parse_event,
     parse_start,
 )
 from latchwork_workflows.master.concurrency import ConcurrencyControl
-from latchwork_workflows.master.dispatcher import QueuePlace, SwitchChoice, not_taken_attempts
-from latchwork_workflows.master.inputs import ReportedEvents, RunningClaim, attempt_row, reported_tasks
-from latchwork_workflows.master.master_tasks import HeldTasks, WakeUps
+from latchwork_workflows.master.dispatcher import QueuePlace, SwitchChoice, build_not_taken_rows
+from latchwork_workflows.master.master_tasks import MasterTasks, WakeUps
 from latchwork_workflows.master.notifications import Notifications, create_takeover_alerts
 from latchwork_workflows.master.result_cache import ResultCache
 from latchwork_workflows.master.state_cache import (
@@ -42,8 +41,9 @@ from latchwork_workflows.master.state_cache import (
     StateCache,
     SubmittedAttempt,
     VersionCache,
-    stored_run_after,
+    build_stored_run,
 )
+from latchwork_workflows.master.store_reader import ReportedEvents, RunningClaim, build_attempt_row, find_reported_tasks
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.specs import queue_key
@@ -61,13 +61,13 @@ class TurnResult:
     """What a transaction has written. Valid once it is committed.
 
     Attributes:
-        runs: Their new state.
+        runs: The new state of each written run.
         ended: Attempts whose results are in the database.
         abandoned: Attempts of runs that an error has ended. They may be queued or claimed.
-        more: There may be more commands.
-        fired: Schedules were written.
-        needs_repair: A repair was requested: read everything again and drop orphans.
-        pokes: Shards that got a command from this transaction.
+        more: Whether there may be more commands.
+        fired: Whether schedules were written.
+        needs_repair: Whether a repair was requested: read everything again and delete orphaned store entries.
+        pokes: Shards for which this transaction has written a command.
         broken: Workflows whose schedules cannot start anything.
     """
 
@@ -82,7 +82,7 @@ class TurnResult:
 
 
 class TurnWriter:
-    """The writes of one turn, in a transaction that the guard has begun. Not thread-safe."""
+    """Collects and writes the changes of one turn, in a transaction that the shard guard has begun. Not thread-safe."""
 
     def __init__(
         self,
@@ -103,34 +103,33 @@ class TurnWriter:
         self._now = now
         self._is_careful = is_careful  # the last turn was rolled back: find the run that caused it
         self.written = TurnResult()
-        self._held = HeldTasks(connection, shard, plans, now, self)
+        self._held = MasterTasks(connection, shard, plans, now, self)
         self._backfills = BackfillAdvancer(connection, shard, plans, now, self)
         self._concurrency = ConcurrencyControl(connection)
-        self._wake_ups = WakeUps(connection, shard, now, lambda each: self.advance(each, [Wake()]))
+        self._wake_ups = WakeUps(connection, shard, now, lambda each: self.advance_run(each, [Wake()]))
         self._result_cache = ResultCache(connection, plans, now)
         self._notifications = Notifications(connection, plans, now)
 
-    def finish(self) -> None:
-        """Complete the turn: start further runs of backfills, and notify the runs that wait for runs that have
-        ended.
-        """
+    def finish_turn(self) -> None:
+        """Complete the turn: start further runs of backfills, and notify runs that waited for runs that have ended."""
         self._held.process_calls()
         self.written.more |= self._backfills.advance_all(self.written.runs, self._cache.runs)
         self.written.pokes |= self._held.wake_dependents()
         made = self._result_cache.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
             self.isolate(partial(result_cache.save, self._connection, batch), _log_skipped)
-        self.written.pokes |= self._concurrency.shards_to_notify(self.written.runs.values(), self._cache.runs)
+        self.written.pokes |= self._concurrency.find_shards_to_notify(self.written.runs.values(), self._cache.runs)
 
     # Errors of one run
 
     def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Call ``function``.
+        """Call a function so that an error of its own run, command or row does not stop the others.
 
-        If it raises an error that only its own run, command or row causes, pass the error to ``on_error``.
-
+        Args:
+            function: The function.
+            on_error: Called with such an error, after the writes of the function were rolled back.
         Raises:
-            RunErrorSuspected: This turn is not careful, and must be rolled back.
+            RunErrorSuspected: This turn does not process runs separately. It must be rolled back and repeated.
         """
         if not self._is_careful:
             with _suspect_run_error():
@@ -142,16 +141,15 @@ class TurnWriter:
             with self._connection.begin_nested():
                 function()
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
             written.runs, written.ended, written.abandoned = before
             self._held.todo = todo
             on_error(error)
 
     def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
-        """Like ``isolate``, for functions that write nothing before they can fail.
-
-        Only database errors roll the turn back.
+        """Like ``isolate``, for a function that writes nothing before it can fail. Only database errors roll the turn
+        back.
         """
         if self._is_careful:
             self.isolate(function, on_error)
@@ -161,24 +159,29 @@ class TurnWriter:
         except sa.exc.SQLAlchemyError:
             raise
         except Exception as error:
-            if not may_be_of_run(error):
+            if not may_concern_one_run(error):
                 raise
             on_error(error)
 
     def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
-        """Call ``function`` for a run. If the run causes an error, end the run as failed."""
+        """Call a function for a run. If the function raises an error that concerns only this run, end the run as
+        failed.
+        """
         self.isolate(function, partial(self._end_run_of, run_id))
 
     def _end_run_of(self, run_id: int, error: Exception) -> None:
-        stored = self.stored(run_id)
+        stored = self.get_run(run_id)
         if stored is None or stored.known.state in OVER:
             _log.error("a consequence of the ended run %d is skipped: %s", run_id, reason(error), exc_info=error)
         else:
-            self.end_as_failed(stored, error)
+            self.end_run_as_failed(stored, error)
 
-    def end_as_failed(self, stored: StoredRun, error: Exception) -> None:
-        """End a run as failed because of an error, which its timeline and alerts show. Only for careful turns."""
-        why = f"run {stored.id} cannot continue: {error_text(error)}"
+    def end_run_as_failed(self, stored: StoredRun, error: Exception) -> None:
+        """End a run as failed because of an error, which its timeline and its alerts show.
+
+        Only used in turns that process each run separately.
+        """
+        why = f"run {stored.id} cannot continue: {get_error_text(error)}"
         _log.error("shard %d: %s", self._shard, why, exc_info=error)
         done = DONE | FAILED | {TaskState.WAITING}
         tasks = {
@@ -187,36 +190,46 @@ class TurnWriter:
         }
         known = replace(stored.known, state=RunState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
         runs.end_run_as_failure(self._connection, stored.id, self._now)
-        made = self.written.runs[stored.id] = stored_run_after(stored, known, stored.ids, {}, {})
+        made = self.written.runs[stored.id] = build_stored_run(stored, known, stored.ids, {}, {})
         for tell in (
-            partial(self._abandon, stored),
-            partial(self._held.run_saved, stored, made, known),
-            partial(self._held.run_abandoned, stored),
-            partial(self._notifications.run_saved, stored, made, known, why=why),
+            partial(self._abandon_run, stored),
+            partial(self._held.record_saved_run, stored, made, known),
+            partial(self._held.record_abandoned_run, stored),
+            partial(self._notifications.record_saved_run, stored, made, known, why=why),
             partial(self.record_event, stored.id, "error", details={"error": why}),
         ):
             self.isolate(tell, _log_skipped)
 
-    def _abandon(self, stored: StoredRun) -> None:
-        """Mark the queued attempts of a run to be withdrawn, and its claimed attempts to be cancelled."""
+    def _abandon_run(self, stored: StoredRun) -> None:
+        """Record that the queued attempts of a run must be withdrawn and its claimed attempts cancelled."""
         for name, task in stored.known.tasks.items():
             if task.is_at_worker:
                 place = QueuePlace.parse(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
                 self.written.abandoned[place.item.attempt_key] = place
 
-    def end_all(self, errors: Mapping[int, Exception]) -> None:
-        """End these runs as failed, each with its error, and update the other runs that this affects."""
+    def end_runs_as_failed(self, errors: Mapping[int, Exception]) -> None:
+        """End runs as failed, and update the other runs that this affects.
+
+        Args:
+            errors: The error of each run, by run ID.
+        """
         for run_id, error in errors.items():
             self._end_run_of(run_id, error)
 
     def create_takeover_alerts(self, known: Iterable[StoredRun], *, token: int, owners: tuple[str, str]) -> None:
-        """Write failover alerts for the runs that this master has taken over."""
+        """Write failover alerts about the runs that this master has taken over.
+
+        Args:
+            known: The active runs of the shard.
+            token: The fencing token of this master.
+            owners: The former owner and the new owner.
+        """
         tell = partial(create_takeover_alerts, shard=self._shard, token=token, owners=owners, now=self._now)
         self.isolate(partial(tell, self._connection, self._plans, known), _log_skipped)
 
     def check_readable(self, run_id: int) -> StoredRun | None:
-        """Return a run that was just read. If it cannot continue, end it and return None."""
-        stored = self.stored(run_id)
+        """Return a run that was just read. If it is invalid, end it as failed and return None."""
+        stored = self.get_run(run_id)
         if stored is not None:
             self.isolate_run(run_id, partial(StateCache, [stored]))
         found = self.written.runs.get(run_id, stored)
@@ -225,13 +238,13 @@ class TurnWriter:
     # Events from the store
 
     def apply_reported(self, reported: ReportedEvents) -> None:
-        """Apply the events that workers reported, and write the history of their attempts."""
+        """Apply the events that workers have reported, and write the history of their attempts."""
         outputs = self._history(reported)
         for run_id, events in reported.events.items():
-            self.advance(run_id, events, outputs=outputs)
+            self.advance_run(run_id, events, outputs=outputs)
 
     def _history(self, reported: ReportedEvents) -> dict[int, dict[str, Mapping[str, Any]]]:
-        known, rest = reported_tasks(self._cache, reported)
+        known, rest = find_reported_tasks(self._cache, reported)
         known |= attempts.find_tasks_of_shard(self._connection, self._shard, rest)
         rows: list[tuple[int, AttemptRow]] = []
         outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
@@ -248,7 +261,7 @@ class TurnWriter:
             if found is not None:
                 outputs.setdefault(found.run_id, {})[found.name] = result.outputs
                 self._result_cache.save_result(self._cache.runs[found.run_id], found.name, result)
-            rows.append((known[row][0], attempt_row(row, n, result)))
+            rows.append((known[row][0], build_attempt_row(row, n, result)))
 
         for attempt, runs_ in reported.claimed:
             if attempt.task in known:
@@ -276,27 +289,33 @@ class TurnWriter:
         for run_id, row in rows:
             self.isolate_run(run_id, partial(attempts.save, self._connection, [row], self._now))
 
-    def wake(self, run_ids: Iterable[int]) -> None:
+    def advance_due_runs(self, run_ids: Iterable[int]) -> None:
         """Advance the runs whose timers are due."""
         for run_id in run_ids:
-            self.advance(run_id, [])
+            self.advance_run(run_id, [])
 
     # One run
 
-    def advance(
+    def advance_run(
         self,
         run_id: int,
         events: Iterable[Event],
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Apply events that every state accepts to a run, and update the other runs that this affects."""
+        """Apply events to a run, and update the other runs that this affects, such as its parent.
+
+        Args:
+            run_id: ID of the run.
+            events: Events that every state of a run accepts.
+            outputs: Outputs of tasks that have ended, by run ID and task name.
+        """
         self.advance_alone(run_id, events, (outputs or {}).get(run_id, {}))
         self._held.process_calls()
 
     def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
         """Apply events to one run, without updating the other runs that this affects."""
-        stored = self.stored(run_id)
+        stored = self.get_run(run_id)
         if stored is None:
             return
 
@@ -304,12 +323,11 @@ class TurnWriter:
             version = self._plans.get(self._connection, stored.code, stored.version)
             self._save(stored, version, advance(version.plan, stored.known, events, self._now), outputs)
 
-        self.isolate(do, partial(self.end_as_failed, stored))
+        self.isolate(do, partial(self.end_run_as_failed, stored))
 
-    def stored(self, run_id: int) -> StoredRun | None:
-        """Return the current state of a run of this shard.
-
-        None: the run does not exist, or has ended and cannot be read.
+    def get_run(self, run_id: int) -> StoredRun | None:
+        """Return the current state of a run of this shard. None if it does not exist, or has ended and cannot be
+        read.
         """
         known = self.written.runs.get(run_id) or self._cache.runs.get(run_id)
         if known is not None:
@@ -325,7 +343,7 @@ class TurnWriter:
     def _end_unreadable(self, run_id: int, error: Exception) -> None:
         outline = runs.load_readable_part(self._connection, run_id, shard=self._shard)
         if outline is not None and outline.known.state not in OVER:
-            self.end_as_failed(outline, error)
+            self.end_run_as_failed(outline, error)
 
     def _save(
         self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Mapping[str, Mapping[str, Any]]
@@ -340,23 +358,34 @@ class TurnWriter:
             and after.tasks[name].state is TaskState.SUCCESS
             and stored.known.tasks[name] != after.tasks[name]
         }
-        known = self._result_cache.apply_cached(
+        known = self._result_cache.complete_cached_tasks(
             stored, version, after, {**(stored.outputs if is_same_run else {}), **ended}
         )
         after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
-        keys = self._queue_keys(stored, version, after)
+        keys = self._assign_queue_keys(stored, version, after)
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
-        history = [*not_taken_attempts(stored, version.plan, after, self._now), *known.rows(ids, self._now)]
+        history = [
+            *build_not_taken_rows(stored, version.plan, after, self._now),
+            *known.build_attempt_rows(ids, self._now),
+        ]
         attempts.save(self._connection, history, self._now)
         known.record_hits(self._connection, stored.id, self._now)
-        made = stored_run_after(stored, after, ids, keys, ended)
+        made = build_stored_run(stored, after, ids, keys, ended)
         self.written.runs[stored.id] = made
-        self._held.run_saved(stored, made, after)
-        self._notifications.run_saved(stored, made, after)
+        self._held.record_saved_run(stored, made, after)
+        self._notifications.record_saved_run(stored, made, after)
         return made
 
-    def _queue_keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun) -> dict[str, str]:
-        """Return the queue keys of newly queued attempts. Attempts that are queued again keep their keys."""
+    def _assign_queue_keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun) -> dict[str, str]:
+        """Return the queue keys of the attempts that are queued now, by task name.
+
+        An attempt that is queued again keeps its queue key.
+
+        Args:
+            stored: The run before.
+            version: The workflow version of the run.
+            after: The run now.
+        """
         found = {}
         is_same_run = stored.known.round == after.round
         for name, task in after.tasks.items():
@@ -376,8 +405,16 @@ class TurnWriter:
         return found
 
     def fail_attempt(self, run_id: int, name: str, n: int, reason: str, event: Event) -> None:
-        """Record that an attempt could not be sent to workers, with the reason, and end the attempt."""
-        stored = self.stored(run_id)
+        """End an attempt that cannot be sent to workers.
+
+        Args:
+            run_id: ID of the run.
+            name: Name of the task.
+            n: Number of the attempt.
+            reason: Why it cannot be sent.
+            event: The event that ends it.
+        """
+        stored = self.get_run(run_id)
         if stored is None:
             return
 
@@ -386,12 +423,12 @@ class TurnWriter:
             attempts.save(self._connection, [row], self._now)
 
         self.isolate_run(run_id, save)
-        self.advance(run_id, [event])
+        self.advance_run(run_id, [event])
 
     def apply_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
         """Store the branches that switches have chosen."""
         for attempt, choice in choices.items():
-            stored = self.stored(attempt.run_id)
+            stored = self.get_run(attempt.run_id)
             if stored is not None:
                 self._held.apply_choice(stored, attempt.name, attempt.n, choice)
                 self._held.process_calls()
@@ -414,7 +451,7 @@ class TurnWriter:
         self.written.broken.add(row.code)
 
     def apply_commands(self) -> None:
-        """Carry out or refuse the open commands of the shard, in their order."""
+        """Execute or refuse the unfinished commands of the shard, in their order."""
         rows = commands.list_unfinished_commands(self._connection, self._shard, MAX_COMMANDS)
         self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
@@ -440,7 +477,7 @@ class TurnWriter:
 
     def _refuse_command(self, row: CommandRow, error: Exception) -> None:
         _log.error("command %d of shard %d cannot be executed", row.id, self._shard, exc_info=error)
-        commands.record_command_result(self._connection, row.id, self._now, run_id=None, error=error_text(error))
+        commands.record_command_result(self._connection, row.id, self._now, run_id=None, error=get_error_text(error))
 
     def _start(self, row: CommandRow) -> int:
         wanted = parse_start(row)
@@ -452,9 +489,12 @@ class TurnWriter:
         return made
 
     def create_run(self, request: RunRequest, by: str, **columns: Any) -> int:
-        """Create a run and return its ID.
+        """Create a run and return its ID. An error of the database rolls the turn back.
 
-        ``columns`` are further columns, such as the parent task. An error while writing rolls the turn back.
+        Args:
+            request: What to create.
+            by: The account that requested it.
+            columns: Further columns of the run, such as the parent task.
         """
         version = self._plans.get(self._connection, request.code, request.version)
         after = advance(version.plan, WorkflowRun(), [request.event], self._now)
@@ -492,7 +532,7 @@ class TurnWriter:
             return None
         wanted = parse_event(row)
         run_id = row.run_id or 0
-        stored = self.stored(run_id)
+        stored = self.get_run(run_id)
         if stored is None:
             raise UnknownWorkflow(f"there is no run {run_id} here that can be read")
         related_runs.check_command_to_child(self._connection, run_id, stored.parent, row.type)
@@ -502,14 +542,14 @@ class TurnWriter:
         self._save(stored, version, after, {})
         return run_id
 
-    def start_waiting(self, run_ids: Iterable[int]) -> None:
-        """Start these runs, which waited for the concurrency limits of their workflows."""
+    def start_waiting_runs(self, run_ids: Iterable[int]) -> None:
+        """Start runs that waited for the concurrency limits of their workflows."""
         for run_id in run_ids:
             self.isolate_run(run_id, partial(self._start_waiting_run, run_id))
             self._held.process_calls()
 
     def _start_waiting_run(self, run_id: int) -> None:
-        stored = self.stored(run_id)
+        stored = self.get_run(run_id)
         if stored is None or stored.known.state is not RunState.SERIAL_WAIT:
             return
         try:
@@ -522,15 +562,21 @@ class TurnWriter:
     def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
         """Return whether a child run has to wait for the concurrency limit of its workflow.
 
-        Raises like ``ConcurrencyControl.must_wait``.
+        Args:
+            code: Code of the workflow.
+            version: Version of the workflow.
+            ancestors: IDs of the ancestors of the run.
+            exclude: ID of the run itself, if it exists already.
+        Raises:
+            WrongState: The policy of the workflow refuses the run.
         """
         made = self._plans.get(self._connection, code, version)
         return self._concurrency.must_wait(made, dry=False, ancestors=ancestors, exclude=exclude)
 
     def must_wait(self, stored: StoredRun) -> bool:
-        """Return whether a run of a backfill has to wait.
+        """Return whether a run of a backfill has to wait for the concurrency limit of its workflow.
 
-        A run whose version cannot be read does not wait, because it fails.
+        A run whose version cannot be read does not wait, because it will fail.
         """
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
@@ -544,7 +590,7 @@ def _suspect_run_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not may_be_of_run(error):
+        if not may_concern_one_run(error):
             raise
         raise RunErrorSuspected(reason(error)) from error
 

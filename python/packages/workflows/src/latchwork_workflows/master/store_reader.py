@@ -1,4 +1,4 @@
-"""What a shard's master reads from the store: claims and results of attempts, and orphaned entries."""
+"""Reads what workers report in the store: claims and results of attempts, and entries that no run needs any more."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class RunningClaim:
 
     @property
     def record(self) -> RunningRecord:
-        """The parsed record of the worker.
-
-        Parsed only when needed, because each read of the store returns the key again.
+        """The parsed record of the worker. It is parsed only when needed, because each read of the store returns the
+        key again.
         """
         return RunningRecord.from_bytes(self.value)
 
@@ -67,7 +66,7 @@ class StoreSnapshot:
 
     @property
     def is_full(self) -> bool:
-        """Whether the store may have more results than this snapshot."""
+        """Whether the store may contain more results than this snapshot."""
         return len(self.results) == MAX_RESULTS
 
 
@@ -75,9 +74,10 @@ def parse_snapshot(entries: Iterable[Entry], prefix: str, processed: Mapping[str
     """Parse the store entries of a shard into claims and results of attempts.
 
     Args:
-        entries: Entries of the mirror.
-        prefix: Prefix of the shard.
-        processed: Processed results with the tokens of their keys. They are deleted, but a mirror may lag.
+        entries: The entries below the prefix.
+        prefix: Key prefix of the shard.
+        processed: Results that were processed already, with the tokens of their keys. They are deleted from the store,
+            but a cached copy may still contain them.
     """
     found = StoreSnapshot()
     for entry in entries:
@@ -135,9 +135,8 @@ def _result(entry: Entry) -> AttemptResult:
         return AttemptResult(Outcome.FATAL, entry.created, "?", "?", 0.0, 0.0, error=why[:1000])
 
 
-def missing_attempts(cache: StateCache, snapshot: StoreSnapshot) -> list[SubmittedAttempt]:
-    """Return the attempts that are running according to the database but have neither a running key nor a result in the
-    store.
+def find_missing_attempts(cache: StateCache, snapshot: StoreSnapshot) -> list[SubmittedAttempt]:
+    """Return the attempts that run according to the database, but have neither a claim nor a result in the store.
 
     Their workers may have died. The caller checks each of them.
     """
@@ -146,10 +145,15 @@ def missing_attempts(cache: StateCache, snapshot: StoreSnapshot) -> list[Submitt
     return [each for x, each in cache.running.items() if x not in snapshot.running and x not in snapshot.results]
 
 
-def reclaimed_attempts(cache: StateCache, snapshot: StoreSnapshot, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
-    """Return the running attempts whose claim has changed.
+def find_reclaimed_attempts(
+    cache: StateCache, snapshot: StoreSnapshot, claims: Mapping[str, int]
+) -> list[SubmittedAttempt]:
+    """Return the running attempts whose claim has changed since the last read. Their first claim was lost in between.
 
-    Their first claim was lost between two reads of the store.
+    Args:
+        cache: State of the runs.
+        snapshot: Content of the store.
+        claims: Tokens of the claims at the last read, by attempt key.
     """
     seen_ = snapshot.running
     return [each for x, each in cache.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
@@ -177,16 +181,21 @@ class ReportedEvents:
 
 
 class Debounce:
-    """Delays writing claims that have arrived without other events.
+    """Delays writing new claims if there is nothing else to write. Not thread-safe.
 
-    The result of a short task arrives in the meantime, so one transaction writes both. Not thread-safe.
+    The result of a short task arrives in the meantime, so one transaction writes both.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def may_wait(self, reported: ReportedEvents, now: float) -> bool:
-        """Return whether these events may be written later. The delay is counted from the first claim."""
+        """Return whether these events may be written later. The delay is counted from the first claim.
+
+        Args:
+            reported: The events.
+            now: Seconds since the epoch.
+        """
         count = sum(map(len, reported.events.values()))
         if reported.ended or reported.lost or not reported.claimed or count != len(reported.claimed):
             return False
@@ -195,24 +204,24 @@ class Debounce:
         return now - self._since < CLAIMS_S
 
     def left_s(self, now: float) -> float:
-        """Return the seconds for which the claims may still be delayed. Infinite if no claim is delayed."""
+        """Return for how many more seconds the claims may be delayed. Infinite if no claim is delayed."""
         return math.inf if self._since is None else self._since + CLAIMS_S - now
 
     def reset(self) -> None:
-        """Start again without delayed claims, after the claims were written."""
+        """End the delay, because the claims were written."""
         self._since = None
 
 
-def events_since(
+def collect_events(
     cache: StateCache, snapshot: StoreSnapshot, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]
 ) -> ReportedEvents:
-    """Return the claims, losses and results of attempts that the store shows and the runs in memory do not know yet.
+    """Return the claims, losses and results of attempts that are in the store and not yet known to the runs in memory.
 
     Args:
         cache: State of the runs.
         snapshot: Content of the store.
         lost: Attempts whose claims ended without a result. The value is True if the worker died.
-        claims: Claims that are known, by attempt.
+        claims: Tokens of the known claims, by attempt key.
     """
     result = ReportedEvents()
     for gone, died in lost.items():
@@ -220,7 +229,7 @@ def events_since(
         result.lost.append(gone)
     for x, runs in snapshot.running.items():
         attempt = cache.find(*parse_attempt_key(x))
-        if attempt is None or claims.get(x) == runs.claim or cache.state_of(attempt) not in AT_WORKERS:
+        if attempt is None or claims.get(x) == runs.claim or cache.get_task_state(attempt) not in AT_WORKERS:
             continue
         result.add(attempt, Claimed(attempt.name, attempt.n, _round(cache, attempt)))
         result.claimed.append((attempt, runs))
@@ -241,16 +250,22 @@ def _round(cache: StateCache, attempt: SubmittedAttempt) -> int:
     return cache.runs[attempt.run_id].known.round
 
 
-def reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Return the run and the workflow of each reported task, by task ID, and the IDs of unknown tasks."""
+def find_reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[int, tuple[int, int]], set[int]]:
+    """Return the run and the workflow of each reported task, by task ID, and the IDs of the tasks that are unknown."""
     rows = {parse_attempt_key(x) for x, _ in reported.ended} | {(each.task, each.n) for each, _ in reported.claimed}
     found = {row: cache.find(row, n) for row, n in rows}
     known = {row: (each.run_id, cache.runs[each.run_id].code) for row, each in found.items() if each}
     return known, found.keys() - known.keys()
 
 
-def attempt_row(task: int, attempt_number: int, result: AttemptResult) -> AttemptRow:
-    """Return the database row for an attempt that has ended, built from the result that its worker reported."""
+def build_attempt_row(task: int, attempt_number: int, result: AttemptResult) -> AttemptRow:
+    """Build the database row of an attempt that has ended.
+
+    Args:
+        task: ID of the task.
+        attempt_number: Number of the attempt.
+        result: The result that the worker reported.
+    """
     worker, host, ref, error = (
         each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
     )
@@ -273,8 +288,8 @@ def attempt_row(task: int, attempt_number: int, result: AttemptResult) -> Attemp
 _log = logging.getLogger(__name__)
 
 
-def attempts_at_workers(cache: StateCache) -> set[str]:
-    """Return the keys of a shard's attempts that are in the work queue or claimed by a worker."""
+def list_attempts_at_workers(cache: StateCache) -> set[str]:
+    """Return the keys of a shard's attempts that are queued for workers or claimed by one."""
     return {
         attempt_key_of(stored.ids[name], task.n)
         for stored in cache.runs.values()
@@ -286,20 +301,20 @@ def attempts_at_workers(cache: StateCache) -> set[str]:
 def drop_orphans(
     dispatcher: Dispatcher, cache: StateCache, shard: int, own_tasks: Callable[[Iterable[int]], set[int]]
 ) -> None:
-    """Remove the queue items, cancel requests and spec keys of a shard that belong to no active run.
+    """Delete queue items, cancel requests and task specs of a shard that belong to no active run.
 
     Args:
         dispatcher: Dispatcher of the shard, under the fence of this owner.
         cache: State of the runs, just read, with all results processed.
         shard: ID of the shard.
-        own_tasks: Returns those of the given tasks that belong to this shard. For the first shard, also deleted tasks.
+        own_tasks: Returns which of the given tasks belong to this shard. For the first shard, also deleted tasks.
     """
-    marked = dispatcher.marked_attempts()
-    items = dispatcher.items()
-    wanted = attempts_at_workers(cache)
+    marked = dispatcher.list_marked_attempts()
+    items = dispatcher.list_items()
+    wanted = list_attempts_at_workers(cache)
     orphans = {x: place for x, place in items.items() if place.item.shard == shard and x not in wanted}
-    back = dispatcher.withdraw(orphans)
-    ended = dispatcher.cancel({x: place for x, place in orphans.items() if x not in back})
+    back = dispatcher.withdraw_items(orphans)
+    ended = dispatcher.request_cancels({x: place for x, place in orphans.items() if x not in back})
     left = {x for x in marked if x not in items and x not in wanted and is_attempt_key(x)}
     ours = own_tasks({parse_attempt_key(x)[0] for x in left})
     gone = sorted(x for x in left if parse_attempt_key(x)[0] in ours)
