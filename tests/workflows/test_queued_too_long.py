@@ -47,7 +47,7 @@ def test_what_no_worker_takes_in_time_has_failed_counts_as_a_try_and_says_so(sta
 
 def test_a_worker_that_takes_it_before_it_is_taken_back_runs_it(stage, flow, clock, monkeypatch):
     hand, taken = stage.hand(), {}
-    take_back = Dispatcher.withdraw
+    take_back = Dispatcher.withdraw_items
 
     def late(sending, places):
         if not taken:
