@@ -26,7 +26,7 @@ from latchwork_workflows.db import Database, backfills, definitions, pools
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import command, definition, shard, task, workflow_run
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
@@ -80,7 +80,7 @@ def fill(database, attempts):
         for number in range(WORKFLOWS):
             waits = {"type": "dependent", "params": {"on": {"workflow": f"flow-{number // 2}", "window": "today"}}}
             tasks = [*map(shell, range(TASKS)), *([{"name": "waits", **waits}] if number else [])]
-            found = validated({"name": f"flow-{number}", "tasks": tasks}, types)
+            found = check_definition({"name": f"flow-{number}", "tasks": tasks}, types)
             codes.append(definitions.save(connection, found, shards=4).code)
     assert codes == list(range(codes[0], codes[0] + WORKFLOWS))
     values = {"now": time.time(), "runs": attempts // TASKS, "code": codes[0]}

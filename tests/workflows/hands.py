@@ -22,7 +22,7 @@ from latchwork_workflows.installation import initialize
 from latchwork_workflows.keys import ItemName, Keys, workflows_store
 from latchwork_workflows.master.shard import ShardLoop, ShardTools
 from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead, TaskMessage
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.schemas.workflows import AppliedVersion
 from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.state import Outcome
@@ -44,7 +44,7 @@ def a_workflow(name="flow", *, tasks=None, **fields):
         {"name": each, "type": "shell", "params": {"script": "true"}, **({"after": of} if isinstance(of, list) else of)}
         for each, of in after.items()
     ]
-    return validated({"name": name, **fields, "tasks": rows}, TaskTypes())
+    return check_definition({"name": name, **fields, "tasks": rows}, TaskTypes())
 
 
 class Hand:

@@ -14,7 +14,7 @@ from latchwork_workflows.db import runs as rows
 from latchwork_workflows.db.tables import backfill, command, workflow_run
 from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.master.backfills import MAX_AT_ONCE
-from latchwork_workflows.model.backfill_dates import MAX_SCHEDULE_TIMES, schedule_times_of
+from latchwork_workflows.model.backfill_dates import MAX_SCHEDULE_TIMES, list_schedule_times
 from latchwork_workflows.model.model import ScheduleSpec
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.state.backfills import BackfillState, DateCounts, decide_next_step
@@ -321,12 +321,12 @@ def local(*parts, tz="Europe/Berlin"):
 
 
 def test_dates_without_a_schedule_are_their_midnights_in_utc_each_once():
-    found = schedule_times_of([date(2025, 1, 2), date(2025, 1, 1), date(2025, 1, 2)], None, NOW)
+    found = list_schedule_times([date(2025, 1, 2), date(2025, 1, 1), date(2025, 1, 2)], None, NOW)
     assert found == [local(2025, 1, 1, tz="UTC"), local(2025, 1, 2, tz="UTC")]
 
 
 def test_dates_with_a_schedule_are_all_its_fire_times_in_its_time_zone():
-    found = schedule_times_of(
+    found = list_schedule_times(
         DateRange(date(2025, 10, 25), date(2025, 10, 26)), spec("0 3,15 * * *", tz="Europe/Berlin"), NOW
     )
     assert found == [local(2025, 10, day, hour) for day in (25, 26) for hour in (3, 15)]  # summer time ends on the 26th
@@ -334,20 +334,20 @@ def test_dates_with_a_schedule_are_all_its_fire_times_in_its_time_zone():
 
 def test_dates_of_a_range_on_which_it_does_not_fire_are_left_out_and_named_ones_refused():
     mondays = spec("0 0 * * 1", end=datetime(2020, 1, 1, tzinfo=UTC))
-    found = schedule_times_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), mondays, NOW)
+    found = list_schedule_times(DateRange(date(2025, 10, 1), date(2025, 10, 31)), mondays, NOW)
     assert [datetime.fromtimestamp(each, UTC).day for each in found] == [6, 13, 20, 27]
     with pytest.raises(ValueError, match="does not fire on 2025-10-07"):
-        schedule_times_of([date(2025, 10, 6), date(2025, 10, 7)], mondays, NOW)
+        list_schedule_times([date(2025, 10, 6), date(2025, 10, 7)], mondays, NOW)
     with pytest.raises(ValueError, match="never fires on these dates"):
-        schedule_times_of(DateRange(date(2025, 10, 7), date(2025, 10, 8)), mondays, NOW)
+        list_schedule_times(DateRange(date(2025, 10, 7), date(2025, 10, 8)), mondays, NOW)
     with pytest.raises(ValueError, match="more than 5,000"):
-        schedule_times_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), spec("* * * * *"), NOW)
+        list_schedule_times(DateRange(date(2025, 10, 1), date(2025, 10, 31)), spec("* * * * *"), NOW)
 
 
 def test_a_fire_time_of_today_that_has_not_come_is_refused():
     noon = NOW + 12 * 3600
     with pytest.raises(ValueError, match=r"2026-03-01T15:00:00\+00:00 is in the future"):
-        schedule_times_of([date(2026, 3, 1)], spec("0 9,15 * * *"), noon)
+        list_schedule_times([date(2026, 3, 1)], spec("0 9,15 * * *"), noon)
     with pytest.raises(ValueError, match="is before"):
         DateRange(date(2026, 3, 2), date(2026, 3, 1))
 

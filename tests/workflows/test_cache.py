@@ -9,8 +9,8 @@ from latchwork_workflows.db import result_cache as result_cache_db
 from latchwork_workflows.db.tables import parameter, result_cache, workflow_run
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.master.cleanup import Cleanup
-from latchwork_workflows.model.cache_key import cache_key_of
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.cache_key import compute_cache_key
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.model.values import RunContext
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
@@ -181,10 +181,10 @@ def test_what_is_too_old_is_deleted_and_what_is_not_stays(stage):
 def key_of(task=None, *, params=None, index=-1, outputs=None, at=0.0, **fields):
     plain = {"type": "shell", "params": {"script": "go"}, "cache_s": 5, **(task or {})}
     tasks = [{"name": "before", "type": "noop"}, {"name": "a", "after": ["before"], **plain}]
-    definition = validated({"name": "flow", "tasks": tasks, **fields}, TaskTypes()).definition
+    definition = check_definition({"name": "flow", "tasks": tasks, **fields}, TaskTypes()).definition
     quoted = TaskTypes().get(plain["type"]).quoted
     run = RunContext(definition, 1, at, params or {})
-    return cache_key_of(run, definition.task("a"), 1, outputs or {}, quoted=quoted, index=index)
+    return compute_cache_key(run, definition.task("a"), 1, outputs or {}, quoted=quoted, index=index)
 
 
 PYTHON = {"type": "python", "params": {"function": "m:f", "args": {"day": "${day}"}}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork_workflows.model.model import plan_of
+from latchwork_workflows.model.model import build_plan
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.state.records import WorkflowRun
 from patience import eventually
@@ -49,7 +49,7 @@ def test_a_clock_that_goes_back_an_hour_makes_nobody_wait_longer_than_it_was_tol
 
 def retried(now):
     found = a_workflow(tasks={"a": {"retries": 1, "retry_interval_s": 60}})
-    plan = plan_of(found.definition, found.order)
+    plan = build_plan(found.definition, found.order)
     known = advance(plan, WorkflowRun(), [Start()], now)
     return plan, advance(plan, known, [Claimed("a", 1), Ended("a", 1, Outcome.FAILURE)], now)
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from latchwork.schedules import Cron
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.builder import Workflow, add, shell, task, workflow
-from latchwork_workflows.model.model import Definition, plan_of
+from latchwork_workflows.model.builder import Workflow, add_task, shell, task, workflow
+from latchwork_workflows.model.model import Definition, build_plan
 from latchwork_workflows.model.settings.usage import StoredSettings
-from latchwork_workflows.model.templates import fill
-from latchwork_workflows.model.validate import find_problems, validated
-from latchwork_workflows.model.values import RunContext, values_of
-from latchwork_workflows.model.yaml_format import parse, to_yaml
+from latchwork_workflows.model.templates import fill_references
+from latchwork_workflows.model.validate import check_definition, find_problems
+from latchwork_workflows.model.values import RunContext, compute_values
+from latchwork_workflows.model.yaml_format import format_yaml, parse
 from latchwork_workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
 
@@ -60,12 +60,12 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same():
-    assert nightly.definition == validated(parse(NIGHTLY), TYPES).definition
+    assert nightly.definition == check_definition(parse(NIGHTLY), TYPES).definition
 
 
 def test_what_is_written_is_read_back_the_same():
-    assert validated(parse(to_yaml(nightly.definition)), TYPES).definition == nightly.definition
-    assert validated(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
+    assert check_definition(parse(format_yaml(nightly.definition)), TYPES).definition == nightly.definition
+    assert check_definition(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
 
 
 def test_a_task_outside_a_workflow_is_the_function():
@@ -94,7 +94,7 @@ def test_text_of_python_code_is_meant_as_it_stands():
         load(1, table="${day} is not filled in")
 
     args = literal.definition.task("load").params["args"]
-    assert fill(args, {"day": 1}, MOMENT) == {"rows": 1, "table": "${day} is not filled in"}
+    assert fill_references(args, {"day": 1}, MOMENT) == {"rows": 1, "table": "${day} is not filled in"}
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ MOMENT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
 
 def test_references_keep_types_alone_and_become_text_among_text():
     known = {"n": 3, "extract.rows": [1, 2]}
-    assert fill("${n}", known, MOMENT) == 3
-    assert fill(["${extract.rows}", "${n} rows, $${n}"], known, MOMENT) == [[1, 2], "3 rows, ${n}"]
-    assert fill("${time:%Y-%m-%d,-1d}/${time:%H}", known, MOMENT) == "2026-02-28/04"
+    assert fill_references("${n}", known, MOMENT) == 3
+    assert fill_references(["${extract.rows}", "${n} rows, $${n}"], known, MOMENT) == [[1, 2], "3 rows, ${n}"]
+    assert fill_references("${time:%Y-%m-%d,-1d}/${time:%H}", known, MOMENT) == "2026-02-28/04"
     with pytest.raises(KeyError, match="nobody"):
-        fill("${nobody}", known, MOMENT)
+        fill_references("${nobody}", known, MOMENT)
 
 
 def hours_of(day, zone):
@@ -300,15 +300,15 @@ def test_a_time_moved_by_hours_is_so_much_earlier_though_the_clock_was_changed(z
         for shift, seconds in (("-1h", 3600), ("-90m", 5400), ("+3600s", -3600)):
             earlier = datetime.fromtimestamp(moment.timestamp() - seconds, ZoneInfo(zone))
             form = "%Y-%m-%dT%H:%M%z"
-            assert fill(f"${{time:{form},{shift}}}", {}, moment) == earlier.strftime(form)
+            assert fill_references(f"${{time:{form},{shift}}}", {}, moment) == earlier.strftime(form)
 
 
 def test_a_time_moved_by_days_keeps_the_time_on_the_clock():
     after = datetime(2026, 3, 29, 12, 0, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert fill("${time:%d %H:%M %z,-1d}", {}, after) == "28 12:00 +0100"
-    assert fill("${time:%d %H:%M %z,-1w}", {}, after) == "22 12:00 +0100"
+    assert fill_references("${time:%d %H:%M %z,-1d}", {}, after) == "28 12:00 +0100"
+    assert fill_references("${time:%d %H:%M %z,-1w}", {}, after) == "22 12:00 +0100"
     skipped = datetime(2026, 3, 30, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert fill("${time:%d %H:%M %z,-1d}", {}, skipped) == "29 03:30 +0200"
+    assert fill_references("${time:%d %H:%M %z,-1d}", {}, skipped) == "29 03:30 +0200"
 
 
 def test_parameters_that_have_each_other_many_times_are_refused_before_they_are_large():
@@ -317,7 +317,7 @@ def test_parameters_that_have_each_other_many_times_are_refused_before_they_are_
     for params in (text, values):
         body = Definition(name="w", params=params, tasks=[{"name": "t", "type": "noop"}])
         with pytest.raises(ValueError, match="has more than 1,000,000 characters with its values filled in"):
-            values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, {})
+            compute_values(RunContext(body, 1, 0.0, {}), body.task("t"), 1, {})
 
 
 def test_an_output_that_is_too_large_for_a_variable_is_sent_to_tasks_that_name_it():
@@ -326,7 +326,7 @@ def test_an_output_that_is_too_large_for_a_variable_is_sent_to_tasks_that_name_i
     def found(**params):
         tasks = [{"name": "near", "type": "x"}, {"name": "t", "type": "x", "after": ["near"], "params": params}]
         body = Definition(name="w", tasks=tasks)
-        return set(values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)) & {"files", "rows"}
+        return set(compute_values(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)) & {"files", "rows"}
 
     assert found(script="echo $rows") == {"rows"}
     assert found(script="echo $files") == found(x="${files}") == found(when="len(files) > 3") == {"files", "rows"}
@@ -340,7 +340,7 @@ def test_a_script_has_an_output_by_the_name_of_its_task_and_its_own_wherever_it_
         tasks = [{"name": each, "type": "x", "after": after.get(each, [])} for each in ("far.off", "near", "beside")]
         task = {"name": "t", "type": "x", "after": after["t"], "params": {"script": script}}
         body = Definition(name="w", tasks=[*tasks, task])
-        values = values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)
+        values = compute_values(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)
         return {name: value for name, value in values.items() if "." in name or name == "rows"}
 
     assert found("echo\n$rows") == {"rows": 2}
@@ -349,7 +349,7 @@ def test_a_script_has_an_output_by_the_name_of_its_task_and_its_own_wherever_it_
 
 
 def test_the_plan_has_the_rules_of_the_tasks():
-    plan = plan_of(nightly.definition, nightly.order)
+    plan = build_plan(nightly.definition, nightly.order)
     assert list(plan.rules) == ["extract", "load", "report"]
     assert plan.rules["extract"].retries == 3
     assert plan.rules["report"].after == ("extract",)
@@ -364,7 +364,7 @@ def test_a_definition_is_no_larger_than_a_megabyte():
 def test_other_types_can_be_added_in_python():
     @workflow
     def plain():
-        add("shell", {"script": "true", "interpreter": ["bash"]}, name="by-bash")
+        add_task("shell", {"script": "true", "interpreter": ["bash"]}, name="by-bash")
 
     assert isinstance(plain, Workflow)
     assert isinstance(plain.definition, Definition)

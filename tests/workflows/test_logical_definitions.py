@@ -4,8 +4,8 @@ import pytest
 
 from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
 from latchwork_workflows.errors import DefinitionInvalid, WrongState
-from latchwork_workflows.model.validate import problems_in_text, validated
-from latchwork_workflows.model.yaml_format import parse, to_yaml
+from latchwork_workflows.model.validate import check_definition, find_problems_in_text
+from latchwork_workflows.model.yaml_format import format_yaml, parse
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 
@@ -88,8 +88,8 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same_and_what_is_written_is_read_back():
-    assert validated(parse(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
-    assert validated(parse(to_yaml(python_flow.definition)), TYPES).definition == python_flow.definition
+    assert check_definition(parse(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
+    assert check_definition(parse(format_yaml(python_flow.definition)), TYPES).definition == python_flow.definition
 
 
 PROBLEMS = """
@@ -122,7 +122,8 @@ PROBLEMS = """
 def test_a_problem_of_a_logical_task_is_told_by_its_place(line):
     given, told = line.split(" | ")
     found = [
-        str(each) for each in problems_in_text(f"name: flow\ntasks:\n- {given}\n- {{name: last, type: noop}}", TYPES)
+        str(each)
+        for each in find_problems_in_text(f"name: flow\ntasks:\n- {given}\n- {{name: last, type: noop}}", TYPES)
     ]
     assert any(each.startswith(told) for each in found), found
 

@@ -11,7 +11,7 @@ from latchwork_workflows.alerts.sender import AlertSender
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.keys import rows_file
 from latchwork_workflows.logs.files import FileLogs
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.services import alerts as desk
 from latchwork_workflows.services.context import ServiceContext
@@ -106,7 +106,7 @@ def test_rows_of_a_run_come_by_mail_as_a_table(stage, store, logs, worker, shop)
         desk.set_channel(context, Identity("ann", {"": Role.ADMIN}), "boss", "smtp", options)
         params = {"connection": shop, "statement": "SELECT id, name FROM orders ORDER BY id", "mail": MAIL}
         tasks = [{"name": "orders", "type": "sql", "params": params}]
-        version = stage.apply(validated({"name": "report", "tasks": tasks}, TaskTypes()))
+        version = stage.apply(check_definition({"name": "report", "tasks": tasks}, TaskTypes()))
         with stage.master():
             stage.until(stage.start(version), "success")
         sender = AlertSender(stage.database, Secrets(environ={}, providers=()), token=1, logs=logs, poll_s=0.05)

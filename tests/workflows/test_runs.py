@@ -7,7 +7,7 @@ from latchwork_workflows.db import Database, definitions, overview, runs
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import definition_version, event, schedule
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.model.model import Definition, plan_of
+from latchwork_workflows.model.model import Definition, build_plan
 from latchwork_workflows.model.validate import ValidDefinition
 from latchwork_workflows.state import (
     Claimed,
@@ -25,7 +25,7 @@ from latchwork_workflows.state import (
 from workflows.flows import nightly
 
 CHECKED = ValidDefinition(nightly.definition, nightly.order)
-PLAN = plan_of(nightly.definition, nightly.order)
+PLAN = build_plan(nightly.definition, nightly.order)
 
 
 def applied(database, checked=CHECKED):

@@ -10,12 +10,12 @@ from latchwork_workflows.db.tables import attempt, event, task
 from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.validation import url_problem
-from latchwork_workflows.model.values import RunContext, values_of
+from latchwork_workflows.model.settings.validation import find_url_problem
+from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.services import workflows
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
-from latchwork_workflows.worker.preparation import with_password
+from latchwork_workflows.worker.preparation import insert_password
 from workflows import working
 from workflows.hands import client_of, stage_in_memory
 
@@ -178,11 +178,11 @@ def test_a_worker_tries_a_connection_and_says_how_it_went(client, stage, logs, w
 
 def test_a_password_is_put_into_a_url_where_drivers_look_for_it():
     assert (
-        with_password("postgresql://etl@db:5432/x?a=b@c", "a/b@:c") == "postgresql://etl:a%2Fb%40%3Ac@db:5432/x?a=b@c"
+        insert_password("postgresql://etl@db:5432/x?a=b@c", "a/b@:c") == "postgresql://etl:a%2Fb%40%3Ac@db:5432/x?a=b@c"
     )
-    assert with_password("redis://db", "s") == "redis://:s@db"
-    assert with_password("postgresql://etl:old@db", "s") == "postgresql://etl:old@db"
-    assert with_password("sqlite:///x@y.db", "s") == "sqlite:///x@y.db"
+    assert insert_password("redis://db", "s") == "redis://:s@db"
+    assert insert_password("postgresql://etl:old@db", "s") == "postgresql://etl:old@db"
+    assert insert_password("sqlite:///x@y.db", "s") == "sqlite:///x@y.db"
 
 
 # Which counts, and when it is read
@@ -202,9 +202,9 @@ def test_what_is_nearer_to_the_run_counts():
         shared=dict.fromkeys(names, "project"),
         environments={"e": dict.fromkeys(names[:-1], "env")},
     )
-    found = values_of(made, body.task("t"), 1, {"up": dict.fromkeys(names[:3], "out")})
+    found = compute_values(made, body.task("t"), 1, {"up": dict.fromkeys(names[:3], "out")})
     assert [found[name] for name in names] == [3, 2, "out", 1, "env", "project"]
-    assert values_of(made, body.task("up"), 1, {})["task"] == "env"
+    assert compute_values(made, body.task("up"), 1, {})["task"] == "env"
 
 
 @EACH
@@ -284,7 +284,7 @@ URLS = {
 
 @pytest.mark.parametrize("url", URLS)
 def test_a_url_that_is_none_or_has_a_password_is_refused_and_not_repeated(url):
-    told = url_problem(url)
+    told = find_url_problem(url)
     assert URLS[url] in told
     assert not url or url not in told
     assert "pw" not in told
@@ -292,7 +292,7 @@ def test_a_url_that_is_none_or_has_a_password_is_refused_and_not_repeated(url):
 
 def test_urls_of_all_kinds_are_taken():
     for url in ("sqlite://", "sqlite:////srv/a.db", "postgresql+psycopg://etl@db:5432/x?sslmode=require"):
-        assert url_problem(url) == ""
+        assert find_url_problem(url) == ""
 
 
 @EACH

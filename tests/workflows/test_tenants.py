@@ -14,7 +14,7 @@ from latchwork_workflows.worker import worker as worker_module
 )
 def test_worker_says_as_which_users_it_runs_tasks(monkeypatch, uid, allowed, said):
     monkeypatch.setattr(preparation.os, "geteuid", lambda: uid)
-    found = preparation.tenants_label(allowed)
+    found = preparation.format_tenants(allowed)
     monkeypatch.undo()
     assert found == said
 

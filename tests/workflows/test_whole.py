@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import attempt, task
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows import working
@@ -30,7 +30,7 @@ def worker(stage, logs, tmp_path):
 
 
 def flow(*tasks, **fields):
-    return validated({"name": "whole", "tasks": tasks, **fields}, TaskTypes())
+    return check_definition({"name": "whole", "tasks": tasks, **fields}, TaskTypes())
 
 
 def sh(name, script, *after, **more):

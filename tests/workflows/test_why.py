@@ -18,7 +18,7 @@ from latchwork_workflows.explain import (
     find_failed_upstream_tasks,
 )
 from latchwork_workflows.keys import ItemName
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.services import explanations
 from latchwork_workflows.state import Outcome, RunState, TaskState
 from latchwork_workflows.types import TaskTypes
@@ -156,7 +156,7 @@ def test_a_task_far_behind_a_failure_names_it():
 def test_who_is_to_blame_is_found_in_a_moment_also_in_a_large_workflow():
     names = [f"t{number}" for number in range(2000)]
     rows = [{"name": each, "type": "noop", "after": names[max(0, at - 20) : at]} for at, each in enumerate(names)]
-    large = validated({"name": "large", "tasks": rows}, TaskTypes()).definition
+    large = check_definition({"name": "large", "tasks": rows}, TaskTypes()).definition
     states = dict.fromkeys(names, TaskState.WAITING) | {"t0": TaskState.FAILURE, "t1": TaskState.FAILURE}
     found = find_failed_upstream_tasks(large, states)
     assert found["t1999"] == "t0"

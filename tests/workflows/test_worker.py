@@ -637,7 +637,7 @@ def test_worker_that_is_root_runs_tasks_as_the_users_on_its_list_alone(tenant, a
     assert preparation.may_run_as(tenant, allowed) is may
     if not may:
         with pytest.raises(preparation.NoTenant, match="list that user in its --tenants"):
-            preparation.user_for(tenant, allowed)
+            preparation.choose_user(tenant, allowed)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others become nobody else")

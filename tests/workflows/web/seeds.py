@@ -9,9 +9,9 @@ from latchwork_workflows.db import definitions, runs
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.tables import attempt, shard
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.specs import queue_key
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.specs import build_queue_key
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
@@ -44,7 +44,7 @@ BILLING = {"name": "close", "project": "billing", "tasks": [shell("sum"), shell(
 
 def apply(database, given, **more):
     with database.write() as connection:
-        return definitions.save(connection, validated(given, TYPES), shards=4, author="ann", **more)
+        return definitions.save(connection, check_definition(given, TYPES), shards=4, author="ann", **more)
 
 
 class Seeds:
@@ -85,8 +85,8 @@ class Seeds:
 
     def run(self, story, *, name="nightly", given=NIGHTLY, at=None, by="", version=1):
         """A run: pairs of (seconds later, events)."""
-        found = validated(given, TYPES)
-        plan, code = plan_of(found.definition, found.order), self.codes[name]
+        found = check_definition(given, TYPES)
+        plan, code = build_plan(found.definition, found.order), self.codes[name]
         now = time.time() if at is None else at
         with self.database.write() as connection:
             made = runs.create(
@@ -111,7 +111,9 @@ class Seeds:
             after = advance(plan, before.known, events, now)
             outputs = {each.task: {"rows": 1200} for each in events if isinstance(each, Ended)}
             keys = {
-                name: queue_key(given, given.task(name), run_id, before.priority, now=now, order="run", forced=False)
+                name: build_queue_key(
+                    given, given.task(name), run_id, before.priority, now=now, order="run", forced=False
+                )
                 for name, task in after.tasks.items()
                 if given is not None and task.state is TaskState.SUBMITTED
             }

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 
@@ -16,8 +16,8 @@ def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds
     page.goto(f"{address[0]}/runs/{run}")
     page.get_by_text("Live.").wait_for()
     assert page.locator("svg.dag .state-running").count() == 1
-    found = validated(NIGHTLY, TYPES)
-    seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
+    found = check_definition(NIGHTLY, TYPES)
+    seeds.tell(run, build_plan(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
     page.locator("svg.dag .state-failure").wait_for()
     page.locator("h1 .chip.state-running").wait_for()
     page.get_by_role("button", name="Pause").click()
@@ -30,8 +30,8 @@ def test_what_happens_to_a_run_moves_nothing_under_who_reads(page, address, seed
     page.get_by_text("Live.").wait_for()
     before = page.locator("#graph-title").bounding_box()
     assert "6 tasks" in page.locator(".cause").inner_text()
-    found = validated(NIGHTLY, TYPES)
-    seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
+    found = check_definition(NIGHTLY, TYPES)
+    seeds.tell(run, build_plan(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
     page.locator(".cause").get_by_text("Waiting for").wait_for()
     assert page.locator("#graph-title").bounding_box() == before
     page.get_by_role("button", name="Stop").evaluate("each => delete each.dataset.confirm")

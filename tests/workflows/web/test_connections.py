@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.web import ConnectionLimits, HttpServer, tls_context
+from latchwork_workflows.web import ConnectionLimits, HttpServer, load_tls_context
 from patience import eventually
 
 HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -166,7 +166,7 @@ class Certificate:
         self.pem, self.key = folder / "cert.pem", folder / "key.pem"
         self.key.write_bytes(issued.private_key_pem.bytes())
         self.pem.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-        self.tls = tls_context(self.pem, self.key)
+        self.tls = load_tls_context(self.pem, self.key)
         self.client = ssl.create_default_context()
         authority.configure_trust(self.client)
 
@@ -215,7 +215,7 @@ def test_certificate_that_cannot_be_used_is_one_clear_error(certificate, tmp_pat
     else:
         (pem := tmp_path / "text.pem").write_text("no certificate\n")
     with pytest.raises(LatchworkError, match=message):
-        tls_context(pem, key)
+        load_tls_context(pem, key)
 
 
 # A whole installation

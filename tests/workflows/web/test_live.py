@@ -10,8 +10,8 @@ import pytest
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
 from latchwork_workflows.app import admin_link, make_web_app
-from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.state import Claimed, Ended, Outcome
@@ -21,7 +21,7 @@ from latchwork_workflows.types.shell import Shell
 from latchwork_workflows.ui.editor import editor
 from latchwork_workflows.ui.editor.editor import add_task_text
 from latchwork_workflows.ui.editor.yaml_positions import find_line
-from latchwork_workflows.web import Bar, FormInvalid, GanttChart, HttpServer, fields_of, graph_svg, values_of
+from latchwork_workflows.web import Bar, FormInvalid, GanttChart, HttpServer, build_fields, draw_graph_svg, parse_values
 from latchwork_workflows.web.pages import clean_value, duration
 from patience import eventually
 from workflows.web.seeds import HALF, NIGHTLY, TYPES
@@ -66,8 +66,8 @@ def test_a_page_is_told_of_a_change_of_its_run_and_of_no_other(server, seeds):
     told = Lines(opened(server, f"/api/v1/events?topic=run:{mine}", seeds.tokens["viewer-of-default"]))
     quiet = Lines(opened(server, f"/api/v1/events?topic=run:{other}", seeds.tokens["viewer-of-default"]))
     eventually(lambda: told.seen and quiet.seen and len(server._app.state.site.live._seen) == 2)
-    found = validated(NIGHTLY, TYPES)
-    seeds.tell(mine, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.SUCCESS)], 2e9)
+    found = check_definition(NIGHTLY, TYPES)
+    seeds.tell(mine, build_plan(found.definition, found.order), [Ended("load", 1, Outcome.SUCCESS)], 2e9)
     eventually(lambda: "event: change" in told.seen)
     assert "event: change" not in quiet.seen
 
@@ -111,19 +111,19 @@ def test_a_port_that_is_taken_is_one_clear_error(server, seeds):
 
 
 def test_a_form_of_a_task_type_gives_the_values_that_were_meant():
-    fields = fields_of(TYPES.get("shell").params.model_json_schema())
+    fields = build_fields(TYPES.get("shell").params.model_json_schema())
     assert [(each.name, each.kind, each.required) for each in fields] == [
         ("script", "area", True),
         ("interpreter", "lines", False),
     ]
-    assert values_of(fields, {"script": "a\r\nb", "interpreter": "sh\n-e"}) == {"script": "a\nb"}
-    assert values_of(fields, {"script": "x", "interpreter": "bash"})["interpreter"] == ["bash"]
+    assert parse_values(fields, {"script": "a\r\nb", "interpreter": "sh\n-e"}) == {"script": "a\nb"}
+    assert parse_values(fields, {"script": "x", "interpreter": "bash"})["interpreter"] == ["bash"]
     with pytest.raises(FormInvalid, match="script: this is required"):
-        values_of(fields, {})
-    fields = fields_of(TYPES.get("python").params.model_json_schema())
+        parse_values(fields, {})
+    fields = build_fields(TYPES.get("python").params.model_json_schema())
     with pytest.raises(FormInvalid, match="args"):
-        values_of(fields, {"function": "a:b", "args": "{"})
-    assert values_of(fields, {"function": "a:b", "args": '{"n": 1}'}) == {"function": "a:b", "args": {"n": 1}}
+        parse_values(fields, {"function": "a:b", "args": "{"})
+    assert parse_values(fields, {"function": "a:b", "args": '{"n": 1}'}) == {"function": "a:b", "args": {"n": 1}}
 
 
 def test_the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_asked(monkeypatch):
@@ -189,7 +189,7 @@ def test_a_problem_is_shown_by_the_line_where_it_is():
 
 
 def test_drawings_escape_and_link(seeds):
-    svg = graph_svg(Graph([Node("<a>", kind="running"), Node("b")], [Edge("<a>", "b")]), links={"b": '/x"y'})
+    svg = draw_graph_svg(Graph([Node("<a>", kind="running"), Node("b")], [Edge("<a>", "b")]), links={"b": '/x"y'})
     assert "<a>" not in svg
     assert "&lt;a&gt;" in svg
     assert 'href="/x&#34;y"' in svg

@@ -29,12 +29,12 @@ from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.messages import TaskMessage
 from latchwork_workflows.model.defined import DEFINED
-from latchwork_workflows.model.logical import choose_branch, full_name
-from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
-from latchwork_workflows.model.settings.usage import connections_of
+from latchwork_workflows.model.logical import choose_branch, qualify_name
+from latchwork_workflows.model.model import Definition, TaskSpec, build_plan
+from latchwork_workflows.model.settings.usage import list_connections
 from latchwork_workflows.model.specs import build_message
-from latchwork_workflows.model.templates import fill
-from latchwork_workflows.model.values import RunContext, gather_outputs, items_of, values_of
+from latchwork_workflows.model.templates import fill_references
+from latchwork_workflows.model.values import RunContext, compute_items, compute_values, gather_outputs
 from latchwork_workflows.state import (
     Call,
     Chose,
@@ -134,7 +134,7 @@ def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
     """Return stored connections that are given as environment variables, such as ``LATCHWORK_CONNECTION_SHOP`` for
     ``shop``.
     """
-    named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in connections_of(definition) or ()}
+    named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in list_connections(definition) or ()}
     return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
 
 
@@ -146,7 +146,7 @@ class LocalRun:
     ) -> None:
         connections = _connections(definition)
         self._run = RunContext(definition, 1, now, params, environments=_NoVariables(), connections=connections)
-        self._plan = plan_of(definition, order)
+        self._plan = build_plan(definition, order)
         self._types = TaskTypes()
         self._rows: dict[str, int] = {}
         self._tried = {each.name: LocalTaskResult() for each in definition.tasks}
@@ -205,10 +205,10 @@ class LocalRun:
     def _run_held_task(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
         spec = self._run.tasks[get_map_name(name)]
         if kind == "choose":
-            values = values_of(self._run, spec, n, self._outputs)
+            values = compute_values(self._run, spec, n, self._outputs)
             return Chose(name, n, tuple(choose_branch(spec, values, self._outputs))), {}
         if kind == "expand":
-            count = len(items_of(self._run, spec, n, self._outputs))
+            count = len(compute_items(self._run, spec, n, self._outputs))
             return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}
         outputs: Mapping[str, Any] = {}  # a dependent succeeds at once, since no other runs exist here
         if kind == "gather":
@@ -224,11 +224,11 @@ class LocalRun:
     def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
         """Run a workflow that this process has defined as a sub-process, and return its outputs."""
         given = SubProcessParams.model_validate(spec.params)
-        flow = DEFINED.get(full_name(given.workflow))
+        flow = DEFINED.get(qualify_name(given.workflow))
         if flow is None:
             raise LatchworkError(f"no imported workflow is named {given.workflow!r}; import its module in the test")
-        values = values_of(self._run, spec, n, self._outputs, index=get_element_index(name))
-        params = fill(given.params, values, self._run.schedule_datetime)
+        values = compute_values(self._run, spec, n, self._outputs, index=get_element_index(name))
+        params = fill_references(given.params, values, self._run.schedule_datetime)
         done = run_locally(flow.definition, flow.order, params, self._run.schedule_time)
         self._now += done.took_s
         self._result_of(name).log += "".join(each.log for each in done.tasks.values())
@@ -279,7 +279,7 @@ class LocalRun:
 
     def _call_function(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
         """Call the function of a Python task in this process, and capture its printed output as log."""
-        args = fill(spec.params.get("args", {}), spec.values, self._run.schedule_datetime)
+        args = fill_references(spec.params.get("args", {}), spec.values, self._run.schedule_datetime)
         module, _, path = spec.params["function"].partition(":")
         function: Any = import_module(module)
         for part in path.split("."):

@@ -26,7 +26,7 @@ from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, Order
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
-from latchwork_workflows.web import HttpServer, bind_socket, tls_context
+from latchwork_workflows.web import HttpServer, bind_socket, load_tls_context
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Serve:
 
     def _tls(self) -> ssl.SSLContext | None:
         certificate, key = self.options.tls_cert, self.options.tls_key
-        return None if certificate is None or key is None else tls_context(certificate, key)
+        return None if certificate is None or key is None else load_tls_context(certificate, key)
 
     def _url_of(self, server: HttpServer) -> str:
         """Return the URL of the server for browsers, with a host name that the server allows."""

@@ -51,15 +51,15 @@ def set_role(request: Request, user: CurrentUser, name: m.NamePath, body: RoleCh
 
 @router.get("/tokens")
 def list_tokens(request: Request, user: CurrentUser) -> list[ApiToken]:
-    """List your own tokens. An administrator sees all."""
+    """List your own tokens. An administrator of all projects sees the tokens of all accounts."""
     return get_context(request).accounts.list_tokens(None if user.has_role(Role.ADMIN) else user.name)
 
 
 @router.post("/tokens", status_code=201)
 def create_token(request: Request, user: CurrentUser, body: NewToken) -> TokenMade:
-    """Create a token for your own account.
+    """Create a token for your own account. Requires a session, not a token.
 
-    Only this response contains its text, because the text is not stored. Requires a session.
+    Only this response contains the text of the token, because the text is not stored.
     """
     role = Role.from_label(body.role) if body.role else None
     token_id, token = service.create_token(get_context(request), user, body.name, role=role, lasts_s=body.lasts_s)
@@ -80,7 +80,7 @@ def audit(
     before: m.Before = None,
     limit: m.Limit = 100,
 ) -> list[m.EventRow]:
-    """List the actions of users in the projects that you administer, newest first."""
+    """List actions of users from the audit log, newest first, in the projects that you administer."""
     rows = service.list_actions(get_context(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
     return [_row(each) for each in rows]
 

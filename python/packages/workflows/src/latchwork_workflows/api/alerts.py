@@ -27,7 +27,7 @@ def list_alerts(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[Alert]:
-    """List alerts with their deliveries, the newest first."""
+    """List alerts with their deliveries, newest first."""
     wanted = project.replace("\x00", "")
     return alerts.list_alerts(
         get_context(request), user, project=wanted, state=state, run=run, before=before, limit=limit
@@ -42,7 +42,7 @@ def show_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
 
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
 def resend(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
-    """Send a delivery of an alert again, as a new message."""
+    """Send an alert again to one of its channels, as a new message."""
     alerts.resend_delivery(get_context(request), user, delivery_id)
 
 
@@ -67,5 +67,7 @@ def remove_channel(request: Request, user: CurrentUser, name: m.NamePath) -> Non
 
 @router.post("/channels/{name}:test", status_code=202)
 def test_channel(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
-    """Send a test message through an alert channel. The delivery of the returned alert has the result."""
+    """Send a test message through an alert channel. The delivery of the returned alert shows whether sending
+    succeeded.
+    """
     return ChannelTest(alert=alerts.send_test_alert(get_context(request), user, name))

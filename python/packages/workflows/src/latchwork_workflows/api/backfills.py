@@ -81,7 +81,7 @@ def list_runs(
     ] = None,
     limit: m.Limit = 100,
 ) -> list[BackfillRun]:
-    """List the runs of a backfill, the oldest date first.
+    """List the runs of a backfill, earliest date first.
 
     Dates that have not started yet have the state `submitted`.
     """
@@ -90,5 +90,5 @@ def list_runs(
 
 @router.post("/backfills/{backfill_id}:stop", status_code=202)
 def stop(*, request: Request, user: CurrentUser, backfill_id: m.Id, key: m.UniqueKey = None) -> CommandSent:
-    """Stop a backfill: start no more dates and stop its active runs."""
+    """Stop a backfill: its active runs are stopped and no more dates start."""
     return backfills.stop_backfill(get_context(request), user, backfill_id, unique_key=key)

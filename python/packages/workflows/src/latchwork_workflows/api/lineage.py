@@ -50,7 +50,10 @@ def get_lineage(
     project: _Word = "",
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project: all above and below it")] = "",
 ) -> LineageDocument:
-    """Return the dependencies between workflows: all, those of a project, or those around one workflow."""
+    """Return the dependencies between workflows. A project is returned with its neighbors.
+
+    A workflow is returned with all workflows upstream and downstream of it.
+    """
     if workflow and not project:
         why = "give the project of the workflow too"
         raise HttpProblem(422, f"project: {why}", errors=[("project", why)])

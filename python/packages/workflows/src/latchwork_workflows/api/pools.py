@@ -18,7 +18,7 @@ _Name = Annotated[str, Path(pattern=POOL_PATTERN, description="of a project's po
 
 @router.get("/pools")
 def list_pools(request: Request, user: CurrentUser) -> list[Pool]:
-    """List the pools, each with the workflows that refer to it."""
+    """List the pools, each with the workflows that use it."""
     return pools.list_pools(get_context(request), user)
 
 
@@ -30,11 +30,11 @@ def get_pool(*, request: Request, user: CurrentUser, pool: _Name, limit: Limit =
 
 @router.put("/pools/{pool}")
 def put_pool(*, request: Request, user: CurrentUser, pool: _Name, body: PoolChange) -> PoolSettings:
-    """Create or change a pool. Running tasks are not stopped if the size gets smaller."""
+    """Create or change a pool. If it becomes smaller, running tasks are not stopped."""
     return pools.set_pool(get_context(request), user, name=pool, **body.model_dump())
 
 
 @router.delete("/pools/{pool}", status_code=204)
 def remove_pool(*, request: Request, user: CurrentUser, pool: _Name) -> None:
-    """Remove a pool to which no workflow refers."""
+    """Remove a pool that no workflow uses."""
     pools.remove_pool(get_context(request), user, pool)

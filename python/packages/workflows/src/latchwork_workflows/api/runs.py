@@ -43,13 +43,13 @@ def start(
 
 @router.get("/commands/{command_id}")
 def get_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> Command:
-    """Return a command. Once a master has carried out a start command, the command has the ID of the run."""
+    """Return a command. Once a master has executed a start command, it has the ID of the run."""
     return commands.get_command(get_context(request), user, command_id)
 
 
 @router.post("/commands/{command_id}:stop", status_code=204)
 def stop_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> None:
-    """Withdraw a start command that no master has carried out yet, or stop the run that the command created."""
+    """Withdraw a start command that no master has executed yet, or stop the run that it created."""
     commands.withdraw_or_stop(get_context(request), user, command_id)
 
 
@@ -64,14 +64,14 @@ def list_runs(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[Run]:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     chosen = {"project": project, "workflow": workflow, "state": state}
     return runs.list_runs(get_context(request), user, **chosen, before=before, limit=limit)
 
 
 @router.get("/runs/{run_id}")
 def get_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> RunDetail:
-    """Return a run with the tasks of its newest round."""
+    """Return a run with its current tasks."""
     return runs.get_run(get_context(request), user, run_id)
 
 
@@ -85,13 +85,13 @@ def list_tasks(
         int | None, Query(alias="round", ge=1, le=2**31 - 1, description="default: the newest round")
     ] = None,
 ) -> list[Task]:
-    """List the tasks of one round of a run, in the order of the definition."""
+    """List the tasks of a run, in the order of the definition. A rerun starts a new round with its own tasks."""
     return runs.list_tasks(get_context(request), user, run_id, number)
 
 
 @router.get("/runs/{run_id}/attempts")
 def list_attempts(*, request: Request, user: CurrentUser, run_id: m.Id) -> list[Attempt]:
-    """List the attempts of all tasks and rounds of a run, the newest first."""
+    """List the attempts of all tasks of a run, including those before a rerun, newest first."""
     return runs.list_attempts(get_context(request), user, run_id)
 
 
@@ -105,7 +105,7 @@ def explain_run(*, request: Request, user: CurrentUser, run_id: m.Id) -> Explana
 def list_children(
     *, request: Request, user: CurrentUser, run_id: m.Id, before: m.Before = None, limit: m.Limit = 50
 ) -> list[ChildRun]:
-    """List the runs that tasks of a run started, the newest first."""
+    """List the runs that tasks of a run started, newest first."""
     return tasks.list_children(get_context(request), user, run_id, before=before, limit=limit)
 
 
@@ -121,7 +121,7 @@ def act(
 ) -> CommandSent:
     """Pause, resume, stop, recover or rerun a run.
 
-    The response is a conflict if the state of the run does not allow the action.
+    If the state of the run does not allow the action, the response is 409 (conflict).
     """
     how = (body or RecoverRequest()).model_dump()
     return runs.request_action(get_context(request), user, run_id, action, **how, unique_key=key)
@@ -151,7 +151,9 @@ def list_elements(
 def force(
     *, request: Request, user: CurrentUser, task_id: m.Id, action: _Action, key: m.UniqueKey = None
 ) -> CommandSent:
-    """Mark a failed task as successful (`force-success`), or start a queued task without a slot (`force-start`)."""
+    """Mark a failed task as successful (`force-success`), or start a queued task without waiting for a pool slot
+    (`force-start`).
+    """
     return tasks.request_task_action(get_context(request), user, task_id, action, unique_key=key)
 
 

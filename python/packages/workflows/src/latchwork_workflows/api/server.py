@@ -53,9 +53,7 @@ def _worker(seen: WorkerStatus, running: Sequence[ActiveTask]) -> Worker:
 async def events(
     request: Request, user: CurrentUser, topic: Annotated[str, Query(pattern=_TOPIC)] = "all"
 ) -> StreamingResponse:
-    """Stream an event `change` whenever a run, or anything in the installation, has changed, so that clients can
-    reload.
-    """
+    """Stream an event `change` whenever a run has changed, or with the topic `all` whenever anything has changed."""
     context = get_context(request)
     live: LiveHub = request.app.state.site.live
 
@@ -70,7 +68,7 @@ async def events(
 
 @router.get("/healthz", tags=["server"])
 def healthz(request: Request) -> Response:
-    """Return whether this server is running and its database can be reached. Requires no account."""
+    """Return 200 (OK) if this server is running and can reach its database. Requires no account."""
     try:
         with get_context(request).database.read() as connection:
             overview.measure_command_lag(connection)
@@ -81,7 +79,7 @@ def healthz(request: Request) -> Response:
 
 @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
 def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
-    """Return metrics in the format of Prometheus. Requires the token of an account that has a role in a project."""
+    """Return metrics in the format of Prometheus. Requires the token of an account with a role in some project."""
     require_any_role(user)
     context = get_context(request)
     now = time.time()

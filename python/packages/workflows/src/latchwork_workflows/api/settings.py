@@ -65,7 +65,7 @@ def check_connection(
 ) -> CommandSent:
     """Test a connection on a worker.
 
-    Returns the command that starts a run with one task, whose state and log have the result.
+    Returns the command that starts a run with one task. The state and the log of the task show the result.
     """
     where = body or ConnectionTest()
     return service.check_connection(get_context(request), user, project, name, within=where.within, group=where.group)

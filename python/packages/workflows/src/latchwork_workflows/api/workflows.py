@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.yaml_format import to_yaml
+from latchwork_workflows.model.yaml_format import format_yaml
 from latchwork_workflows.schemas.problems import FieldProblem
 from latchwork_workflows.schemas.schedules import FireTimes, Schedule, ScheduleChange
 from latchwork_workflows.schemas.workflows import (
@@ -102,7 +102,7 @@ def get_yaml(
 ) -> PlainTextResponse:
     """Return the definition of a version as YAML that can be applied again."""
     found = workflows.get_workflow(get_context(request), user, project, name, version)
-    return PlainTextResponse(to_yaml(found.definition), media_type="text/plain; charset=utf-8")
+    return PlainTextResponse(format_yaml(found.definition), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/workflows/{project}/{name}/versions")
@@ -115,7 +115,7 @@ def list_versions(
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[WorkflowVersion]:
-    """List the versions of a workflow, the newest first."""
+    """List the versions of a workflow, newest first."""
     return workflows.list_versions(get_context(request), user, project, name, before=before, limit=limit)
 
 
@@ -132,7 +132,7 @@ def diff(
 def set_online(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, body: OnlineChange
 ) -> None:
-    """Set a workflow online or offline. Active runs continue."""
+    """Set a workflow online, so that it may be started, or offline. Active runs continue."""
     workflows.set_online(get_context(request), user, project, name, online=body.online)
 
 
@@ -145,7 +145,7 @@ def list_schedules(
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project")] = "",
     count: Annotated[int, Query(ge=1, le=100, description="how many of the next fire times")] = 1,
 ) -> list[Schedule]:
-    """List the schedules with their next fire times and the result of the last fire time."""
+    """List the schedules, each with its next fire times and the result of its last fire time."""
     of = workflow if project else ""
     return schedules.list_schedules(get_context(request), user, project=project, workflow=of, count=count)
 

@@ -91,7 +91,7 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
 
     from latchwork_workflows import installation_of
     from latchwork_workflows.maintenance import export_document
-    from latchwork_workflows.model import values_to_yaml
+    from latchwork_workflows.model import format_values
 
     with open_database(where) as opened:
         installation_of(opened)
@@ -104,7 +104,7 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
     if as_json:
         say_json(document)
     else:
-        sys.stdout.write(values_to_yaml(document))
+        sys.stdout.write(format_values(document))
 
 
 @command("latchwork workflows import flows.yaml --dry-run", "latchwork workflows import flows.yaml")

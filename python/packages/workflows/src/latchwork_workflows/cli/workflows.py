@@ -49,12 +49,12 @@ def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None
     It opens no database. Instead it lists the settings that the project must have, which `apply` checks.
     """
     resolve_home(home)
-    from latchwork_workflows.model import problems_in_text, required_settings_of
+    from latchwork_workflows.model import find_problems_in_text, list_required_settings
     from latchwork_workflows.types import TaskTypes
 
     text, types = read_text(file), TaskTypes()
-    problems = problems_in_text(text, types)
-    needs = [] if problems else required_settings_of(text, types)
+    problems = find_problems_in_text(text, types)
+    needs = [] if problems else list_required_settings(text, types)
     if as_json:
         say_json({"problems": [each._asdict() for each in problems], "needs": [each._asdict() for each in needs]})
     elif needs:
@@ -304,11 +304,11 @@ def show_definition(name: str, *, svg: bool, home: Home, url: str | None, as_jso
         plain = found.definition.model_dump(mode="json", exclude_defaults=True)
         say_json({"version": found.shown_version, "online": found.online, "definition": plain})
         return
-    from latchwork_workflows.model import to_yaml
+    from latchwork_workflows.model import format_yaml
 
     state = "online" if found.online else "offline"
     show(Line(f"# {found.definition.key}, version {found.shown_version}, {state}", "bold"))
-    for line in to_yaml(found.definition).splitlines():
+    for line in format_yaml(found.definition).splitlines():
         say(line)
 
 

@@ -21,7 +21,7 @@ from latchwork_workflows.installation import installation_of
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.services import ServiceContext
-from latchwork_workflows.web import Identity, Role, as_identity
+from latchwork_workflows.web import Identity, Role, wrap_with_identity
 
 
 def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
@@ -76,7 +76,7 @@ class InProcessTransport(httpx.BaseTransport):
     def __init__(self, context: ServiceContext, by: str | None, close: Callable[[], object]) -> None:
         app = make_api(context, hosts=["localhost"])
         identity = Identity(by or _user(), {"": Role.ADMIN})
-        self._app = httpx.ASGITransport(as_identity(app, identity))
+        self._app = httpx.ASGITransport(wrap_with_identity(app, identity))
         self._stack = ExitStack()
         self._stack.callback(close)
         self._portal: BlockingPortal | None = None

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork_workflows.errors import BadRequest
-from latchwork_workflows.model.json_values import plain_problems
+from latchwork_workflows.model.json_values import find_storage_problems
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.problems import ProblemDocument
@@ -52,7 +52,7 @@ def check_params(params: Mapping[str, Any]) -> None:
     Raises:
         BadRequest: A value cannot be sent. The message names the first such parameter.
     """
-    for where, why in plain_problems(params, "params"):
+    for where, why in find_storage_problems(params, "params"):
         raise BadRequest(f"{where}: {why}")
 
 

@@ -19,9 +19,9 @@ from latchwork_workflows.web import (
     Role,
     SignedIn,
     check_password,
-    digest_of,
+    create_secret,
     hash_password,
-    new_secret,
+    hash_secret,
 )
 
 #: The lifetime of a session, in seconds.
@@ -50,7 +50,7 @@ class DatabaseAccounts:
         """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         return self._identity(
             sa.select(web_session.c.account, web_session.c.csrf)
-            .where(web_session.c.digest == digest_of(cookie), web_session.c.kind == _SESSION)
+            .where(web_session.c.digest == hash_secret(cookie), web_session.c.kind == _SESSION)
             .where(web_session.c.expires_at > time.time())
         )
 
@@ -58,7 +58,7 @@ class DatabaseAccounts:
         """Return the identity of an API token, or None if there is no such token or it has expired."""
         now = time.time()
         row = sa.select(api_token.c.account, api_token.c.id, api_token.c.role, api_token.c.used_at).where(
-            api_token.c.digest == digest_of(token),
+            api_token.c.digest == hash_secret(token),
             sa.or_(api_token.c.expires_at.is_(None), api_token.c.expires_at > now),
         )
         with self._database.read() as connection:
@@ -124,7 +124,7 @@ class DatabaseAccounts:
 
     def sign_in_by_link(self, link: str) -> SignedIn | None:
         """Create a session from a one-time link, or return None if the link was used or has expired."""
-        gone = sa.delete(web_session).where(web_session.c.digest == digest_of(link), web_session.c.kind == _LINK)
+        gone = sa.delete(web_session).where(web_session.c.digest == hash_secret(link), web_session.c.kind == _LINK)
         with self._database.write() as connection:
             row = connection.execute(gone.returning(web_session.c.account, web_session.c.expires_at)).first()
             if row is None or row.expires_at < time.time() or _identity(connection, row.account) is None:
@@ -135,7 +135,7 @@ class DatabaseAccounts:
     def sign_out(self, cookie: str) -> None:
         """End the session of a browser."""
         with self._database.write() as connection:
-            connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
+            connection.execute(sa.delete(web_session).where(web_session.c.digest == hash_secret(cookie)))
 
     def create_sign_in_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
         """Create the secret of a one-time sign-in link, ``/sign-in?link=SECRET``.
@@ -147,8 +147,8 @@ class DatabaseAccounts:
         Raises:
             UnknownAccount: There is no account of this name.
         """
-        link, now = new_secret(), time.time()
-        row = {"digest": digest_of(link), "account": name, "kind": _LINK, "csrf": ""}
+        link, now = create_secret(), time.time()
+        row = {"digest": hash_secret(link), "account": name, "kind": _LINK, "csrf": ""}
         with self._database.write() as connection:
             _require_account(connection, name)
             connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + lasts_s))
@@ -260,8 +260,8 @@ class DatabaseAccounts:
         Raises:
             UnknownAccount: There is no account of this name.
         """
-        token, now = new_secret(TOKEN_PREFIX), time.time()
-        row = {"account": name, "name": title, "digest": digest_of(token), "role": role.label if role else None}
+        token, now = create_secret(TOKEN_PREFIX), time.time()
+        row = {"account": name, "name": title, "digest": hash_secret(token), "role": role.label if role else None}
         made = sa.insert(api_token).values(**row, created_at=now, expires_at=None if lasts_s is None else now + lasts_s)
         with self._database.write() as connection:
             _require_account(connection, name)
@@ -307,9 +307,9 @@ def _identity(connection: sa.Connection, name: str, csrf: str = "") -> Identity 
 
 
 def _new_session(connection: sa.Connection, name: str) -> SignedIn:
-    cookie, now = new_secret(), time.time()
+    cookie, now = create_secret(), time.time()
     connection.execute(sa.delete(web_session).where(web_session.c.expires_at < now))
-    row = {"digest": digest_of(cookie), "account": name, "kind": _SESSION, "csrf": new_secret()}
+    row = {"digest": hash_secret(cookie), "account": name, "kind": _SESSION, "csrf": create_secret()}
     connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + _SESSION_S))
     return SignedIn(cookie, _SESSION_S)
 

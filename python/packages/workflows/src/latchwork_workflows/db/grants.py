@@ -14,7 +14,7 @@ from latchwork_workflows.db import definitions
 from latchwork_workflows.db.definitions import FoundWorkflow
 from latchwork_workflows.db.tables import project_grant
 from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
-from latchwork_workflows.model.lineage import WorkflowReference, references_of_task
+from latchwork_workflows.model.lineage import WorkflowReference, list_references_of_task
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.web import Role
@@ -91,7 +91,7 @@ def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) 
 def find_missing_grants(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
     """Yield a problem for each workflow of another project that a definition uses without a grant."""
     for index, task in enumerate(definition.tasks):
-        for each in dict.fromkeys(_used_project(task_named) for task_named in references_of_task(task)):
+        for each in dict.fromkeys(_used_project(task_named) for task_named in list_references_of_task(task)):
             try:
                 find_granted(connection, definition.project, *each)
             except NotAllowed as error:

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import definition, definition_version
-from latchwork_workflows.model.lineage import NAMING, WorkflowReference, references_of
+from latchwork_workflows.model.lineage import NAMING, WorkflowReference, list_references
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.usage import StoredSettings, missing_settings
+from latchwork_workflows.model.settings.usage import StoredSettings, find_missing_settings
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
@@ -43,7 +43,7 @@ def _references(body: str | None) -> tuple[WorkflowReference, ...]:
     if body is None:
         return ()
     try:
-        return references_of(Definition.model_validate_json(body))
+        return list_references(Definition.model_validate_json(body))
     except ValueError:  # of a later version of latchwork
         return ()
 
@@ -101,7 +101,7 @@ def find_missing_references(connection: sa.Connection, project: str | None = Non
             continue
         if row.project not in known:
             known[row.project] = settings.load_setting_names(connection, row.project)
-        found += [MissingReference(body.key, *each) for each in missing_settings(body, known[row.project])]
+        found += [MissingReference(body.key, *each) for each in find_missing_settings(body, known[row.project])]
     return found
 
 

@@ -17,7 +17,7 @@ from latchwork_workflows.db.run_queries import TASK
 from latchwork_workflows.db.schedules import BY_SCHEDULE
 from latchwork_workflows.db.tables import definition, definition_version, task, waiting, workflow_run
 from latchwork_workflows.errors import Problem, WrongState
-from latchwork_workflows.model.logical import full_name
+from latchwork_workflows.model.logical import qualify_name
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import RunState, TaskState, element_name
 from latchwork_workflows.state.conditions import RunSucceeded, leaves
@@ -518,4 +518,4 @@ def _awaited_workflows(body: Definition) -> Iterator[str]:
             continue
         for leaf in leaves(condition):
             if isinstance(leaf, RunSucceeded):
-                yield from {leaf.workflow, full_name(leaf.workflow)}
+                yield from {leaf.workflow, qualify_name(leaf.workflow)}

@@ -22,11 +22,11 @@ from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.validation import (
     ENVIRONMENT_NAME,
-    connection_problems,
-    environment_problems,
-    parameter_problems,
+    find_connection_problems,
+    find_environment_problems,
+    find_parameter_problems,
 )
-from latchwork_workflows.model.validate import ValidDefinition, validated
+from latchwork_workflows.model.validate import ValidDefinition, check_definition
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
@@ -195,7 +195,7 @@ def _checked(document: ExportDocument, types: TaskTypes) -> list[ValidDefinition
     found, problems = [], []
     for number, each in enumerate(document.workflows):
         try:
-            found.append(validated(each.definition, types))
+            found.append(check_definition(each.definition, types))
         except DefinitionInvalid as error:
             place = f"workflows[{number}].definition"
             problems += [Problem(f"{place}.{at}" if at else place, message) for at, message in error.problems]
@@ -225,11 +225,11 @@ def _setting_problems(document: ExportDocument) -> Iterator[Problem]:
     """Yield the problems of the settings in a document. No message contains a value that may be a password."""
     found: list[tuple[str, int, str, Iterable[Problem]]] = []
     for number, one in enumerate(document.connections):
-        found.append(("connections", number, one.project, connection_problems(one.name, one.url, one.secret)))
+        found.append(("connections", number, one.project, find_connection_problems(one.name, one.url, one.secret)))
     for number, each in enumerate(document.environments):
-        found.append(("environments", number, each.project, environment_problems(each.name, each.variables)))
+        found.append(("environments", number, each.project, find_environment_problems(each.name, each.variables)))
     for number, value in enumerate(document.parameters):
-        found.append(("parameters", number, value.project, parameter_problems(value.name, value.value)))
+        found.append(("parameters", number, value.project, find_parameter_problems(value.name, value.value)))
     for section, number, project, problems in found:
         if project and not ENVIRONMENT_NAME.fullmatch(project):
             yield Problem(f"{section}[{number}].project", "this is not a valid project name")

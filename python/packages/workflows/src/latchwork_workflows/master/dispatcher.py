@@ -25,8 +25,8 @@ from latchwork_workflows.master.state_cache import LoadedVersion, StateCache, Su
 from latchwork_workflows.messages import cancel_request
 from latchwork_workflows.model.logical import choose_branch
 from latchwork_workflows.model.specs import build_message
-from latchwork_workflows.model.templates import CONNECTION, names_in
-from latchwork_workflows.model.values import RunContext, values_of
+from latchwork_workflows.model.templates import CONNECTION, iter_names
+from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.state import TaskRun, TaskState, WorkflowPlan, WorkflowRun, get_element_index, get_map_name
 from latchwork_workflows.state.records import NOT_TAKEN
 
@@ -157,7 +157,7 @@ class TaskItemBuilder:
         task = version.tasks[attempt.name]
         try:
             return SwitchChoice(
-                tuple(choose_branch(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs))
+                tuple(choose_branch(task, compute_values(run, task, attempt.n, stored.outputs), stored.outputs))
             )
         except Exception as error:
             if not may_concern_one_run(error):
@@ -228,7 +228,7 @@ def _connections(
 ) -> dict[str, dict[str, str]]:
     if version.connections is None:
         return settings.load_connections(connection, project)
-    named = {each[len(CONNECTION) :] for each in names_in(environments) if each.startswith(CONNECTION)}
+    named = {each[len(CONNECTION) :] for each in iter_names(environments) if each.startswith(CONNECTION)}
     names = version.connections | named
     return settings.load_connections(connection, project, names) if names else {}
 

@@ -21,9 +21,9 @@ from latchwork_workflows.master.commands import MalformedCommand, RunRequest, ge
 from latchwork_workflows.master.dispatcher import SwitchChoice, load_context
 from latchwork_workflows.master.state_cache import VersionCache
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.model.templates import fill
+from latchwork_workflows.model.templates import fill_references
 from latchwork_workflows.model.validate import MAX_ITEMS, MAX_TASKS
-from latchwork_workflows.model.values import gather_outputs, items_of, values_of
+from latchwork_workflows.model.values import compute_items, compute_values, gather_outputs
 from latchwork_workflows.state import (
     DONE,
     FAILED,
@@ -252,8 +252,8 @@ class MasterTasks:
         spec = version.tasks[get_map_name(name)]
         given = SubProcessParams.model_validate(spec.params)
         run = load_context(self._connection, version, stored)
-        values = values_of(run, spec, task.n, stored.outputs, index=get_element_index(name))
-        params = fill(given.params, values, run.schedule_datetime)
+        values = compute_values(run, spec, task.n, stored.outputs, index=get_element_index(name))
+        params = fill_references(given.params, values, run.schedule_datetime)
         code, number, is_online, project = grants.find_granted(
             self._connection, version.definition.project, given.workflow, spec.type
         )
@@ -414,7 +414,7 @@ class MasterTasks:
     def _expand(self, stored: StoredRun, name: str, task: TaskRun) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
         run = load_context(self._connection, version, stored)
-        count = len(items_of(run, version.tasks[name], task.n, stored.outputs))
+        count = len(compute_items(run, version.tasks[name], task.n, stored.outputs))
         others = sum(get_map_name(each) != name for each in stored.known.tasks)
         if count > MAX_ITEMS or count + others > MAX_TASKS:
             raise ValueError(f"it has {count:,} items; a map has at most {MAX_ITEMS:,}, and a run {MAX_TASKS:,} tasks")

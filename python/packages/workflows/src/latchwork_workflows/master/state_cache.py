@@ -16,10 +16,10 @@ from latchwork.spi import mutex
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.keys import attempt_key_of
-from latchwork_workflows.model.cache_key import cache_key_of
-from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
-from latchwork_workflows.model.settings.usage import connections_of, environments_of
-from latchwork_workflows.model.validate import topological_order
+from latchwork_workflows.model.cache_key import compute_cache_key
+from latchwork_workflows.model.model import Definition, TaskSpec, build_plan
+from latchwork_workflows.model.settings.usage import list_connections, list_environments
+from latchwork_workflows.model.validate import sort_topologically
 from latchwork_workflows.model.values import RunContext
 from latchwork_workflows.state import RunState, TaskRun, TaskState, WorkflowPlan, WorkflowRun
 from latchwork_workflows.state.records import OVER
@@ -260,7 +260,7 @@ class LoadedVersion:
     @cached_property
     def environments(self) -> frozenset[str]:
         """The names of the environments that the definition refers to."""
-        return environments_of(self.definition)
+        return list_environments(self.definition)
 
     @cached_property
     def connections(self) -> frozenset[str] | None:
@@ -268,7 +268,7 @@ class LoadedVersion:
 
         None: any name, because it is computed at run time.
         """
-        return connections_of(self.definition)
+        return list_connections(self.definition)
 
 
 class VersionCache:
@@ -296,8 +296,8 @@ class VersionCache:
                 self._known.move_to_end((code, number))
                 return found
         definition = definitions.load(connection, code, number)
-        order = topological_order({each.name: each.after for each in definition.tasks})
-        made = LoadedVersion(code, number, definition, plan_of(definition, order))
+        order = sort_topologically({each.name: each.after for each in definition.tasks})
+        made = LoadedVersion(code, number, definition, build_plan(definition, order))
         with self._mutex:
             self._known[code, number] = made
             while len(self._known) > _MAX:
@@ -325,6 +325,6 @@ class VersionCache:
         except UnknownType:
             quoted = frozenset(task.params)  # it may read any value
         try:
-            return cache_key_of(run, task, n, outputs, quoted=quoted, index=index)
+            return compute_cache_key(run, task, n, outputs, quoted=quoted, index=index)
         except (KeyError, ValueError):
             return None

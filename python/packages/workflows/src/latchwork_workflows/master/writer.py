@@ -46,7 +46,7 @@ from latchwork_workflows.master.state_cache import (
 from latchwork_workflows.master.store_reader import ReportedEvents, RunningClaim, build_attempt_row, find_reported_tasks
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.model.specs import queue_key
+from latchwork_workflows.model.specs import build_queue_key
 from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, get_map_name
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
@@ -392,7 +392,7 @@ class TurnWriter:
             was = stored.known.tasks.get(name) if is_same_run else None
             if task.state is TaskState.SUBMITTED and (was is None or was.n != task.n):
                 forced = task.forced_after is not None and task.n > task.forced_after
-                found[name] = queue_key(
+                found[name] = build_queue_key(
                     version.definition,
                     version.tasks[get_map_name(name)],
                     stored.id,

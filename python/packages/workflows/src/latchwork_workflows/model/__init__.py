@@ -9,15 +9,19 @@ from latchwork.spi import lazy_getattr
 
 if TYPE_CHECKING:
     from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
-    from latchwork_workflows.model.validate import problems_in_text, required_settings_of, validated
-    from latchwork_workflows.model.yaml_format import parse, to_yaml, values_to_yaml
+    from latchwork_workflows.model.validate import check_definition, find_problems_in_text, list_required_settings
+    from latchwork_workflows.model.yaml_format import format_values, format_yaml, parse
 else:
     __getattr__ = lazy_getattr(
         __name__,
         {
-            "latchwork_workflows.model.yaml_format": ("values_to_yaml", "parse", "to_yaml"),
+            "latchwork_workflows.model.yaml_format": ("format_values", "parse", "format_yaml"),
             "latchwork_workflows.model.model": ("NAME_PATTERN", "Definition", "TaskSpec"),
-            "latchwork_workflows.model.validate": ("validated", "required_settings_of", "problems_in_text"),
+            "latchwork_workflows.model.validate": (
+                "check_definition",
+                "list_required_settings",
+                "find_problems_in_text",
+            ),
         },
     )
 
@@ -25,10 +29,10 @@ __all__ = [
     "NAME_PATTERN",
     "Definition",
     "TaskSpec",
+    "check_definition",
+    "find_problems_in_text",
+    "format_values",
+    "format_yaml",
+    "list_required_settings",
     "parse",
-    "problems_in_text",
-    "required_settings_of",
-    "to_yaml",
-    "validated",
-    "values_to_yaml",
 ]

@@ -38,17 +38,21 @@ class DateRange:
         return (self.last - self.first).days + 1
 
 
-def schedule_times_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
-    """Return the schedule times of a backfill for these dates, oldest first, without duplicates.
+def list_schedule_times(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
+    """Return the schedule times of a backfill for these dates, earliest first, without duplicates.
 
     Without a schedule, there is one time for each date, midnight UTC. With a schedule, there are all fire times of each
     date in the time zone of the schedule, regardless of ``start``, ``end`` and ``misfire``. Dates of a range without
     fire times are left out.
 
+    Args:
+        dates: The dates.
+        schedule: The schedule of the workflow. None: it has none.
+        now: Seconds since the epoch.
     Raises:
         ValueError: There are no times or too many, a time is in the future, or a single date has no fire time.
     """
-    _check(dates, now)
+    _check_dates(dates, now)
     found = _midnights(dates) if schedule is None else _fires(dates, schedule)
     if not found:
         raise ValueError("no dates are given" if schedule is None else "the schedule never fires on these dates")
@@ -58,8 +62,12 @@ def schedule_times_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec 
     return found
 
 
-def _check(dates: DateRange | Sequence[date], now: float) -> None:
-    """Check that the dates are in the range that databases and calendars support, before they are enumerated."""
+def _check_dates(dates: DateRange | Sequence[date], now: float) -> None:
+    """Check that the dates are in the range that databases and calendars support, before they are enumerated.
+
+    Raises:
+        ValueError: A date is out of range.
+    """
     ends = (dates.first, dates.last) if isinstance(dates, DateRange) else tuple(dates)
     latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow in another time zone
     for each in ends:

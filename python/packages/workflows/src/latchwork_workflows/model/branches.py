@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from latchwork_workflows.model.builder import Node, Workflow, add
+from latchwork_workflows.model.builder import Node, Workflow, add_task
 
 Nodes: TypeAlias = Node | Sequence[Node]
 
@@ -76,7 +76,7 @@ def sub_process(
     """
     key = workflow.definition.key if isinstance(workflow, Workflow) else workflow
     given = {"workflow": key, **({"params": dict(params)} if params else {})}
-    return add("sub_process", given, name=name, after=after, default_name=key.rpartition(".")[2], **options)
+    return add_task("sub_process", given, name=name, after=after, default_name=key.rpartition(".")[2], **options)
 
 
 def dependent(
@@ -87,15 +87,13 @@ def dependent(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that waits until other workflows have succeeded.
+    """Return a task that waits until other workflows have succeeded. Their outputs become the outputs of the task.
 
-    Their outputs become the outputs of the task.
-
-    The task waits for missing and active runs, at most ``timeout_s`` if given.
+    It waits for missing and active runs, at most ``timeout_s`` seconds if given.
 
     Args:
         condition: The runs to wait for.
-        wait_s: Seconds to wait until a failed run is repaired. 0: the task fails at once.
+        wait_s: Seconds to wait until a failed run is repaired. 0: the task fails immediately.
         name: The name of the task. Default ``dependent``, numbered.
         after: Tasks to wait for first.
         options: ``timeout_s``, ``delay_s``, ``enabled``, ``description``.
@@ -103,7 +101,7 @@ def dependent(
     given: dict[str, Any] = {"on": condition.plain}
     if wait_s > 0:
         given |= {"on_failure": "wait", "wait_s": wait_s}
-    return add("dependent", given, name=name, after=after, **options)
+    return add_task("dependent", given, name=name, after=after, **options)
 
 
 def conditions(
@@ -115,9 +113,9 @@ def conditions(
     name: str | None = None,
     **options: Any,
 ) -> Node:
-    """Return a task that chooses a branch by whether other tasks have succeeded.
+    """Return a task that chooses between two branches, depending on whether other tasks have succeeded.
 
-    Their failures do not fail the run.
+    Failures of these other tasks do not fail the run.
 
     Args:
         before: The tasks to evaluate.
@@ -132,7 +130,7 @@ def conditions(
     given: dict[str, Any] = {"success": [each.name for each in good], "failure": [each.name for each in bad]}
     if when is not None:
         given["when"] = dict(when)
-    made = add("conditions", given, name=name, after=_as_list(before), **options)
+    made = add_task("conditions", given, name=name, after=_as_list(before), **options)
     for each in (*good, *bad):
         each.after(made)
     return made
@@ -145,7 +143,8 @@ def switch(
 
     Args:
         before: The tasks to wait for.
-        cases: Tasks to run, by an expression of parameters and outputs such as ``rows > 10 and country == 'de'``.
+        cases: The tasks of each branch, by an expression of parameters and outputs such as ``rows > 10 and country ==
+            'de'``.
         default: The tasks that run if no expression is true.
         name: The name of the task. Default ``switch``, numbered.
         options: ``delay_s``, ``description``.
@@ -156,7 +155,7 @@ def switch(
     heads = [*(each for then in branches.values() for each in then), *_as_list(default)]
     if default:
         given["default"] = [each.name for each in _as_list(default)]
-    made = add("switch", given, name=name, after=_as_list(before), **options)
+    made = add_task("switch", given, name=name, after=_as_list(before), **options)
     for each in dict.fromkeys(heads):
         each.after(made)
     return made

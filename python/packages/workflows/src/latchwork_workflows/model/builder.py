@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.defined import DEFINED
 from latchwork_workflows.model.model import AlertsSpec, Definition, DefinitionModel, ScheduleSpec, TaskSpec
-from latchwork_workflows.model.validate import ValidDefinition, validated
+from latchwork_workflows.model.validate import ValidDefinition, check_definition
 from latchwork_workflows.types import TaskTypes
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Node:
         return self.spec.name
 
     def after(self, *nodes: Node) -> Node:
-        """Add tasks that must end before this one starts. Return this node."""
+        """Add tasks that must end before this one starts, and return this node."""
         self.building.update(self.spec, [*self.spec.after, *(self.building.name_of(each) for each in nodes)], self)
         return self
 
@@ -109,7 +109,7 @@ class Node:
                 raise TypeError(f"{fn.name} has no parameter for an item")
             first = next(iter(fn.definition.params))
             given = {"workflow": fn.definition.key, "params": {first: item, **fixed}}
-            return add("sub_process", given, after=[self], default_name=fn.name, **options)
+            return add_task("sub_process", given, after=[self], default_name=fn.name, **options)
         first = next(iter(inspect.signature(fn.__wrapped__).parameters))
         made: Node = fn.options(**options)(**{first: item, **fixed})
         return made.after(self)
@@ -120,14 +120,21 @@ class Node:
 
 
 class _WorkflowBuilder:
-    """A workflow whose function is being called."""
+    """A workflow that is being built, while its function is being called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.specs: dict[str, TaskSpec] = {}
 
     def add(self, fields: dict[str, Any], name: str, *, named: bool, nodes: Iterable[str]) -> Node:
-        """Add a task to the workflow. A default name gets a number, a given name does not."""
+        """Add a task to the workflow.
+
+        Args:
+            fields: The fields of the task.
+            name: The name of the task, or the prefix of its name.
+            named: Whether the user gave the name. Otherwise a number is appended to make it unique.
+            nodes: Names of the tasks whose outputs it uses.
+        """
         if name in self.specs:
             if named:
                 raise DefinitionInvalid([Problem("tasks", f"two tasks are called {name!r}; give one another name=")])
@@ -141,11 +148,21 @@ class _WorkflowBuilder:
         return node
 
     def update(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
-        """Replace the spec of a task, for example after its dependencies have changed."""
+        """Replace the spec of a task after its dependencies have changed.
+
+        Args:
+            spec: The new spec.
+            after: Names of further tasks that it depends on.
+            node: The node of the task.
+        """
         node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
 
     def name_of(self, node: object) -> str:
-        """Return the task name of a node, which must belong to this workflow."""
+        """Return the task name of a node.
+
+        Raises:
+            TypeError: The value is not a node of this workflow.
+        """
         if not isinstance(node, Node):
             raise TypeError(f"after takes tasks of this workflow, not {node!r}")
         if node.building is not self:
@@ -162,13 +179,19 @@ def _current_builder(what: str) -> _WorkflowBuilder:
     return building
 
 
-def _as_json(value: object, nodes: set[str], place: str) -> Any:
-    """Convert an argument to JSON, and collect the tasks whose outputs it uses."""
+def _convert_argument(value: object, nodes: set[str], place: str) -> Any:
+    """Convert an argument to JSON, and add the tasks whose outputs it uses to ``nodes``.
+
+    Args:
+        value: The argument.
+        nodes: Receives the names of the tasks.
+        place: The location of the argument, for error messages.
+    """
     if isinstance(value, Placeholder):
         nodes.update(value.nodes)
         return str(value)
     if isinstance(value, Node):
-        return _as_json(value["result"], nodes, place)
+        return _convert_argument(value["result"], nodes, place)
     if isinstance(value, str):
         return value.replace("${", "$${")  # text in Python code is literal
     if value is None or isinstance(value, (bool, int, float)):
@@ -176,9 +199,9 @@ def _as_json(value: object, nodes: set[str], place: str) -> Any:
     if isinstance(value, (date, datetime)):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): _as_json(each, nodes, place) for key, each in value.items()}
+        return {str(key): _convert_argument(each, nodes, place) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_as_json(each, nodes, place) for each in value]
+        return [_convert_argument(each, nodes, place) for each in value]
     raise DefinitionInvalid(
         [Problem(place, f"{type(value).__name__} is not a plain value; use text, numbers, lists or mappings")]
     )
@@ -194,7 +217,7 @@ class TaskFunction(Generic[P, R]):
         self._options = dict(options)
 
     def options(self, **changed: Any) -> TaskFunction[P, R]:
-        """Return the same task with other options, for one call: ``extract.options(retries=5)(day)``."""
+        """Return the same task with other options, as in ``extract.options(retries=5)(day)``."""
         return TaskFunction(self.__wrapped__, changed.pop("name", self._name), {**self._options, **changed})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -211,7 +234,7 @@ class TaskFunction(Generic[P, R]):
                     [Problem(self._name, f"parameter {name!r} must be one that can be passed by name")]
                 )
             if name in bound.arguments:
-                value = _as_json(bound.arguments[name], nodes, f"{self._name}.{name}")
+                value = _convert_argument(bound.arguments[name], nodes, f"{self._name}.{name}")
                 given.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
         options = dict(self._options)
         after = [building.name_of(each) for each in options.pop("after", ())]
@@ -257,7 +280,7 @@ def shell(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Return a task that runs a script. Parameters and outputs are available as environment variables.
+    """Return a task that runs a shell script. Parameters and outputs are available as environment variables.
 
     Args:
         script: The script.
@@ -267,10 +290,10 @@ def shell(
         options: As for ``task``.
     """
     given = {"script": script, **({"interpreter": list(interpreter)} if interpreter else {})}
-    return add("shell", given, name=name, after=after, **options)
+    return add_task("shell", given, name=name, after=after, **options)
 
 
-def add(
+def add_task(
     type_: str,
     params: Mapping[str, Any],
     *,
@@ -279,11 +302,22 @@ def add(
     default_name: str | None = None,
     **options: Any,
 ) -> Node:
-    """Return a task of any type. Without a name, it is called ``default_name``, numbered."""
+    """Add a task of any type to the workflow that is being built, and return its node.
+
+    Args:
+        type_: The name of the type, as in YAML.
+        params: The parameters of the type.
+        name: The name of the task. None: ``default_name`` with a number.
+        after: Tasks to wait for.
+        default_name: The default name. None: the name of the type.
+        options: As for ``task``.
+    """
     building = _current_builder(f"{type_}()")
     _check_options(options)
     nodes: set[str] = set()
-    plain = {key: value if isinstance(value, str) else _as_json(value, nodes, key) for key, value in params.items()}
+    plain = {
+        key: value if isinstance(value, str) else _convert_argument(value, nodes, key) for key, value in params.items()
+    }
     fields = {"type": type_, "params": plain, **options}
     named = [building.name_of(each) for each in after]
     return building.add(fields, name or default_name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
@@ -332,10 +366,10 @@ class Workflow:
         """Return a task of another workflow that runs this one with these parameters."""
         _current_builder(self.name)
         given = {"workflow": self.definition.key, **({"params": params} if params else {})}
-        return add("sub_process", given, default_name=self.name)
+        return add_task("sub_process", given, default_name=self.name)
 
     def test(self, *, schedule_time: float | None = None, **params: Any) -> LocalRunResult:
-        """Run the workflow in this process, without database or store. The clock skips all waiting times.
+        """Run the workflow in this process, without a database or a store. Waiting times are skipped.
 
         Python tasks are called in this process, so a debugger can stop in them and a test can replace what they use.
 
@@ -386,7 +420,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
         fields = {"description": described, **options, "name": building.name, "params": params}
         tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
         plain = {key: each.model_dump() if isinstance(each, DefinitionModel) else each for key, each in fields.items()}
-        return Workflow(validated({**plain, "tasks": tasks}, TaskTypes()))
+        return Workflow(check_definition({**plain, "tasks": tasks}, TaskTypes()))
 
     return made if fn is None else made(fn)
 

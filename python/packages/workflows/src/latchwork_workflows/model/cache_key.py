@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.specs import connections_of, environment_of_task
-from latchwork_workflows.model.templates import CONNECTION, SECRET, fill
-from latchwork_workflows.model.values import RunContext, built_in_values, values_of
+from latchwork_workflows.model.specs import build_environment, select_connections
+from latchwork_workflows.model.templates import CONNECTION, SECRET, fill_references
+from latchwork_workflows.model.values import RunContext, build_built_in_values, compute_values
 
 
-def cache_key_of(
+def compute_cache_key(
     run: RunContext,
     task: TaskSpec,
     n: int,
@@ -29,7 +29,7 @@ def cache_key_of(
     quoted: frozenset[str],
     index: int = -1,
 ) -> str | None:
-    """Return the key under which the outputs of a task are cached, or None if the task is not cached.
+    """Return the key under which the outputs of a task are cached, or None if its outputs are not cached.
 
     Args:
         run: The run.
@@ -37,16 +37,16 @@ def cache_key_of(
         n: The number of the attempt.
         outputs: The outputs of tasks that have ended, by name.
         quoted: Names of parameters that contain text in another language, whose references are not filled in.
-        index: The index of an element of a map. -1 for other tasks.
+        index: The index of an element of a map task. -1 for other tasks.
     Raises:
-        KeyError, ValueError: As for ``values_of``.
+        KeyError, ValueError: As for ``compute_values``.
     """
     if task.cache_s is None:
         return None
-    values = values_of(run, task, n, outputs, index=index)
-    env = environment_of_task(run, task, values)
-    stored = connections_of(run, task, env, values)
-    if names_secret([task.params, env]) or any(each.get("secret") for each in stored.values()):
+    values = compute_values(run, task, n, outputs, index=index)
+    env = build_environment(run, task, values)
+    stored = select_connections(run, task, env, values)
+    if contains_secret_reference([task.params, env]) or any(each.get("secret") for each in stored.values()):
         return None
     known = {**values, **{f"{CONNECTION}{name}": each["url"] for name, each in stored.items()}}
     made = {
@@ -54,30 +54,38 @@ def cache_key_of(
         "tenant": run.definition.tenant,
         "type": task.type,
         "params": {
-            name: value if name in quoted else fill(value, known, run.schedule_datetime)
+            name: value if name in quoted else fill_references(value, known, run.schedule_datetime)
             for name, value in task.params.items()
         },
-        "env": fill(env, known, run.schedule_datetime),
+        "env": fill_references(env, known, run.schedule_datetime),
         "connections": stored,
-        "values": _visible_values(run, task, n, values, quoted),
+        "values": _select_visible_values(run, task, n, values, quoted),
     }
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     return None if f"${{{SECRET}" in text else hashlib.sha256(text.encode()).hexdigest()
 
 
-def names_secret(value: object) -> bool:
+def contains_secret_reference(value: object) -> bool:
     """Return whether a value contains a reference to a secret."""
     return f"${{{SECRET}" in json.dumps(value, default=str)
 
 
-def _visible_values(
+def _select_visible_values(
     run: RunContext, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the values that a script or other quoted text of the task can read."""
+    """Return the values that a script or a similar text of the task can read, by name.
+
+    Args:
+        run: The run.
+        task: The task in the definition.
+        n: The number of the attempt.
+        values: All values of the task.
+        quoted: Names of parameters that contain text in another language.
+    """
     texts = [str(value) for name, value in task.params.items() if name in quoted]
     if not texts:
         return {}
-    differs = built_in_values(run, task.name, n).keys()
+    differs = build_built_in_values(run, task.name, n).keys()
 
     def counts(name: str) -> bool:
         return name not in differs or any(re.search(rf"\b{re.escape(name)}\b", each) for each in texts)

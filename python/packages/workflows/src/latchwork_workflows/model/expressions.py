@@ -86,7 +86,11 @@ class Budget:
             raise ExpressionError(f"it takes more than {self._steps:,} steps; compare smaller values")
 
     def take_text(self, *texts: str) -> None:
-        """Subtract the steps of an operation that reads all of these texts. Raises like ``take``."""
+        """Subtract the steps of an operation that reads all of these texts.
+
+        Raises:
+            ExpressionError: Not enough steps remain.
+        """
         self.take(sum(map(len, texts)) // _CHARACTERS_A_STEP)
 
 
@@ -109,7 +113,7 @@ class Expression:
         """The names to which the expression refers, each with its first field, such as ``rows`` or ``list.files``."""
         fields: set[ast.Name] = set()
         for node in ast.walk(self._root):
-            field = _field_of(node)
+            field = _get_field_name(node)
             if field is not None and isinstance(node.value, ast.Name):  # type: ignore[attr-defined]
                 fields.add(node.value)  # type: ignore[attr-defined]
                 yield f"{node.value.id}.{field}"  # type: ignore[attr-defined]
@@ -132,7 +136,7 @@ class Expression:
     def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
         """Evaluate the expression and return whether its value is true: not ``None``, ``False``, 0 or empty.
 
-        See ``value``.
+        The arguments and errors are those of ``value``.
         """
         return bool(self.value(names, budget))
 
@@ -170,7 +174,14 @@ class _SyntaxCheck:
         self._source = source
 
     def expression(self, node: ast.expr, depth: int) -> None:
-        """Check that a syntax node and all nodes below it are supported."""
+        """Check that a syntax node and all nodes below it are supported.
+
+        Args:
+            node: The syntax node.
+            depth: Its nesting depth.
+        Raises:
+            ExpressionError: A node is not supported, or the nesting is too deep.
+        """
         if depth > MAX_DEPTH:
             raise ExpressionError(_too_deep())
         for part in self._operands(node):
@@ -196,7 +207,7 @@ class _SyntaxCheck:
                 return node.elts
             case ast.Call():
                 return self._arguments(node)
-        raise ExpressionError(f"{_text_of(self._source, node)!r} is not supported; {_LANGUAGE}")
+        raise ExpressionError(f"{_get_source_text(self._source, node)!r} is not supported; {_LANGUAGE}")
 
     def _leaf(self, node: ast.Constant | ast.Name) -> Sequence[ast.expr]:
         value = node.value if isinstance(node, ast.Constant) else None
@@ -208,7 +219,9 @@ class _SyntaxCheck:
     def _arguments(self, node: ast.Call) -> Sequence[ast.expr]:
         if not isinstance(node.func, ast.Name) or node.func.id not in _Evaluation.functions:
             functions = ", ".join(_Evaluation.functions)
-            raise ExpressionError(f"{_text_of(self._source, node.func)!r} is not a function; there are {functions}")
+            raise ExpressionError(
+                f"{_get_source_text(self._source, node.func)!r} is not a function; there are {functions}"
+            )
         if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
             raise ExpressionError(f"{node.func.id}() takes values, without names or stars")
         if not node.args or (len(node.args) > 1 and node.func.id not in {"min", "max"}):
@@ -216,13 +229,13 @@ class _SyntaxCheck:
         return node.args
 
 
-def _text_of(source: str, node: ast.expr) -> str:
+def _get_source_text(source: str, node: ast.expr) -> str:
     """Return the source text of a syntax node, for an error message."""
     return (ast.get_source_segment(source, node) or source)[:60]
 
 
-def _field_of(node: ast.AST) -> str | None:
-    """Return the field that an expression such as ``list.files`` or ``list["files"]`` reads."""
+def _get_field_name(node: ast.AST) -> str | None:
+    """Return the name of the field that an expression such as ``list.files`` or ``list["files"]`` reads, or None."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
@@ -243,7 +256,11 @@ def _kind(value: Any) -> str:
 
 
 def _check_limits(value: Any) -> Any:
-    """Return a number or text if it is within the limits. Raises otherwise."""
+    """Return a number or a text unchanged if it is within the limits.
+
+    Raises:
+        ExpressionError: It exceeds the limits.
+    """
     if isinstance(value, int) and not _MIN_WHOLE <= value <= _MAX_WHOLE:
         raise ExpressionError("a whole number has more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
@@ -254,7 +271,13 @@ def _check_limits(value: Any) -> Any:
 
 
 def _parse_number(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
-    """Return a number, or the number that a text contains. None for other values."""
+    """Return a number, or the number that a text contains. Return None for other values.
+
+    Args:
+        value: The value.
+        form: The form that the text must have.
+        read: Converts the text.
+    """
     if isinstance(value, str):
         found = form.fullmatch(value) if len(value) <= _MAX_DIGITS else None
         return None if found is None else read(found.group(1))
@@ -262,7 +285,14 @@ def _parse_number(value: Any, form: re.Pattern[str], read: Callable[[str], float
 
 
 def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
-    """Return whether two values are the same JSON. Values of different types are never equal."""
+    """Return whether two values are the same JSON. Values of different types are never equal.
+
+    Args:
+        left: A value.
+        right: A value.
+        budget: The budget that limits the comparison.
+        depth: The nesting depth of the values.
+    """
     budget.take()
     if depth > MAX_DEPTH:
         raise ExpressionError(f"values that are compared are nested more than {MAX_DEPTH} deep")
@@ -295,7 +325,7 @@ class _Evaluation:
 
     def _describe(self, node: ast.expr, value: Any) -> str:
         """Return an operand and its value as text for an error message."""
-        source = _text_of(self._source, node)
+        source = _get_source_text(self._source, node)
         if isinstance(node, ast.Constant) or value is None:
             return f"{source} is {_kind(value)}"
         shown = f" {value!r:.40}" if isinstance(value, (str, int, float)) else ""
@@ -306,7 +336,7 @@ class _Evaluation:
         kinds = {_kind(value) for _, value in operands}
         hint = ""
         if kinds == {"text", "a number"}:
-            text = next(_text_of(self._source, node) for node, value in operands if isinstance(value, str))
+            text = next(_get_source_text(self._source, node) for node, value in operands if isinstance(value, str))
             hint = f"; write int({text}) if it is a number" if operator != "in" else ""
         return ExpressionError(f"{operator!r} cannot be used here: {said}{hint}")
 
@@ -319,7 +349,7 @@ class _Evaluation:
 
     def _field(self, of: ast.expr, key: Any) -> Any:
         whole = self.value(of)
-        source = _text_of(self._source, of)
+        source = _get_source_text(self._source, of)
         if isinstance(whole, Mapping) and isinstance(key, str):
             if key not in whole:
                 raise ExpressionError(f"{source} has no {key!r:.60}; it has {', '.join(map(str, whole)):.200}")
@@ -361,7 +391,7 @@ class _Evaluation:
         try:
             return _check_limits(_CALCULATE[operator](left, right))
         except ArithmeticError as error:
-            raise ExpressionError(f"{_text_of(self._source, node)}: {error}") from None
+            raise ExpressionError(f"{_get_source_text(self._source, node)}: {error}") from None
 
     def _compare(self, node: ast.Compare) -> bool:
         left_node, left = node.left, self.value(node.left)

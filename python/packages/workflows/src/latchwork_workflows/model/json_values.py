@@ -13,8 +13,14 @@ from latchwork.spi import MAX_DEPTH, is_number
 MAX_PARAMS_BYTES = 900_000
 
 
-def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield a problem with its path for each part of a value that JSON or a database cannot store."""
+def find_storage_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield a problem with its path for each part of a value that JSON or a database cannot store.
+
+    Args:
+        value: The value.
+        path: Its path, to which the paths of its parts are appended.
+        depth: Its nesting depth.
+    """
     if depth > MAX_DEPTH:
         yield path, f"it is nested more than {MAX_DEPTH} deep"
     elif isinstance(value, Mapping):
@@ -23,10 +29,10 @@ def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tu
             if not isinstance(key, str) or _problem(key):
                 yield path, f"{name!r} is not a JSON key"
             else:
-                yield from plain_problems(each, f"{path}.{name}" if path else name, depth + 1)
+                yield from find_storage_problems(each, f"{path}.{name}" if path else name, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
-            yield from plain_problems(each, f"{path}[{index}]", depth + 1)
+            yield from find_storage_problems(each, f"{path}[{index}]", depth + 1)
     elif wrong := _problem(value):
         yield path, wrong
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from latchwork_workflows.model.logical import full_name
+from latchwork_workflows.model.logical import qualify_name
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state.conditions import RunSucceeded, leaves
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
@@ -33,25 +33,25 @@ class WorkflowReference(NamedTuple):
     of_task: str = ""
 
 
-def references_of(definition: Definition) -> tuple[WorkflowReference, ...]:
+def list_references(definition: Definition) -> tuple[WorkflowReference, ...]:
     """Return the references of a definition to other workflows, in task order, without duplicates."""
-    return tuple(dict.fromkeys(each for task in definition.tasks for each in references_of_task(task)))
+    return tuple(dict.fromkeys(each for task in definition.tasks for each in list_references_of_task(task)))
 
 
-def references_of_task(task: TaskSpec) -> list[WorkflowReference]:
+def list_references_of_task(task: TaskSpec) -> list[WorkflowReference]:
     """Return the references of one task to other workflows."""
     try:
         if task.type == "sub_process":
             return [
                 WorkflowReference(
-                    full_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name
+                    qualify_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name
                 )
             ]
         if task.type == "dependent":
             found = leaves(DependentParams.model_validate(task.params).on.condition())
             others = [each for each in found if isinstance(each, RunSucceeded)]
             return [
-                WorkflowReference(full_name(each.workflow), task.type, task.name, each.window, each.task)
+                WorkflowReference(qualify_name(each.workflow), task.type, task.name, each.window, each.task)
                 for each in others
             ]
     except ValidationError:  # written by a version with other rules

@@ -1,4 +1,4 @@
-"""Validates logical tasks and maps of a definition, and chooses the branch of a switch. Pure."""
+"""Validates tasks that the master runs itself and map tasks, and chooses the branch of a ``switch`` task. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from latchwork_workflows.errors import Problem
 from latchwork_workflows.model.expressions import Budget, Expression, ExpressionError
 from latchwork_workflows.model.model import Definition, TaskSpec
-from latchwork_workflows.model.templates import CONNECTION, SECRET, references
+from latchwork_workflows.model.templates import CONNECTION, SECRET, iter_references
 from latchwork_workflows.state import LOGICAL
 from latchwork_workflows.state.conditions import TaskEnded, leaves
 from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams, SwitchParams
@@ -21,8 +21,8 @@ M = TypeVar("M", bound=BaseModel)
 _OF_WORKERS = ("retries", "worker_group", "pool", "environment", "env", "max_queued_s", "cache_s")
 
 
-def logical_problems(definition: Definition) -> Iterator[Problem]:
-    """Yield the problems of all tasks, in their order."""
+def find_logical_problems(definition: Definition) -> Iterator[Problem]:
+    """Yield the problems of the tasks that the master runs itself and of the map tasks, in task order."""
     after = {each.name: each.after for each in definition.tasks}
     for index, task in enumerate(definition.tasks):
         path = f"tasks[{index}]"
@@ -39,7 +39,9 @@ def logical_problems(definition: Definition) -> Iterator[Problem]:
 
 
 def _parse_params(model: type[M], task: TaskSpec) -> M | None:
-    """Return the parameters of a logical task, or None if they are invalid, which is reported elsewhere."""
+    """Parse the parameters of a task that the master runs itself. Return None if they are invalid, which is reported
+    elsewhere.
+    """
     try:
         return model.model_validate(task.params)
     except ValidationError:
@@ -61,7 +63,7 @@ def _map(task: TaskSpec, path: str) -> Iterator[Problem]:
 
 def _is_reference(text: str) -> bool:
     try:
-        found = list(references(text))
+        found = list(iter_references(text))
     except ValueError:
         return True  # reported by the check of references
     return len(found) == 1 and text == f"${{{found[0].name}}}"
@@ -82,7 +84,7 @@ def _sub_process(definition: Definition, task: TaskSpec, path: str) -> Iterator[
         what = "only workers know secrets; refer to them in the tasks of that workflow"
         yield Problem(f"{path}.params.params", what)
     given = _parse_params(SubProcessParams, task)
-    if given is not None and full_name(given.workflow) == definition.key:
+    if given is not None and qualify_name(given.workflow) == definition.key:
         yield Problem(f"{path}.params.workflow", f"{definition.key} would start itself endlessly")
 
 
@@ -114,10 +116,12 @@ def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> It
     yield from _heads(task, f"{path}.params.default", given.default, after)
 
 
-def names_in_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield each name that the expressions of a switch read, with its path.
+def find_names_in_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each name that the expressions of a ``switch`` task read, with its path.
 
-    Outputs of tasks have the form ``list.files``.
+    Args:
+        task: The task.
+        tasks: The names of all tasks. An output of one of them has the form ``list.files``.
     """
     given = _parse_params(SwitchParams, task) if task.type == "switch" else None
     for index, case in enumerate(given.cases if given is not None else ()):
@@ -135,16 +139,18 @@ def _heads(task: TaskSpec, path: str, names: Sequence[str], after: Mapping[str, 
             yield Problem(f"{path}[{index}]", f"{name!r} does not come after {task.name!r}; add that to its 'after'")
 
 
-def full_name(name: str) -> str:
-    """Return a workflow name as ``project.name``. A name without project belongs to the project ``default``."""
+def qualify_name(name: str) -> str:
+    """Return a workflow name in the form ``project.name``. A name without a project belongs to the project
+    ``default``.
+    """
     return name if "." in name else f"default.{name}"
 
 
 def choose_branch(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Evaluate the expressions of a switch, and return the first tasks of the chosen branch.
+    """Evaluate the expressions of a ``switch`` task, and return the first tasks of the chosen branch.
 
     Args:
-        task: The switch.
+        task: The task.
         values: Parameters and outputs by name.
         outputs: The outputs of all tasks that have ended, by task name, for expressions such as ``extract.rows``.
     Raises:

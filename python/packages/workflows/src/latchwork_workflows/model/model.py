@@ -1,4 +1,4 @@
-"""The definition of a workflow: fields, types and limits. Immutable. ``validate`` checks how the parts fit together.
+"""The definition of a workflow: its fields, their types and limits. Immutable. ``validate`` checks how the parts fit.
 
 The JSON form of ``Definition`` is stored with each version and used by the API. YAML has the same structure. Omitted
 fields have their documented defaults, and defaults are omitted when written.
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from latchwork_workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, TaskRule, WorkflowPlan
-from latchwork_workflows.types.logical import logical_rule
+from latchwork_workflows.types.logical import build_rule_fields
 
 #: Names are used in keys of the store and on command lines.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
@@ -162,7 +162,11 @@ class Definition(DefinitionModel):
     tasks: tuple[TaskSpec, ...]
 
     def task(self, name: str) -> TaskSpec:
-        """Return the task of this name. Raises KeyError if the definition has no such task."""
+        """Return the task of this name.
+
+        Raises:
+            KeyError: The definition has no such task.
+        """
         return next(each for each in self.tasks if each.name == name)
 
     def to_json(self) -> str:
@@ -175,8 +179,13 @@ class Definition(DefinitionModel):
         return f"{self.project}.{self.name}"
 
 
-def plan_of(definition: Definition, order: tuple[str, ...]) -> WorkflowPlan:
-    """Return the plan of a definition for the state machine. ``order`` has the tasks in topological order."""
+def build_plan(definition: Definition, order: tuple[str, ...]) -> WorkflowPlan:
+    """Convert a definition to the plan that the state machine of runs needs.
+
+    Args:
+        definition: The definition.
+        order: The names of its tasks in topological order.
+    """
     by_name = {each.name: each for each in definition.tasks}
     return WorkflowPlan(
         {name: _rule(by_name[name]) for name in order},
@@ -204,4 +213,4 @@ def _rule(task: TaskSpec) -> TaskRule:
         map_parallel=task.map_parallel,
         max_queued_s=task.max_queued_s,
     )
-    return replace(plain, **logical_rule(task.type, task.params, plain)) if task.type in LOGICAL else plain
+    return replace(plain, **build_rule_fields(task.type, task.params, plain)) if task.type in LOGICAL else plain

@@ -8,8 +8,8 @@ from typing import Any
 from latchwork_workflows.keys import Order, partition_of, sort_key_of
 from latchwork_workflows.messages import TaskHead, TaskMessage
 from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
-from latchwork_workflows.model.templates import CONNECTION, fill, names_in
-from latchwork_workflows.model.values import RunContext, values_of
+from latchwork_workflows.model.templates import CONNECTION, fill_references, iter_names
+from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state import OnTimeout, element_name
 
@@ -32,12 +32,12 @@ def build_message(
         task: The task in the definition.
         task_id: The ID of the task's row.
         n: The number of the attempt.
-        outputs: The outputs of ended tasks, by name.
+        outputs: The outputs of tasks that have ended, by name.
         place: The shard, and the code and version of the workflow.
-        index: The index of an element of a map. -1 for other tasks.
+        index: The index of an element of a map task. -1 for other tasks.
         cache_key: The key for caching its outputs. None: they are not cached.
     Raises:
-        KeyError, ValueError: As for ``values_of``.
+        KeyError, ValueError: As for ``compute_values``.
     """
     shard, code, version = place
     head = TaskHead(
@@ -55,33 +55,42 @@ def build_message(
         cache_key=cache_key,
         project=run.definition.project,
     )
-    values = values_of(run, task, n, outputs, index=index)
-    env = environment_of_task(run, task, values)
+    values = compute_values(run, task, n, outputs, index=index)
+    env = build_environment(run, task, values)
     return TaskMessage(
-        head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values)
+        head, task.params, env, values, run.schedule_time, run.tz, select_connections(run, task, env, values)
     )
 
 
-def environment_of_task(run: RunContext, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
+def build_environment(run: RunContext, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of a task.
 
     Variables that would replace a value passed to the script are left out.
+
+    Args:
+        run: The run.
+        task: The task in the definition.
+        values: The values of the task, by name.
     """
     environment = run.environment_of(task).items()
     return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
 
 
-def connections_of(
+def select_connections(
     run: RunContext, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Mapping[str, str]]:
-    """Return the stored connections to which a task refers, by name.
+    """Return the stored connections that a task uses, by name. Missing ones are left out, and the worker reports them.
 
-    Missing connections are left out, and the worker reports them.
+    Args:
+        run: The run.
+        task: The task in the definition.
+        env: The environment variables of the task.
+        values: The values of the task, by name.
     """
-    names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
+    names = {each[len(CONNECTION) :] for each in iter_names([task.params, env]) if each.startswith(CONNECTION)}
     given = task.params.get("connection")
     try:
-        given = fill(given, values, run.schedule_datetime) if isinstance(given, str) else None
+        given = fill_references(given, values, run.schedule_datetime) if isinstance(given, str) else None
     except (KeyError, ValueError):  # reported by the worker
         given = None
     if isinstance(given, str):
@@ -89,7 +98,7 @@ def connections_of(
     return {name: run.connections[name] for name in sorted(names & run.connections.keys())}
 
 
-def queue_key(
+def build_queue_key(
     definition: Definition,
     task: TaskSpec,
     run_id: int,
@@ -100,7 +109,18 @@ def queue_key(
     forced: bool,
     is_limited: bool = False,
 ) -> str:
-    """Return the partition and the sort key of an attempt in the work queue."""
+    """Return the partition and the sort key of an attempt in the work queue, as one text.
+
+    Args:
+        definition: The definition.
+        task: The task in the definition.
+        run_id: The ID of the run.
+        priority: The priority of the run.
+        now: Seconds since the epoch.
+        order: Order in which tasks are claimed.
+        forced: Whether the task starts without waiting for a pool slot.
+        is_limited: Whether the project has a pool that limits its tasks.
+    """
     pools = [] if forced or task.pool is None else [task.pool]
     if is_limited and not forced:
         pools.append(project_pool(definition.project))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from latchwork_workflows.model.builder import Node, add
+from latchwork_workflows.model.builder import Node, add_task
 
 
 def sql(
@@ -112,7 +112,12 @@ def spark(
 ) -> Node:
     """Return a task that submits an application with ``spark-submit``.
 
-    ``params`` are the parameters of the task type ``spark``.
+    Args:
+        application: A jar or a Python file: a path or a URL that ``spark-submit`` accepts.
+        params: Further parameters of the task type ``spark``.
+        name: The name of the task. Default ``spark``, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``.
     """
     return _add("spark", {**(params or {}), "application": application}, name=name, after=after, **options)
 
@@ -127,7 +132,12 @@ def mapreduce(
 ) -> Node:
     """Return a task that submits a job with ``hadoop jar``.
 
-    ``params`` are the parameters of the task type ``mapreduce``.
+    Args:
+        jar: Path of the jar with the job.
+        params: Further parameters of the task type ``mapreduce``.
+        name: The name of the task. Default ``mapreduce``, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``.
     """
     return _add("mapreduce", {**(params or {}), "jar": jar}, name=name, after=after, **options)
 
@@ -153,9 +163,9 @@ def of_type(
 
 
 def noop(*, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:
-    """Return a task that does nothing, for example to join branches."""
+    """Return a task that does nothing. It can join branches, for example."""
     return _add("noop", {}, name=name, after=after, **options)
 
 
 def _add(type_: str, given: Mapping[str, Any], **options: Any) -> Node:
-    return add(type_, {key: value for key, value in given.items() if value is not None}, **options)
+    return add_task(type_, {key: value for key, value in given.items() if value is not None}, **options)

@@ -53,7 +53,7 @@ class Reference(NamedTuple):
     is_elapsed: bool = False
 
 
-def references(text: str) -> Iterator[Reference]:
+def iter_references(text: str) -> Iterator[Reference]:
     """Yield the references ``${...}`` in a text, in their order.
 
     Raises:
@@ -90,42 +90,43 @@ def _time_reference(inner: str) -> Reference:
     return Reference("", form, moved, is_elapsed=unit in "smh")
 
 
-def texts_in(value: object) -> Iterator[str]:
-    """Yield all texts in a JSON value. Keys of mappings are left out."""
+def iter_texts(value: object) -> Iterator[str]:
+    """Yield all texts in a JSON value. The keys of objects are left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from texts_in(each)
+            yield from iter_texts(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from texts_in(each)
+            yield from iter_texts(each)
 
 
-def names_in(value: object) -> Iterator[str]:
-    """Yield all names to which the texts in a JSON value refer.
-
-    Text that does not parse, such as a script, has none.
+def iter_names(value: object) -> Iterator[str]:
+    """Yield all names that the references ``${...}`` in a JSON value use. Text that does not parse, such as a script,
+    has none.
     """
-    for text in texts_in(value):
+    for text in iter_texts(value):
         if "${" in text:
             with suppress(ValueError):
-                yield from [each.name for each in references(text) if each.name]
+                yield from [each.name for each in iter_references(text) if each.name]
 
 
-def variable_of(name: str) -> str:
-    """Return the environment variable of a value in scripts. ``extract.rows`` becomes ``extract_rows``."""
+def get_variable_name(name: str) -> str:
+    """Return the name of the environment variable that contains a value in scripts. ``extract.rows`` becomes
+    ``extract_rows``.
+    """
     return re.sub(r"[.-]", "_", name)
 
 
-def variable_text(value: Any) -> str:
+def format_variable(value: Any) -> str:
     """Convert a JSON value to the text of an environment variable."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def variable_problem(text: str) -> str:
+def find_variable_problem(text: str) -> str:
     """Return why a text cannot be the value of an environment variable, or an empty text if it can."""
     if "\0" in text:
         return "it has a NUL character"
@@ -133,8 +134,10 @@ def variable_problem(text: str) -> str:
     return f"it has {size:,} bytes, and a variable at most {MAX_VARIABLE:,}" if size > MAX_VARIABLE else ""
 
 
-def fill(value: Any, values: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
-    """Replace all references ``${...}`` in a JSON value by their values, including those inside lists and mappings.
+def fill_references(
+    value: Any, values: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str
+) -> Any:
+    """Replace all references ``${...}`` in a JSON value by their values, including those inside lists and objects.
 
     Args:
         value: Plain JSON.
@@ -166,7 +169,7 @@ def _too_large(value: Any) -> ValueError:
 
 
 def _count_characters_and_values(value: Any, limit: int) -> int:
-    """Return the number of characters and values in a JSON value. Stops counting above ``limit``."""
+    """Return the number of characters and values in a JSON value. Counting stops above ``limit``."""
     if isinstance(value, str):
         return 1 + len(value)
     size = 1
@@ -213,7 +216,7 @@ def _value(reference: Reference, known: Mapping[str, Any], schedule_time: dateti
 def _shift_time(time: datetime, reference: Reference) -> datetime:
     """Add the offset of a time reference to a time.
 
-    A local time skipped by daylight saving is moved forward by the gap.
+    If daylight saving time skips the resulting local time, it is moved forward by the gap.
     """
     start = time.astimezone(UTC) if reference.is_elapsed else time
     return (start + reference.shift).astimezone(UTC).astimezone(time.tzinfo)

@@ -20,12 +20,12 @@ from latchwork.schedules import Cron
 from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model import logical
-from latchwork_workflows.model.cache_key import names_secret
-from latchwork_workflows.model.json_values import plain_problems
+from latchwork_workflows.model.cache_key import contains_secret_reference
+from latchwork_workflows.model.json_values import find_storage_problems
 from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.settings.usage import StoredSettings
-from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, references
+from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, iter_references
 from latchwork_workflows.model.values import OF_ELEMENTS
 from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.types import TaskTypes
@@ -40,9 +40,11 @@ BUILT_IN = frozenset({"schedule_time", "logical_date", "run_id", "task_name", "a
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def topological_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Sort tasks so that each comes after its predecessors. Otherwise keeps the given order.
+def sort_topologically(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Sort tasks so that each comes after its predecessors. The given order is kept as far as possible.
 
+    Args:
+        after: The predecessors of each task, by task name.
     Raises:
         ValueError: The tasks form a cycle. The argument is the cycle, with the first task repeated at the end.
     """
@@ -60,8 +62,13 @@ def topological_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Return all direct and indirect predecessors of each task, by task name."""
+def find_ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return all direct and indirect predecessors of each task, by task name.
+
+    Args:
+        after: The direct predecessors of each task, by task name.
+        order: The names of the tasks in topological order.
+    """
     found: dict[str, frozenset[str]] = {}
     for name in order:
         found[name] = frozenset(after[name]).union(*(found[before] for before in after[name]))
@@ -80,7 +87,7 @@ class ValidDefinition(NamedTuple):
     order: tuple[str, ...]
 
 
-def validated(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> ValidDefinition:
+def check_definition(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> ValidDefinition:
     """Validate a workflow definition and return it.
 
     Args:
@@ -94,43 +101,43 @@ def validated(definition: object, types: TaskTypes, settings: StoredSettings | N
         definition = definition if isinstance(definition, Definition) else Definition.model_validate(definition)
     except ValidationError as error:
         raise DefinitionInvalid([_convert_problem(each) for each in error.errors()]) from None
-    if unstorable := list(_storage_problems(definition)):
+    if unstorable := list(_find_storage_problems(definition)):
         raise DefinitionInvalid(unstorable)
     names = list(_name_problems(definition))
     problems = [*_size_problems(definition), *names, *_variable_problems(definition)]
     for index, task in enumerate(definition.tasks):
-        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _param_problems(task, types)]
-        if task.cache_s is not None and names_secret([task.params, task.env]):
+        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _find_param_problems(task, types)]
+        if task.cache_s is not None and contains_secret_reference([task.params, task.env]):
             what = "outputs of a task with secrets are not cached; remove it, or the secret"
             problems.append(Problem(f"tasks[{index}].cache_s", what))
-    problems += [*_schedule_problems(definition), *_alert_problems(definition)]
+    problems += [*_schedule_problems(definition), *_find_alert_problems(definition)]
     order: tuple[str, ...] = ()
     if not names:
         try:
-            order = topological_order({each.name: each.after for each in definition.tasks})
+            order = sort_topologically({each.name: each.after for each in definition.tasks})
         except ValueError as error:
             problems.append(
                 Problem("tasks", f"these tasks wait for each other: {' -> '.join(error.args[0])}; remove one 'after'")
             )
         else:
-            problems += _reference_problems(definition, order, types, settings)
-            problems += logical.logical_problems(definition)
-    problems += usage.missing_settings(definition, settings) if settings is not None else ()
+            problems += _find_reference_problems(definition, order, types, settings)
+            problems += logical.find_logical_problems(definition)
+    problems += usage.find_missing_settings(definition, settings) if settings is not None else ()
     if problems:
         raise DefinitionInvalid(problems)
     return ValidDefinition(definition, order)
 
 
 def find_problems(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> list[Problem]:
-    """Return every problem of a workflow definition, in order. The arguments are those of ``validated``."""
+    """Return every problem of a workflow definition, in order. The arguments are those of ``check_definition``."""
     try:
-        validated(definition, types, settings)
+        check_definition(definition, types, settings)
     except DefinitionInvalid as error:
         return error.problems
     return []
 
 
-def problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
+def find_problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
     """Return every problem of a YAML or JSON text, including syntax errors. Empty if it is valid."""
     try:
         return find_problems(parse(text), types)
@@ -138,21 +145,24 @@ def problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
         return error.problems
 
 
-def required_settings_of(text: str, types: TaskTypes) -> list[Problem]:
-    """Return the settings that a project must have so that the tasks of a definition succeed.
+def list_required_settings(text: str, types: TaskTypes) -> list[Problem]:
+    """Return the settings that must exist in the project so that the tasks of a definition can succeed.
 
-    Each one is returned as a problem with its path: a connection, an environment, or a name that is not a parameter.
-
+    Args:
+        text: The definition as YAML or JSON.
+        types: The available task types.
+    Returns:
+        A problem with its path for each connection, each environment, and each name that is not a parameter.
     Raises:
-        DefinitionInvalid: Contains every problem of an invalid definition.
+        DefinitionInvalid: The definition is invalid. It contains every problem.
     """
-    found = validated(parse(text), types)
+    found = check_definition(parse(text), types)
     nothing = StoredSettings()
     if found.definition.environment is None:  # otherwise any name may be a variable of the environment
-        values = list(_reference_problems(found.definition, found.order, types, nothing))
+        values = list(_find_reference_problems(found.definition, found.order, types, nothing))
     else:
         values = []
-    return [*values, *usage.required_settings(found.definition)]
+    return [*values, *usage.list_required_settings(found.definition)]
 
 
 def _convert_problem(error: Mapping[str, Any]) -> Problem:
@@ -177,12 +187,12 @@ def _join(path: str, more: str) -> str:
     return f"{path}.{more}" if path and more and not more.startswith("[") else path + more
 
 
-def _storage_problems(definition: Definition) -> Iterator[Problem]:
+def _find_storage_problems(definition: Definition) -> Iterator[Problem]:
     """Yield a problem for each value that is not valid JSON or that databases or processes cannot store."""
-    yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
+    yield from (Problem(*each) for each in find_storage_problems(definition.params, "params"))
     for index, task in enumerate(definition.tasks):
         for part in ("params", "env", "map"):
-            yield from (Problem(*each) for each in plain_problems(getattr(task, part), f"tasks[{index}].{part}"))
+            yield from (Problem(*each) for each in find_storage_problems(getattr(task, part), f"tasks[{index}].{part}"))
 
 
 def _size_problems(definition: Definition) -> Iterator[Problem]:
@@ -226,10 +236,10 @@ def _no_variable(name: str) -> str:
     return f"{name!r} is not a valid variable name; use letters, digits and underscores"
 
 
-def _param_problems(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
+def _find_param_problems(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
     """Yield the problems that the task type finds in the parameters of a task.
 
-    References are checked when they are filled in.
+    Parameters with references ``${...}`` are checked when the references are filled in.
     """
     try:
         kind = types.get(task.type)
@@ -273,8 +283,8 @@ def _schedule_problems(definition: Definition) -> Iterator[Problem]:
         yield Problem("schedule", "it never fires between its start and its end")
 
 
-def _alert_problems(definition: Definition) -> Iterator[Problem]:
-    """Yield the problems of alerts. Channels need not exist yet. ``doctor`` reports missing ones."""
+def _find_alert_problems(definition: Definition) -> Iterator[Problem]:
+    """Yield the problems of the alert settings. Channels need not exist yet: ``doctor`` reports missing ones."""
     spec = definition.alerts
     if spec is None:
         return
@@ -289,40 +299,53 @@ def _seconds(value: datetime) -> float:
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
-def _reference_problems(
+def _find_reference_problems(
     definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: StoredSettings | None
 ) -> Iterator[Problem]:
-    """Yield the problems of references to parameters and outputs. Tasks that are referred to must come before.
+    """Yield the problems of references to parameters and outputs. A task must come before the tasks that use its
+    outputs.
 
     A name without a task may be an output that is only known at run time.
+
+    Args:
+        definition: The definition.
+        order: The names of its tasks in topological order.
+        types: The available task types.
+        settings: The stored settings of its project. None: unknown.
     """
-    before = ancestors({each.name: each.after for each in definition.tasks}, order)
+    before = find_ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}
     for name, value in definition.params.items():
-        for path, found in _references_in(value, f"params.{name}"):
+        for path, found in _iter_references(value, f"params.{name}"):
             if isinstance(found, str):
                 yield Problem(path, found)
-            elif wrong := _unknown_name_problem(found.name, definition, settings):
+            elif wrong := _find_unknown_name_problem(found.name, definition, settings):
                 yield Problem(path, wrong)
     for index, task in enumerate(definition.tasks):
         quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
         given = {key: value for key, value in task.params.items() if key not in quoted}
         yield from _script_secret_problems(task, quoted, f"tasks[{index}].params")
         parts = {"params": given, "env": task.env, "map": task.map}
-        for path, found in chain(*(_references_in(each, f"tasks[{index}].{part}") for part, each in parts.items())):
+        for path, found in chain(*(_iter_references(each, f"tasks[{index}].{part}") for part, each in parts.items())):
             if isinstance(found, str):
                 yield Problem(path, found)
             elif found.name and (
                 wrong := _misplaced_name_problem(found.name, task, before[task.name], names, definition, settings)
             ):
                 yield Problem(path, wrong)
-        for path, name in logical.names_in_cases(task, names):
+        for path, name in logical.find_names_in_cases(task, names):
             wrong = _misplaced_name_problem(name, task, before[task.name], names, definition, settings)
             yield from [Problem(f"tasks[{index}].{path}", wrong.replace(f"${{{name}}}", name))] if wrong else ()
 
 
-def _unknown_name_problem(name: str, definition: Definition, settings: StoredSettings | None) -> str:
-    """Return the problem of an unknown name in a parameter of the workflow."""
+def _find_unknown_name_problem(name: str, definition: Definition, settings: StoredSettings | None) -> str:
+    """Return the problem of a name in a parameter of the workflow, or an empty text if the name is known.
+
+    Args:
+        name: The name.
+        definition: The definition.
+        settings: The stored settings of its project. None: unknown.
+    """
     if name.startswith((SECRET, CONNECTION)):
         return f"'${{{name}}}' is known to workers only; refer to it in the tasks"
     known = BUILT_IN | definition.params.keys()
@@ -360,17 +383,17 @@ def _misplaced_name_problem(  # noqa: PLR0917 - one caller
     return "" if known or before else f"'${{{name}}}' is not a parameter, and no task precedes {task.name!r}"
 
 
-def _references_in(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
-    """Yield each reference in a value with its path. Text that cannot be parsed yields a problem instead."""
+def _iter_references(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
+    """Yield each reference in a value with its path. For text that cannot be parsed, yield a problem instead."""
     if isinstance(value, str):
         try:
-            found: list[Reference | str] = list(references(value))
+            found: list[Reference | str] = list(iter_references(value))
         except ValueError as error:
             found = [str(error)]
         yield from ((path, each) for each in found)
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _references_in(each, f"{path}.{key}")
+            yield from _iter_references(each, f"{path}.{key}")
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
-            yield from _references_in(each, f"{path}[{index}]")
+            yield from _iter_references(each, f"{path}[{index}]")

@@ -16,12 +16,12 @@ from zoneinfo import ZoneInfo
 
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.model.templates import (
-    fill,
-    names_in,
-    texts_in,
-    variable_of,
-    variable_problem,
-    variable_text,
+    fill_references,
+    find_variable_problem,
+    format_variable,
+    get_variable_name,
+    iter_names,
+    iter_texts,
 )
 
 _WORD = re.compile(r"\w+")
@@ -51,8 +51,10 @@ class RunContext:
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def environment_of(self, task: TaskSpec | None) -> Mapping[str, str]:
-        """Return the variables of the environment that a task uses, or the definition if the task is None or uses none.
+        """Return the variables of the environment that a task uses.
 
+        Args:
+            task: The task. If it is None or names no environment, use the environment of the definition.
         Raises:
             ValueError: There is no environment of this name.
         """
@@ -84,67 +86,81 @@ class RunContext:
 OF_ELEMENTS = frozenset({"item", "map_index"})
 
 
-def values_of(
+def compute_values(
     run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
 ) -> dict[str, Any]:
-    """Return the values to which ``${name}`` can refer in a task, by name.
+    """Return the values that ``${name}`` can refer to in a task, by name.
 
     Args:
         run: The run.
         task: The task in the definition.
         n: The number of the attempt.
-        outputs: The outputs of ended tasks, by name.
-        index: The index of an element of a map. -1 for other tasks.
+        outputs: The outputs of tasks that have ended, by name.
+        index: The index of an element of a map task. -1 for other tasks.
     Raises:
         KeyError: A parameter refers to an unknown name. The argument is the name.
-        ValueError: Parameters refer to each other, the items of a map are not a list, or an environment does not exist.
+        ValueError: Parameters refer to each other, the items of a map task are not a list, or an environment does not
+            exist.
     """
     if index >= 0:
-        return _element_values(run, task, n, outputs, index)
-    ours, before = built_in_values(run, task.name, n), list(_tasks_before(run, task)) if outputs else []
+        return _compute_element_values(run, task, n, outputs, index)
+    ours, before = build_built_in_values(run, task.name, n), list(_iter_predecessors(run, task)) if outputs else []
     plain = (str, int, float, bool)
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
     known = {
         **run.shared,
         **run.environment_of(task),
         **own,
-        **_without_large(run, task, _outputs_by_name(before, outputs)),
+        **_drop_large_outputs(run, task, _select_outputs(before, outputs)),
     }
     params = {**run.definition.params, **run.params}
     known |= _resolve_params(
         params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.schedule_datetime
     )
-    return {**known, **_qualified_outputs(task, before, outputs), **ours}
+    return {**known, **_select_qualified_outputs(task, before, outputs), **ours}
 
 
-def items_of(run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """Return the list of items over which a map task runs. Raises like ``values_of``."""
-    items = fill(task.map, values_of(run, task, n, outputs), run.schedule_datetime)
+def compute_items(run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Return the list whose items a map task runs for. Raises like ``compute_values``.
+
+    Args:
+        run: The run.
+        task: The task in the definition.
+        n: The number of the attempt.
+        outputs: The outputs of tasks that have ended, by name.
+    """
+    items = fill_references(task.map, compute_values(run, task, n, outputs), run.schedule_datetime)
     if not isinstance(items, list):
         raise ValueError(f"the items of {task.name!r} must be a list, not {items!r:.100}")  # noqa: TRY004
     return items
 
 
 def gather_outputs(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Combine the outputs of a map's elements into lists, in the order of the items.
-
-    A missing output becomes None.
+    """Combine the outputs of a map task's elements into lists, in the order of the items. A missing output becomes
+    None.
     """
     each = list(outputs)
     keys = dict.fromkeys(key for values in each for key in values)
     return {key: [values.get(key) for values in each] for key in keys}
 
 
-def _element_values(
+def _compute_element_values(
     run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
 ) -> dict[str, Any]:
-    """Return the values of a map's element: those of its task and its item.
+    """Return the values of an element of a map task: those of the task and those of the item.
 
     The list of all items is left out to save space.
+
+    Args:
+        run: The run.
+        task: The task in the definition.
+        n: The number of the attempt.
+        outputs: The outputs of tasks that have ended, by name.
+        index: The index of the element.
     """
-    known = values_of(run, task, n, outputs)
-    items = items_of(run, task, n, outputs)
-    named = set(names_in([task.params, task.env]))
+    known = compute_values(run, task, n, outputs)
+    items = compute_items(run, task, n, outputs)
+    named = set(iter_names([task.params, task.env]))
     known = {name: value for name, value in known.items() if name in named or value is not items}
     item = items[index]
     if isinstance(item, Mapping):
@@ -152,17 +168,19 @@ def _element_values(
     return {**known, "item": item, "map_index": index}
 
 
-def effective_params(run: RunContext) -> dict[str, Any]:
-    """Return the parameters of a run with their references filled in, for display. Raises like ``values_of``."""
+def compute_effective_params(run: RunContext) -> dict[str, Any]:
+    """Return the parameters of a run with their references filled in, for display. Raises like ``compute_values``."""
     params = {**run.definition.params, **run.params}
-    known = {**run.shared, **run.environment_of(None), **built_in_values(run, "", 0)}
+    known = {**run.shared, **run.environment_of(None), **build_built_in_values(run, "", 0)}
     return _resolve_params(params, run.definition.params.keys() - run.params.keys(), known, run.schedule_datetime)
 
 
-def _outputs_by_name(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the outputs of all preceding tasks by output name.
+def _select_outputs(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the outputs of preceding tasks by output name. If names are equal, the nearer task takes precedence.
 
-    If names are equal, nearer tasks take precedence.
+    Args:
+        before: The names of the preceding tasks, nearest first.
+        outputs: The outputs of tasks that have ended, by task name.
     """
     found: dict[str, Any] = {}
     for each in before:
@@ -171,20 +189,22 @@ def _outputs_by_name(before: Iterable[str], outputs: Mapping[str, Mapping[str, A
     return found
 
 
-def _without_large(run: RunContext, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out outputs that are too large for environment variables, unless the task refers to them."""
-    large = [name for name, value in found.items() if variable_problem(variable_text(value))]
+def _drop_large_outputs(run: RunContext, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the values without outputs that are too large for environment variables and that the task does not refer
+    to.
+    """
+    large = [name for name, value in found.items() if find_variable_problem(format_variable(value))]
     if large:
-        texts = texts_in([run.definition.params, task.params, task.env, task.map])
+        texts = iter_texts([run.definition.params, task.params, task.env, task.map])
         words = {word for text in texts for word in _WORD.findall(text)}
         for name in large:
-            if variable_of(name) not in words:
+            if get_variable_name(name) not in words:
                 del found[name]
     return found
 
 
-def _tasks_before(run: RunContext, task: TaskSpec) -> Iterator[str]:
-    """Yield the names of all preceding tasks, nearest first."""
+def _iter_predecessors(run: RunContext, task: TaskSpec) -> Iterator[str]:
+    """Yield the names of all direct and indirect predecessors of a task, nearest first."""
     seen: set[str] = set()
     level = list(task.after)
     while level:
@@ -193,8 +213,14 @@ def _tasks_before(run: RunContext, task: TaskSpec) -> Iterator[str]:
         level = list(dict.fromkeys(name for each in level for name in run.tasks[each].after if name not in seen))
 
 
-def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
-    """Return the built-in values of a task, such as the run ID, which parameters cannot replace."""
+def build_built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
+    """Return the built-in values of a task, such as the run ID. Parameters cannot replace them.
+
+    Args:
+        run: The run.
+        task: The name of the task.
+        n: The number of the attempt.
+    """
     return {
         "schedule_time": run.schedule_datetime.isoformat(),
         "logical_date": (run.schedule_datetime - timedelta(days=1)).date().isoformat(),
@@ -209,7 +235,14 @@ def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
 def _resolve_params(
     params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], scheduled_at: datetime
 ) -> dict[str, Any]:
-    """Return the parameters with their references filled in. Values given at the start of the run are literal."""
+    """Return parameters with their references filled in. Values given at the start of the run are not changed.
+
+    Args:
+        params: The parameters.
+        templates: The names of the parameters that contain references.
+        known: The values that references can use.
+        scheduled_at: The schedule time of the run.
+    """
     found: dict[str, Any] = {}
 
     def resolve(name: str, above: tuple[str, ...]) -> None:
@@ -220,31 +253,35 @@ def _resolve_params(
         if name not in templates:
             found[name] = params[name]
             return
-        for other in set(names_in(params[name])) & params.keys():
+        for other in set(iter_names(params[name])) & params.keys():
             resolve(other, (*above, name))
-        found[name] = fill(params[name], {**known, **found}, scheduled_at)
+        found[name] = fill_references(params[name], {**known, **found}, scheduled_at)
 
     for name in params:
         resolve(name, ())
     return found
 
 
-def _qualified_outputs(
+def _select_qualified_outputs(
     task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return outputs by ``task.output``: those to which the task refers, or that its script may read as
-    ``$task_output``.
+    """Return outputs by ``task.output``. Outputs that the task does not use are left out, because they may be large.
 
-    Outputs of other preceding tasks are left out, because they may be large.
+    A task uses an output by a reference, or by ``$task_output`` in its script.
+
+    Args:
+        task: The task.
+        before: The names of all preceding tasks.
+        outputs: The outputs of tasks that have ended, by task name.
     """
     found: dict[str, Any] = {}
-    for name in set(names_in([task.params, task.env, task.map])):
+    for name in set(iter_names([task.params, task.env, task.map])):
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]
-    words = {word for text in texts_in(task.params) for word in _WORD.findall(text)} if before else set()
+    words = {word for text in iter_texts(task.params) for word in _WORD.findall(text)} if before else set()
     for owner in before:
         for output, value in outputs.get(owner, {}).items():
-            if variable_of(name := f"{owner}.{output}") in words:
+            if get_variable_name(name := f"{owner}.{output}") in words:
                 found[name] = value
     return found

@@ -22,7 +22,9 @@ class _Loader(yaml.SafeLoader):
     merged = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Limit the number of merges (``<<``), which are expanded for each use before any value is created."""
+        """Merge other mappings (``<<``) into a mapping. The number of merges is limited, because each of them copies
+        values.
+        """
         self.merged += len(node.value)
         if self.merged > MAX_VALUES:
             message = f"it merges more than {MAX_VALUES:,} values; use fewer aliases"
@@ -30,12 +32,12 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def fetch_flow_collection_start(self, token: type) -> None:
-        """Limit the nesting depth of brackets, because the time of the scanner grows with each level."""
+        """Read an opening bracket. The nesting depth is limited, because the scanner gets slower with each level."""
         _check_depth(self.flow_level, self.get_mark())
         super().fetch_flow_collection_start(token)
 
     def add_indent(self, column: int) -> bool:
-        """Limit the nesting depth of indented blocks."""
+        """Begin an indented block. The nesting depth of blocks is limited."""
         _check_depth(len(self.indents), self.get_mark())
         return bool(super().add_indent(column))
 
@@ -77,7 +79,7 @@ _resolve("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?
 
 
 def parse(text: str, *, most_text: int = MAX_TEXT) -> Any:
-    """Return the plain values of a YAML or JSON text. JSON is valid YAML.
+    """Parse a YAML or JSON text and return its plain values. JSON is valid YAML.
 
     Args:
         text: The text, which must contain a mapping.
@@ -103,7 +105,7 @@ def parse(text: str, *, most_text: int = MAX_TEXT) -> Any:
 
 
 def _check_values(value: object) -> None:
-    """Check that a document does not have too many values, counting each use of an alias."""
+    """Check that a document does not have too many values. Each use of an alias counts."""
     open_ = [value]
     for _ in range(MAX_VALUES):
         if not open_:
@@ -129,11 +131,11 @@ _Dumper.add_representer(str, _text)
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # unquoted text is read back as text
 
 
-def to_yaml(definition: Definition) -> str:
+def format_yaml(definition: Definition) -> str:
     """Return a definition as YAML, in field order, without defaults."""
-    return values_to_yaml(definition.model_dump(mode="json", exclude_defaults=True))
+    return format_values(definition.model_dump(mode="json", exclude_defaults=True))
 
 
-def values_to_yaml(plain: Any) -> str:
+def format_values(plain: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from latchwork.spi import MAX_TIME_S
-from latchwork_workflows.model.json_values import plain_problems
+from latchwork_workflows.model.json_values import find_storage_problems
 from latchwork_workflows.model.model import Name
 
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
@@ -19,7 +19,7 @@ def plain_json(value: Any) -> Any:
     Raises:
         ValueError: The value cannot be represented.
     """
-    for path, why in plain_problems(value):
+    for path, why in find_storage_problems(value):
         raise ValueError(f"{path}: {why}" if path else why)
     return value
 

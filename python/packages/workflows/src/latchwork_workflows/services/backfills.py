@@ -15,7 +15,7 @@ from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.related_runs import DependentWorkflow
 from latchwork_workflows.db.related_runs import list_dependent_workflows as of_workflow
-from latchwork_workflows.model.backfill_dates import DateRange, schedule_times_of
+from latchwork_workflows.model.backfill_dates import DateRange, list_schedule_times
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
 from latchwork_workflows.schemas.commands import CommandSent
@@ -135,7 +135,7 @@ def _request_dependent(  # noqa: PLR0917 - one caller
         first: The command that creates the backfill of the requested workflow.
     """
     try:
-        times = schedule_times_of(dates, each.definition.schedule, time.time())
+        times = list_schedule_times(dates, each.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
     args = {**_build_command_args(request, each, times), "params": {}, "priority": None, "cause": first.id}
@@ -274,7 +274,7 @@ def preview_times(
 
 def _schedule_times(dates: DateRange | Sequence[date], body: Definition) -> list[float]:
     try:
-        return schedule_times_of(dates, body.schedule, time.time())
+        return list_schedule_times(dates, body.schedule, time.time())
     except ValueError as error:
         raise HttpProblem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
 

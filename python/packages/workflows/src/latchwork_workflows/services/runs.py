@@ -23,9 +23,9 @@ from latchwork_workflows.db.commands import (
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.model.json_values import MAX_PARAMS_BYTES, plain_problems
-from latchwork_workflows.model.model import PRIORITIES, Definition, plan_of
-from latchwork_workflows.model.validate import topological_order
+from latchwork_workflows.model.json_values import MAX_PARAMS_BYTES, find_storage_problems
+from latchwork_workflows.model.model import PRIORITIES, Definition, build_plan
+from latchwork_workflows.model.validate import sort_topologically
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, Task
@@ -265,7 +265,7 @@ def check_start(
         for each in params
         if each not in body.params
     ]
-    wrong = list(plain_problems(params, "params"))
+    wrong = list(find_storage_problems(params, "params"))
     problems += wrong
     if not wrong and len(json.dumps(params).encode()) > MAX_PARAMS_BYTES:
         problems.append(
@@ -409,4 +409,4 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
 
 def _plan(connection: sa.Connection, row: Row) -> Any:
     body = load_definition(connection, row.code, row.version)
-    return plan_of(body, topological_order({each.name: each.after for each in body.tasks}))
+    return build_plan(body, sort_topologically({each.name: each.after for each in body.tasks}))

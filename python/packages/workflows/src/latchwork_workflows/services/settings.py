@@ -16,9 +16,9 @@ from latchwork_workflows.db.settings import ALL
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.model.settings.validation import (
     MAX,
-    connection_problems,
-    environment_problems,
-    parameter_problems,
+    find_connection_problems,
+    find_environment_problems,
+    find_parameter_problems,
 )
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import StartRequest
@@ -235,11 +235,11 @@ def _set(
 
 def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
     if kind == "connection":
-        found: Iterable[Wrong] = connection_problems(name, values["url"], values["secret"])
+        found: Iterable[Wrong] = find_connection_problems(name, values["url"], values["secret"])
     elif kind == "environment":
-        found = environment_problems(name, values["variables"])
+        found = find_environment_problems(name, values["variables"])
     else:
-        found = parameter_problems(name, values["value"])
+        found = find_parameter_problems(name, values["value"])
     problems = [(each.path, each.message) for each in found]
     if problems:
         raise HttpProblem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from latchwork_workflows.db import related_runs, run_queries
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.model.logical import full_name
+from latchwork_workflows.model.logical import qualify_name
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import ChildRun
@@ -167,7 +167,7 @@ def list_awaited_runs(
     with context.database.read() as connection:
         found = explanations.load_dependency_states(connection, row, definition, spec)
     shown = [
-        AwaitedRun(workflow=full_name(each.workflow), task=each.task, window=each.window, there=there)
+        AwaitedRun(workflow=qualify_name(each.workflow), task=each.task, window=each.window, there=there)
         for each, there in found
     ]
     return [each for each in shown if user.has_role(Role.VIEWER, each.workflow.partition(".")[0])]

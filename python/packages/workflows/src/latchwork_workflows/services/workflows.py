@@ -15,8 +15,8 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.settings import usage
-from latchwork_workflows.model.validate import ValidDefinition, validated
-from latchwork_workflows.model.yaml_format import parse, to_yaml
+from latchwork_workflows.model.validate import ValidDefinition, check_definition
+from latchwork_workflows.model.yaml_format import format_yaml, parse
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
 from latchwork_workflows.services.context import ServiceContext, require_role, require_visible
 from latchwork_workflows.services.schedules import list_next_fires
@@ -112,7 +112,7 @@ def diff_versions(  # noqa: PLR0917 - what the address has
         HttpProblem: 404 (not found) if there is no such workflow or version or the account may not see it.
     """
     before, after = (
-        to_yaml(get_workflow(context, user, project, name, each).definition).splitlines() for each in (old, new)
+        format_yaml(get_workflow(context, user, project, name, each).definition).splitlines() for each in (old, new)
     )
     return list(difflib.unified_diff(before, after, f"version {old}", f"version {new}", lineterm=""))
 
@@ -130,9 +130,9 @@ def validate_definition(
     plain = parse(definition) if isinstance(definition, str) else definition
     project = plain.get("project", "default")
     if not isinstance(project, str) or not user.has_role(Role.VIEWER, project):
-        return validated(plain, context.types)
+        return check_definition(plain, context.types)
     with context.database.read() as connection:
-        found = validated(plain, context.types, settings.load_setting_names(connection, project))
+        found = check_definition(plain, context.types, settings.load_setting_names(connection, project))
         wrong = list(grants.find_missing_grants(connection, found.definition))
     if wrong:
         raise DefinitionInvalid(wrong)
@@ -174,7 +174,7 @@ def apply_definition(
             )
         wrong = [*related_runs.find_cycles(connection, [wanted], may_see=partial(user.has_role, Role.VIEWER))[0]]
         wrong += grants.find_missing_grants(connection, wanted)
-        wrong += usage.missing_settings(wanted, settings.load_setting_names(connection, wanted.project))
+        wrong += usage.find_missing_settings(wanted, settings.load_setting_names(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()

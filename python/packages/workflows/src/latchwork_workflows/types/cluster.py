@@ -83,7 +83,9 @@ class Spark:
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: SparkParams, run: RunInfo) -> Command:
-        """Return a ``spark-submit`` command, wrapped in a program that kills earlier jobs of the same task."""
+        """Return a ``spark-submit`` command. It is started by a program that first kills earlier jobs of the same
+        task.
+        """
         conf = {"spark.yarn.submit.waitAppCompletion": "true", **params.conf}
         conf["spark.yarn.tags"] = ",".join(filter(None, [params.conf.get("spark.yarn.tags"), run.tag]))
         given = {
@@ -99,7 +101,7 @@ class Spark:
         options = [part for option, value in given.items() if value is not None for part in (option, value)]
         settings = [part for name, value in sorted(conf.items()) for part in ("--conf", f"{name}={value}")]
         argv = [params.program, *options, *settings, params.application, *params.arguments]
-        return _command(argv, params.yarn if params.deploy_mode == "cluster" else None, run)
+        return _build_submit_command(argv, params.yarn if params.deploy_mode == "cluster" else None, run)
 
 
 class MapReduce:
@@ -110,17 +112,21 @@ class MapReduce:
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: MapReduceParams, run: RunInfo) -> Command:
-        """Return a ``hadoop jar`` command, wrapped in a program that kills earlier jobs of the same task."""
+        """Return a ``hadoop jar`` command. It is started by a program that first kills earlier jobs of the same
+        task.
+        """
         properties = dict(params.properties)
         properties["mapreduce.job.tags"] = ",".join(filter(None, [properties.get("mapreduce.job.tags"), run.tag]))
         if params.queue is not None:
             properties["mapreduce.job.queuename"] = params.queue
         main = [] if params.main_class is None else [params.main_class]
         settings = [part for name, value in sorted(properties.items()) for part in ("-D", f"{name}={value}")]
-        return _command([params.program, "jar", params.jar, *main, *settings, *params.arguments], params.yarn, run)
+        return _build_submit_command(
+            [params.program, "jar", params.jar, *main, *settings, *params.arguments], params.yarn, run
+        )
 
 
-def _command(argv: list[str], yarn: str | None, run: RunInfo) -> Command:
+def _build_submit_command(argv: list[str], yarn: str | None, run: RunInfo) -> Command:
     """Return a command that submits a job to a cluster.
 
     Args:

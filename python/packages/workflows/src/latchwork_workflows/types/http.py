@@ -59,8 +59,8 @@ class Http:
     quoting: ClassVar[Mapping[str, Callable[[Any], str]]] = {"url": lambda value: quote(str(value), safe="")}
 
     def command(self, params: HttpParams, run: RunInfo) -> Command:
-        """Return a command that reads the request from a file, so that no token appears in a command line or an
-        environment.
+        """Return a command that sends the request. It reads the request from a file, because a command line can be seen
+        by others.
         """
         return Command(
             (run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"),

@@ -49,7 +49,7 @@ class DependencyCondition(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """Convert the parameters to the condition that ``evaluate`` expects."""
+        """Convert the parameters to a condition for ``evaluate``."""
         if self.workflow is not None:
             return RunSucceeded(self.workflow, self.task, self.window)
         return _build_condition(self)
@@ -74,7 +74,7 @@ class TaskCondition(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """Convert the parameters to the condition that ``evaluate`` expects."""
+        """Convert the parameters to a condition for ``evaluate``."""
         return TaskEnded(self.task, self.failed) if self.task is not None else _build_condition(self)
 
 
@@ -133,12 +133,12 @@ class SwitchParams(ParamsModel):
 
 
 class _Logical:
-    """Base of logical types."""
+    """Base of the task types that the master runs itself."""
 
     is_logical: ClassVar[bool] = True
 
     def command(self, params: Any, run: RunInfo) -> Command:
-        """Raise ValueError, because the master runs logical tasks and no worker needs a command for them."""
+        """Raise ValueError, because the master runs such a task itself and no worker needs a command for it."""
         raise ValueError(f"task {run.task} is decided by its master; workers do not run {type(params).__name__}")
 
 
@@ -174,10 +174,13 @@ class Switch(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"cases", "default"})
 
 
-def logical_rule(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
-    """Return the rule of a logical task with the fields that its parameters determine.
+def build_rule_fields(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
+    """Return the fields of a rule for a task that the master runs itself.
 
-    ``plain`` is the rule without these fields.
+    Args:
+        type_: The task type.
+        params: The parameters of the task.
+        plain: The rule without these fields.
     """
     if type_ == "sub_process":
         return {"kind": type_}
@@ -195,10 +198,10 @@ def logical_rule(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[st
             "heads": (*given.success, *given.failure),
         }
     if type_ == "switch":
-        return {"kind": type_, "heads": tuple(dict.fromkeys(branch_heads(SwitchParams.model_validate(params))))}
+        return {"kind": type_, "heads": tuple(dict.fromkeys(list_branch_heads(SwitchParams.model_validate(params))))}
     return {}
 
 
-def branch_heads(params: SwitchParams) -> list[str]:
-    """Return the first tasks of all branches of a switch."""
+def list_branch_heads(params: SwitchParams) -> list[str]:
+    """Return the first tasks of all branches of a ``switch`` task."""
     return [*(name for case in params.cases for name in case.then), *params.default]

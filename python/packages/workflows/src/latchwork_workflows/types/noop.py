@@ -20,5 +20,5 @@ class NoOp:
     is_instant: ClassVar[bool] = True
 
     def command(self, params: NoOpParams, run: RunInfo) -> Command:  # noqa: ARG002 - of all types
-        """Return a command that does nothing, for a worker that starts a process for the task anyway."""
+        """Return a command that does nothing. Used only by workers that start a process even for this type."""
         return Command(("true",))

@@ -41,7 +41,9 @@ class Python:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: PythonParams, run: RunInfo) -> Command:
-        """Return a command that reads the function call from a file, so that no argument appears in a command line."""
+        """Return a command that calls the function. It reads the call from a file, so that no argument appears in a
+        command line.
+        """
         call = {"function": params.function, "args": params.args}
         path = {"PYTHONPATH": run.bundle} if run.bundle else {}
         return Command(

@@ -114,8 +114,8 @@ class Sql:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: SqlParams, run: RunInfo) -> Command:
-        """Return a command that reads the statements from a file, so that no password appears in a command line or an
-        environment.
+        """Return a command that runs the statements. It reads them from a file, so that no password appears in a
+        command line.
         """
         statements = [params.statement] if isinstance(params.statement, str) else list(params.statement)
         bound = {re.sub(r"[.-]", "_", name): value for name, value in run.values.items()}
@@ -153,7 +153,7 @@ class Connect:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ConnectParams, run: RunInfo) -> Command:
-        """Return a command that opens a connection and runs no statement."""
+        """Return a command that opens and closes a connection without running a statement."""
         return _command(run, params, [], {}, 0)
 
 

@@ -24,7 +24,7 @@ from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import STOPPABLE
 from latchwork_workflows.ui.frame import build_url, parse_integer, redirect, render_page
 from latchwork_workflows.ui.workflows import parse_params
-from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, new_secret, share_bar
+from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, create_secret, draw_share_bar
 
 router = APIRouter()
 _MAX = 30
@@ -84,14 +84,14 @@ def show_backfill(
         after=after,
         more=more,
         may_stop=may_stop,
-        key=new_secret(),
+        key=create_secret(),
     )
 
 
 def _bar(found: Backfill) -> object:
     done = sum(found.counts.get(each, 0) for each in ("success", "failure", "stopped"))
     context = [(each, found.counts.get(each, 0)) for each in _ORDER]
-    return share_bar(context, f"{done} of {found.dates} have ended")
+    return draw_share_bar(context, f"{done} of {found.dates} have ended")
 
 
 @router.post("/backfills/{backfill_id}/stop")
@@ -173,7 +173,7 @@ def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
         "problems": problems,
     }
     values = {"row": shown, "body": shown.definition, "sent": sent, **known, **found}
-    return render_page(request, user, "backfill_form.html", status, tab="backfill", key=new_secret(), **values)
+    return render_page(request, user, "backfill_form.html", status, tab="backfill", key=create_secret(), **values)
 
 
 def _find_dependents(request: Request, user: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:

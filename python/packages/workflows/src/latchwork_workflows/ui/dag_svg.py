@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.web import graph_svg
+from latchwork_workflows.web import draw_graph_svg
 
 #: Larger workflows are not drawn by default: it takes seconds, and the drawing is hard to read.
 MAX_DRAWN = 300
@@ -35,7 +35,7 @@ def draw_workflow_svg(
         for task in definition.tasks
     ]
     graph = Graph(nodes, _edges(shape), f"the tasks of {definition.key}")
-    return graph_svg(graph, _compute_layout(shape), links=links)
+    return draw_graph_svg(graph, _compute_layout(shape), links=links)
 
 
 def _title(task: Any, state: str | None) -> str:

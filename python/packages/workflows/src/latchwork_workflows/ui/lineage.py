@@ -16,7 +16,7 @@ from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN
 from latchwork_workflows.ui.frame import build_url, render_page
-from latchwork_workflows.web import BACK, BOTH, CurrentUser, graph_svg
+from latchwork_workflows.web import BACK, BOTH, CurrentUser, draw_graph_svg
 
 router = APIRouter()
 _MAX = 200
@@ -76,7 +76,7 @@ def draw_lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
     nodes = [Node(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()]
     links = {name: f"/workflows/{row.project}/{row.name}" for name, row in found.workflows.items() if row is not None}
     graph = Graph(nodes, edges, "which workflows start others or wait for them")
-    return graph_svg(graph, _compute_layout(tuple(found.workflows), tuple(edges)), links=links)
+    return draw_graph_svg(graph, _compute_layout(tuple(found.workflows), tuple(edges)), links=links)
 
 
 def _iter_edges(

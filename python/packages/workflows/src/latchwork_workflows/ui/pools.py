@@ -14,7 +14,7 @@ from latchwork_workflows.schemas.pools import MAX_SIZE, project_of, project_pool
 from latchwork_workflows.services import pools
 from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.frame import parse_integer, redirect, render_page
-from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, share_bar
+from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, draw_share_bar
 
 router = APIRouter()
 _MAX, _MAX_EVER = 100, 5000
@@ -113,6 +113,6 @@ def _page(
 def _bar(used: int | None, size: int) -> object:
     if used is None:
         return ""
-    return share_bar(
+    return draw_share_bar(
         [("running", min(used, size)), ("waiting", max(0, size - used))], f"{used} of {size} slots are in use"
     )

@@ -21,7 +21,7 @@ from latchwork_workflows.services.runs import to_attempt, to_run
 from latchwork_workflows.state import RunState, get_map_name, list_possible_commands
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
 from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
-from latchwork_workflows.web import Bar, CurrentUser, GanttChart, Identity, Role, new_secret, share_bar
+from latchwork_workflows.web import Bar, CurrentUser, GanttChart, Identity, Role, create_secret, draw_share_bar
 
 router = APIRouter()
 _MAX = 50
@@ -117,7 +117,7 @@ def show_run(
         events=events,
         asked=asked,
         possible=list_possible_commands(RunState(row.state)) if user.has_role(Role.OPERATOR, row.project) else (),
-        key=new_secret(),
+        key=create_secret(),
     )
 
 
@@ -213,7 +213,7 @@ def show_task(
         behind=behind,
         may_ask=may_ask,
         may_recover=may_ask and task.map_index < 0 and "recover" in list_possible_commands(RunState(row.state)),
-        key=new_secret(),
+        key=create_secret(),
         **values,
     )
 
@@ -244,7 +244,7 @@ def build_map_progress_bar(counts: Mapping[str, int]) -> object:
     """
     done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
     context = [(each, counts.get(each, 0)) for each in _TASK_STATES]
-    return share_bar(context, f"{done} of {sum(counts.values())} are done")
+    return draw_share_bar(context, f"{done} of {sum(counts.values())} are done")
 
 
 @router.post("/tasks/{task_id}/action")

@@ -16,13 +16,13 @@ from latchwork.spi import read_json
 from latchwork_workflows.api.models import MAX_ID, NamePath
 from latchwork_workflows.db import run_queries
 from latchwork_workflows.model.model import PRIORITIES, Definition
-from latchwork_workflows.model.yaml_format import to_yaml
+from latchwork_workflows.model.yaml_format import format_yaml
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
 from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
 from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
-from latchwork_workflows.web import CurrentUser, HttpProblem, Role, new_secret
+from latchwork_workflows.web import CurrentUser, HttpProblem, Role, create_secret
 
 router = APIRouter()
 _MAX = 50
@@ -67,7 +67,7 @@ def show_workflow(
         row=shown,
         schedule=found[0] if found else None,
         svg=draw_workflow_svg(shown.definition, None, links) if is_drawn else None,
-        source=to_yaml(shown.definition),
+        source=format_yaml(shown.definition),
     )
 
 
@@ -131,7 +131,7 @@ def show_start_form(request: Request, user: CurrentUser, project: NamePath, name
         row=shown,
         body=shown.definition,
         priorities=PRIORITIES,
-        key=new_secret(),
+        key=create_secret(),
     )
 
 

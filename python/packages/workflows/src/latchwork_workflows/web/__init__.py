@@ -14,38 +14,38 @@ from latchwork_workflows.web.identity import (
     Identity,
     Role,
     SignedIn,
-    as_identity,
     current_user,
     is_still_allowed,
+    wrap_with_identity,
 )
 from latchwork_workflows.web.live import LiveHub, run_in_stream_thread
 from latchwork_workflows.web.passwords import (
     AttemptLimit,
     TooManyAttempts,
     check_password,
-    digest_of,
+    create_secret,
     hash_password,
-    new_secret,
+    hash_secret,
 )
 from latchwork_workflows.web.problems import HttpProblem
 
 if TYPE_CHECKING:
-    from latchwork_workflows.web.bars import Bar, GanttChart, share_bar
+    from latchwork_workflows.web.bars import Bar, GanttChart, draw_share_bar
     from latchwork_workflows.web.connections import ConnectionLimits
-    from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
-    from latchwork_workflows.web.forms import FormField, FormInvalid, fields_of, values_of
+    from latchwork_workflows.web.drawings import BACK, BOTH, draw_graph_svg
+    from latchwork_workflows.web.forms import FormField, FormInvalid, build_fields, parse_values
     from latchwork_workflows.web.pages import Pages
-    from latchwork_workflows.web.server import HttpServer, bind_socket, tls_context
+    from latchwork_workflows.web.server import HttpServer, bind_socket, load_tls_context
 else:
     __getattr__ = lazy_getattr(
         __name__,
         {
-            "latchwork_workflows.web.bars": ("Bar", "GanttChart", "share_bar"),
+            "latchwork_workflows.web.bars": ("Bar", "GanttChart", "draw_share_bar"),
             "latchwork_workflows.web.connections": ("ConnectionLimits",),
-            "latchwork_workflows.web.drawings": ("BACK", "BOTH", "graph_svg"),
-            "latchwork_workflows.web.forms": ("FormField", "FormInvalid", "fields_of", "values_of"),
+            "latchwork_workflows.web.drawings": ("BACK", "BOTH", "draw_graph_svg"),
+            "latchwork_workflows.web.forms": ("FormField", "FormInvalid", "build_fields", "parse_values"),
             "latchwork_workflows.web.pages": ("Pages",),
-            "latchwork_workflows.web.server": ("HttpServer", "bind_socket", "tls_context"),
+            "latchwork_workflows.web.server": ("HttpServer", "bind_socket", "load_tls_context"),
         },
     )
 
@@ -70,19 +70,19 @@ __all__ = [
     "SignedIn",
     "SiteConfig",
     "TooManyAttempts",
-    "as_identity",
     "bind_socket",
+    "build_fields",
     "check_password",
+    "create_secret",
     "current_user",
-    "digest_of",
-    "fields_of",
-    "graph_svg",
+    "draw_graph_svg",
+    "draw_share_bar",
     "hash_password",
+    "hash_secret",
     "is_still_allowed",
+    "load_tls_context",
     "make_app",
-    "new_secret",
+    "parse_values",
     "run_in_stream_thread",
-    "share_bar",
-    "tls_context",
-    "values_of",
+    "wrap_with_identity",
 ]

@@ -49,7 +49,7 @@ class NavigationEntry(NamedTuple):
     also: tuple[str, ...] = ()
 
     def contains(self, path: str) -> bool:
-        """Return whether a page belongs to this navigation entry."""
+        """Return whether a page belongs to this navigation entry, by the path of the page."""
         mine = (self.path, *self.also)
         return path in mine or (self.path != "/" and path.startswith(tuple(f"{each}/" for each in mine)))
 

@@ -1,4 +1,4 @@
-"""Bars as SVG: Gantt charts, and shares of states. They scale with the page and need no script or style."""
+"""Bars as SVG: Gantt charts, and the shares of states. They scale with the page and need no script or style."""
 
 from __future__ import annotations
 
@@ -72,7 +72,13 @@ class GanttChart:
     rows: Sequence[tuple[str, Sequence[Bar]]]
 
     def svg(self, now: float) -> Markup:
-        """Return the chart as SVG, or an empty text if there is no bar."""
+        """Draw the chart as SVG.
+
+        Args:
+            now: The current time in seconds since the epoch, at which running bars end.
+        Returns:
+            The SVG, or an empty text if there is no bar.
+        """
         bars = [bar for _, row in self.rows for bar in row]
         if not bars:
             return Markup("")
@@ -126,11 +132,11 @@ def _shorten(name: str) -> str:
     return text if len(text) <= 22 else f"{text[:10]}…{text[-11:]}"
 
 
-def share_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
-    """Return one bar as SVG that shows the share of each state.
+def draw_share_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
+    """Draw one bar as SVG that shows the share of each state.
 
     Args:
-        counts: The number of items in each state, from left to right.
+        counts: The state and the number of its items, from left to right.
         title: The tooltip, also read by screen readers.
     """
     total = sum(count for _, count in counts) or 1

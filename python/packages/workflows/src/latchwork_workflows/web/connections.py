@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _MAX_CONNECTIONS = 2_000
 
 
-def default_max_connections() -> int:
+def get_default_max_connections() -> int:
     """Return the default limit of client connections: half of the process's limit of open files, at most 2,000."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MAX_CONNECTIONS, files // 2))
@@ -38,7 +38,7 @@ class ConnectionLimits:
         unread_timeout_s: Seconds that a client may leave sent data unread or be unreachable. Linux only.
     """
 
-    max_connections: int = field(default_factory=default_max_connections)
+    max_connections: int = field(default_factory=get_default_max_connections)
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     unread_timeout_s: float = 30.0
@@ -69,9 +69,12 @@ class ConnectionFactory:
         return LimitedConnection(self, *args, **kwargs)
 
     def admit(self) -> bool:
-        """Count a new connection. Return False if the limit is reached.
+        """Count a new connection, if the limit permits it.
 
-        If there are too many connections, closes the one that has been waiting longest for a complete request.
+        At the limit, the connection that has waited longest for a complete request is closed to make room.
+
+        Returns:
+            False if the limit is reached and no connection could be closed.
         """
         if self._open >= self.limits.max_connections:
             oldest = next(iter(self._incomplete), None)
@@ -82,11 +85,13 @@ class ConnectionFactory:
         return True
 
     def release(self) -> None:
-        """Stop counting a connection."""
+        """Stop counting a connection that has ended."""
         self._open -= 1
 
     def set_incomplete(self, connection: LimitedConnection, is_incomplete: bool) -> None:
-        """Record whether a connection waits for the rest of a request. The one that waits longest is closed first."""
+        """Record whether a connection waits for the rest of a request. At the limit, the one that waits longest is
+        closed first.
+        """
         if is_incomplete:
             self._incomplete.setdefault(connection)
         else:
@@ -160,9 +165,8 @@ class LimitedConnection(H11Protocol):
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Start the timeout for the next data from the client.
-
-        A timeout that already runs for the same data is kept.
+        """Start the timeout for the next data from the client. A timeout that already runs for the same data is
+        kept.
         """
         state = self.conn.their_state
         awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None

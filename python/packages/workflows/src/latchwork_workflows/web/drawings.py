@@ -1,4 +1,4 @@
-"""A graph as SVG: nodes are links, colored by the style sheet of the page. Contains no script or style."""
+"""A graph as SVG: its nodes are links and are colored by the style sheet of the page. Contains no script or style."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACK = "back"
 BOTH = "both"
 
 
-def graph_svg(
+def draw_graph_svg(
     graph: Graph, layout: Layout | None = None, *, links: Mapping[str, str] | None = None, name: str = "dag"
 ) -> Markup:
     """Draw a graph as an ``<svg>`` element.
@@ -23,7 +23,7 @@ def graph_svg(
     Args:
         graph: The graph. The kinds of nodes become CSS classes ``state-...``.
         layout: The layout of this graph. None: compute one.
-        links: The addresses of nodes, by ID. Other nodes have no link.
+        links: The URL that each node links to, by node ID. Nodes without a URL are not links.
         name: An ID that is unique on the page.
     """
     layout = layout if layout is not None else lay_out(graph)

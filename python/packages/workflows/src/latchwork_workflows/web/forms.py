@@ -50,11 +50,11 @@ class FormField:
     optional: bool = False
 
 
-def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[FormField]:
+def build_fields(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[FormField]:
     """Return the form fields for an object, in the order of its JSON schema.
 
     Args:
-        schema: The schema of the object.
+        schema: The JSON schema of the object.
         values: Initial values that replace the defaults.
     """
     return list(_fields(schema, values or {}))
@@ -64,7 +64,7 @@ def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Fo
     known = schema.get("$defs", {})
     needed = set(schema.get("required", ()))
     for name, given in schema.get("properties", {}).items():
-        part, optional = _plain(given, known)
+        part, optional = _simplify_schema(given, known)
         kind = _kind(part, name)
         value = values.get(name, given.get("default", part.get("default")))
         yield FormField(
@@ -82,8 +82,15 @@ def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Fo
         )
 
 
-def _plain(given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Return the schema of a field without null and references, and whether null is allowed."""
+def _simplify_schema(given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Simplify the schema of a field: resolve its reference, and remove the alternative null.
+
+    Args:
+        given: The schema of the field.
+        known: The schemas that can be referred to.
+    Returns:
+        The simplified schema, and whether null is allowed.
+    """
     optional = False
     for _ in range(5):
         if "$ref" in given:
@@ -116,9 +123,13 @@ def _as_text(kind: str, value: Any) -> str:
     return value if isinstance(value, str) and kind != "json" else json.dumps(value, ensure_ascii=False)
 
 
-def values_of(fields: list[FormField], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+def parse_values(fields: list[FormField], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
     """Return the values of a submitted form. Empty optional fields and unchanged defaults are left out.
 
+    Args:
+        fields: The fields of the form.
+        sent: The submitted text of each field, by field name.
+        prefix: Prefix of the field names in ``sent``.
     Raises:
         FormInvalid: Names each field with an invalid value.
     """

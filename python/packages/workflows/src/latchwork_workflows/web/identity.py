@@ -83,13 +83,13 @@ class Identity:
         return any(each >= role for each in self.roles.values())
 
     def projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
-        """Return the projects in which the user has this role. None: all projects."""
+        """Return the projects in which the user has at least this role, or None if the user has it in all projects."""
         if self.has_role(role):
             return None
         return frozenset(name for name, each in self.roles.items() if each >= role)
 
     def limited_to(self, role: Role | None) -> Identity:
-        """Return a copy of the identity in which no role is higher than this one."""
+        """Return a copy of the identity whose roles are at most this one."""
         if role is None:
             return self
         return replace(self, roles={name: min(each, role) for name, each in self.roles.items()})
@@ -140,7 +140,7 @@ async def current_user(request: Request) -> Identity:
 
     Raises:
         HttpProblem: 401 (unauthorized) if the user is unknown, 403 (forbidden) if a page of another site sent the
-            change.
+            request.
     """
     found = await run_in_threadpool(_authenticate, request)
     if _KNOWN in request.scope or request.headers.get("authorization"):
@@ -154,7 +154,7 @@ async def current_user(request: Request) -> Identity:
 CurrentUser = Annotated[Identity, Depends(current_user)]
 
 
-def as_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
+def wrap_with_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
     """Wrap an app so that every request is handled as this user, for calls within the process.
 
     Requests from the network cannot set a user, because servers build the scope of a request themselves.
@@ -167,11 +167,11 @@ def as_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
 
 
 async def is_still_allowed(request: Request, look: Callable[[Identity], object]) -> bool:
-    """Return whether a stream may continue, because its token or session is still valid and allows its contents.
+    """Return whether a stream may continue: the token or session of its request is still valid and allows its contents.
 
     Args:
         request: The request that opened the stream.
-        look: Raises a ``Problem`` if the identity may not see the contents. It may block.
+        look: Raises ``HttpProblem`` if the user may not see the contents. It may block.
     """
     try:
         await run_in_stream_thread(lambda: look(_authenticate(request)))
@@ -183,9 +183,10 @@ async def is_still_allowed(request: Request, look: Callable[[Identity], object])
 
 
 def _authenticate(request: Request) -> Identity:
-    """Return the user of the cookie or token of a request.
+    """Return the user that the cookie or the token of a request belongs to. Blocks.
 
-    Blocks. Raises a problem with status 401 (unauthorized).
+    Raises:
+        HttpProblem: 401 (unauthorized) if there is no such user.
     """
     if _KNOWN in request.scope:
         known: Identity = request.scope[_KNOWN]
@@ -205,10 +206,12 @@ def _authenticate(request: Request) -> Identity:
 
 
 def check_origin(request: Request) -> None:
-    """Check that a change was not sent by a page of another origin. Browsers send the origin, programs do not.
+    """Check that a request that changes something was not sent by a page of another origin.
+
+    Browsers send the origin. Programs do not send it, and are accepted.
 
     Raises:
-        HttpProblem: The change comes from another origin.
+        HttpProblem: The request comes from another origin.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")

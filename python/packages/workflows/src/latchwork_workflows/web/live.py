@@ -32,9 +32,9 @@ _limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
 
 
 def _most_listeners() -> int:
-    from latchwork_workflows.web.connections import default_max_connections  # lazy, because it loads a server
+    from latchwork_workflows.web.connections import get_default_max_connections  # lazy, because it loads a server
 
-    return min(_MAX_LISTENERS, default_max_connections() // 2)
+    return min(_MAX_LISTENERS, get_default_max_connections() // 2)
 
 
 class LiveHub:
@@ -81,7 +81,7 @@ class LiveHub:
             account: The name of the account.
             is_allowed: Returns whether the account may still listen. Called before sending, at most every few seconds.
         Raises:
-            HttpProblem: This account, or all together, have too many streams. Raised before anything is sent.
+            HttpProblem: This account, or all accounts together, have too many streams. Raised before anything is sent.
         """
         made = self._guarded(chunks, account, is_allowed)
         first = await anext(made)  # raises before the response begins
@@ -104,9 +104,7 @@ class LiveHub:
             self._uncount_stream(account)
 
     async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
-        """Yield an event ``change`` whenever a topic has changed, and comments in between to keep the connection
-        open.
-        """
+        """Yield an event ``change`` whenever a topic has changed. Comments in between keep the connection open."""
         with self._mutex:
             self._topics[topic] = self._topics.get(topic, 0) + 1
         try:
@@ -130,7 +128,10 @@ class LiveHub:
                 yield b": ping\n\n"
 
     async def _fingerprint(self, topic: str) -> Any:
-        """Return a value that changes with the topic, at most one period old. Concurrent callers share one query."""
+        """Return a value that differs whenever the data of a topic has changed.
+
+        The value is at most one polling period old. Concurrent callers share one query.
+        """
         if not self._is_fresh(topic):
             await run_in_stream_thread(self._refresh, topic)
         return self._seen.get(topic)
@@ -175,7 +176,7 @@ class LiveHub:
 
 
 async def run_in_stream_thread(call: Callable[..., T], *args: Any) -> T:
-    """Run a query of a stream in one of a few threads that pages do not use."""
+    """Run a query of a stream in one of a few threads reserved for streams, so that it cannot delay pages."""
     try:
         limiter = _limiter.get()
     except LookupError:

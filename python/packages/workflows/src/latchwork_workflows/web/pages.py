@@ -80,7 +80,7 @@ def clean_value(value: Any) -> Any:
 
 
 def timestamp(wall_s: float | None) -> Markup:
-    """Format a time in UTC: ``2026-11-22 19:55:29``."""
+    """Format a time in UTC, such as ``2026-11-22 19:55:29``."""
     if wall_s is None:
         return _DASH
     try:
@@ -120,7 +120,7 @@ def elapsed_since(start: float) -> Markup:
 
 
 def size(count: int) -> str:
-    """Format a size: ``17 bytes``, ``4.2 kB``, ``1.3 MB``."""
+    """Format a number of bytes, such as ``17 bytes``, ``4.2 kB`` or ``1.3 MB``."""
     if count < 1000:
         return counted(count, "byte")
     for unit, each in (("GB", 1e9), ("MB", 1e6)):
@@ -130,7 +130,7 @@ def size(count: int) -> str:
 
 
 def state_label(text: str) -> str:
-    """Format a state for users: ``retry wait``."""
+    """Format the name of a state for users, such as ``retry wait``."""
     return str(text).replace("_", " ")
 
 

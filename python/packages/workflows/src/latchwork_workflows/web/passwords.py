@@ -27,12 +27,12 @@ _PER_TRY_S = 10.0
 _MAX_NAMES = 10_000
 
 
-def new_secret(prefix: str = "") -> str:
+def create_secret(prefix: str = "") -> str:
     """Return a random secret of 256 bits, as text for a cookie, a header or a link."""
     return prefix + secrets.token_urlsafe(32)
 
 
-def digest_of(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """Return the hash of a random secret, to be stored. Long random text needs neither salt nor a slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -59,19 +59,22 @@ def hash_password(password: str) -> str:
 
 
 def check_password(password: str, stored: str | None) -> bool:
-    """Return whether a password matches the stored hash.
+    """Return whether a password matches a stored hash.
 
-    Takes the same time without a hash, so that it does not reveal accounts.
+    Args:
+        password: The password.
+        stored: The stored hash. None: the account is unknown, and the check takes as long as usual so that this stays
+            hidden.
     """
-    kind, cost, salt, wanted = (stored or dummy_hash()).split("$")
+    kind, cost, salt, wanted = (stored or get_dummy_hash()).split("$")
     if kind != "scrypt" or len(password) > MAX_LETTERS:
         return False
     found = _scrypt(password, base64.b64decode(salt), int(cost))
     return hmac.compare_digest(found, base64.b64decode(wanted)) and stored is not None
 
 
-def dummy_hash() -> str:
-    """Return a hash that stands in for unknown accounts, so that a check takes the usual time."""
+def get_dummy_hash() -> str:
+    """Return a hash to compare with for unknown accounts, so that the check takes the usual time."""
     return f"scrypt${_COST}${_text(bytes(16))}${_text(bytes(32))}"
 
 
@@ -105,7 +108,7 @@ class AttemptLimit:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def begin(self, name: str) -> None:
-        """Count a password attempt for an account, before the password is checked.
+        """Count a password attempt for an account. Call this before checking the password.
 
         Raises:
             TooManyAttempts: The account must wait. The attempt was not counted.

@@ -73,13 +73,13 @@ def from_http_error(error: HTTPException) -> HttpProblem:
 
 def from_validation_error(error: RequestValidationError) -> HttpProblem:
     """Convert a validation error of the web framework to a problem."""
-    errors = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
+    errors = [(_format_path(each["loc"]), str(each["msg"])) for each in error.errors()]
     first = f"{errors[0][0]}: {errors[0][1]}" if errors else "the request is malformed"
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
     return HttpProblem(422, f"the request is invalid: {first}{more}", errors=errors)
 
 
-def _path(parts: Sequence[Any]) -> str:
+def _format_path(parts: Sequence[Any]) -> str:
     """Return the path of an invalid value as text, such as ``body.tasks[3].name``."""
     text = ""
     for each in parts:

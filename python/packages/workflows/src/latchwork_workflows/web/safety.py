@@ -51,7 +51,7 @@ class SafetyMiddleware:
         problem = self._check_request(Headers(scope=scope), limit)
         if problem is not None:
             if problem.status == _TOO_LARGE:
-                await _drain(receive)
+                await _drain_request(receive)
             await problem.response()(scope, receive, _with_headers(send))
             return
         seen = 0
@@ -81,9 +81,9 @@ class SafetyMiddleware:
         return _too_large(limit) if not length.isdigit() or int(length) > limit else None
 
 
-async def _drain(receive: Receive) -> None:
-    """Read and discard the rest of a request, up to a limit, because a client that is still sending may miss the
-    response.
+async def _drain_request(receive: Receive) -> None:
+    """Read and discard the rest of a request, up to a limit. A client that is still sending could miss the response
+    otherwise.
     """
     seen, is_more = 0, True
     while is_more and seen < _MAX_DRAINED:

@@ -29,7 +29,7 @@ class HttpServer:
         trusted_proxies: Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted. Default
             none, because any client can send them.
         limits: Limits for connections.
-        tls: The context from ``tls_context``, for HTTPS. None: plain HTTP.
+        tls: The context from ``load_tls_context``, for HTTPS. None: plain HTTP.
     Raises:
         LatchworkError: The address cannot be bound.
     """
@@ -75,11 +75,11 @@ class HttpServer:
         return f"{self._scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     def start(self) -> None:
-        """Start to answer requests. Connections that arrived earlier were waiting in the socket."""
+        """Start to answer requests, including those of connections that are already waiting."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the server: end live streams, then wait some seconds for open requests. Idempotent."""
+        """Stop the server. Live streams end, and open requests get some seconds to complete. Idempotent."""
         live = getattr(self._app.state.site, "live", None)
         if live is not None:
             live.close()
@@ -98,7 +98,7 @@ class HttpServer:
             self._ended.set()
 
 
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def load_tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS context of a server: TLS 1.2 or later, with a certificate chain and its key.
 
     Args:
@@ -127,7 +127,7 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket to an address. Connections wait until a server handles them.
+    """Bind a socket to an address. Connections wait until a server accepts them.
 
     Raises:
         LatchworkError: The address cannot be bound.

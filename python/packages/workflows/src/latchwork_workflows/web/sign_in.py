@@ -17,15 +17,15 @@ router = APIRouter(include_in_schema=False)
 _Word = Annotated[str, Form(max_length=300)]
 
 
-def local_path(path: str) -> str:
-    """Return the path if it belongs to this site, otherwise ``/``, so that a link cannot redirect to another site."""
+def require_local_path(path: str) -> str:
+    """Return the path if it belongs to this site, otherwise ``/``. A link can then not redirect to another site."""
     is_plain = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if is_plain else "/"
 
 
 @router.get("/sign-in")
 def show_form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
-    """Show the sign-in form, or a button for a one-time link, so that prefetching the link does not use it up."""
+    """Show the sign-in form. For a one-time link, show a button instead, because a browser may prefetch the link."""
     return _page(request, next, link=link)
 
 
@@ -57,7 +57,7 @@ def sign_in(
 
 @router.post("/sign-out")
 def sign_out(request: Request, identity: CurrentUser) -> Response:  # noqa: ARG001 - requires a signed-in user
-    """Sign out, which ends the session."""
+    """End the session of the browser and redirect to the sign-in form."""
     site = request.app.state.site
     site.accounts.sign_out(request.cookies.get(site.cookie, ""))
     response = RedirectResponse("/sign-in", 303)
@@ -66,7 +66,7 @@ def sign_out(request: Request, identity: CurrentUser) -> Response:  # noqa: ARG0
 
 
 def _signed_in(request: Request, found: SignedIn, target: str) -> Response:
-    response = RedirectResponse(local_path(target), 303)
+    response = RedirectResponse(require_local_path(target), 303)
     response.set_cookie(
         request.app.state.site.cookie,
         found.cookie,
@@ -95,6 +95,13 @@ def _page(
     headers = {"Retry-After": str(retry_s)} if retry_s else {}
     pages = request.app.state.site.pages
     made: Response = pages.render(
-        request, "sign_in.html", status, headers=headers, next=local_path(target), error=error, link=link, name=name
+        request,
+        "sign_in.html",
+        status,
+        headers=headers,
+        next=require_local_path(target),
+        error=error,
+        link=link,
+        name=name,
     )
     return made

@@ -71,9 +71,16 @@ class RunOutcome:
 
 
 def build_result(attempt: ActiveAttempt, ending: RunOutcome, worker: str, host: str, *, has_log: bool) -> AttemptResult:
-    """Return the result of an attempt to report to the master.
+    """Build the result of an attempt that the worker reports to the master.
 
     If the outputs are too large, the result is a failure.
+
+    Args:
+        attempt: The attempt.
+        ending: How its process ended.
+        worker: Name of the worker.
+        host: Name of the machine.
+        has_log: Whether anything was written to its log.
     """
     result = AttemptResult(
         ending.outcome,
@@ -98,15 +105,15 @@ def build_result(attempt: ActiveAttempt, ending: RunOutcome, worker: str, host: 
     return result
 
 
-def exit_code_of(end: ChildEnd) -> int | None:
+def get_exit_code(end: ChildEnd) -> int | None:
     """Return the exit code of a process that has ended.
 
-    A process that was ended by a signal has the negative signal number.
+    If a signal ended it, this is the negative number of the signal.
     """
     return -end.signal if end.signal is not None else end.code
 
 
-def failure_message(end: ChildEnd, last_line: str) -> str:
+def build_failure_message(end: ChildEnd, last_line: str) -> str:
     """Return the error message for a process that failed: its exit code or signal, and its last line of output."""
     text = str(end)
     if end.why == "exited" and end.signal == 9:
@@ -126,12 +133,10 @@ class BadOutput(ValueError):
 
 
 def parse_outputs(data: bytes) -> dict[str, Any]:
-    """Parse the output file of a task, and return its outputs by name.
-
-    If a name occurs twice, the last value counts.
+    """Parse the output file of a task, and return the outputs by name. If a name occurs twice, the last value counts.
 
     Raises:
-        BadOutput: Names the line and the remedy.
+        BadOutput: The file is invalid. The message names the line and how to fix it.
     """
     if len(data) > MAX_BYTES:
         raise BadOutput(
@@ -172,9 +177,9 @@ def _parse_line(lines: list[str], line: str, at: int) -> tuple[str, Any, int]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of an output: a number or a list if the text is one, otherwise the text.
+    """Parse the value of an output: a number or a list if the text is one, otherwise the text itself.
 
-    A number that JSON would write differently, such as the version ``3.10``, stays text, so that no digit is lost.
+    A number that JSON would write differently, such as the version ``3.10``, stays text. No digit is lost.
     """
     given = text.strip()
     is_number = _NUMBER.fullmatch(given) is not None

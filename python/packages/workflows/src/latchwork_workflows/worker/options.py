@@ -69,8 +69,8 @@ class WorkerOptions:
                 raise ValueError(f"{name} must be a number of seconds from 0, not {getattr(self, name)!r}")
 
     def margins_s(self, ttl_s: float) -> tuple[float, float]:
-        """Return how many seconds before the end of the session a disconnected worker stops its tasks, and kills
-        them.
+        """Return when a disconnected worker stops its tasks and when it kills them, in seconds before the session
+        ends.
         """
         force_s = min(3.0, ttl_s / 10)
         return force_s + min(self.stop_grace_s, ttl_s / 6), force_s

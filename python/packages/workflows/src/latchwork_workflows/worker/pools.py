@@ -27,7 +27,7 @@ _SIZE = "size"
 
 
 class PoolSlots:
-    """The slots of all pools, as one worker sees them. Thread-safe.
+    """The slots of all pools from the view of one worker. Thread-safe.
 
     Args:
         store: The store.
@@ -71,7 +71,7 @@ class PoolSlots:
             self._poke()
 
     def _watch_partitions(self) -> None:
-        """Watch the work queue partitions of tasks that need slots. The worker loop watches all other partitions."""
+        """Watch the work queue partitions whose tasks need slots. The worker loop watches the other partitions."""
         for lane in self._all_partitions():
             with self._lock:
                 if self._is_closed or lane in self._shelves or "~" not in lane:
@@ -98,9 +98,9 @@ class PoolSlots:
         return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
     def available_partitions(self) -> Sequence[str]:
-        """Return the partitions from which tasks can be claimed, ordered by their first item.
+        """Return the work queue partitions from which tasks can be claimed, ordered by their first item.
 
-        Partitions of full pools are left out.
+        Partitions of pools without a free slot are left out.
         """
         lanes = self._all_partitions()
         if len(lanes) == len(self._groups):
@@ -138,9 +138,13 @@ class PoolSlots:
     # A claim
 
     def reserve(self, partition: str, attempt_key: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
-        """Choose free slots for an attempt.
+        """Choose free pool slots for an attempt.
 
-        Return the checks and writes that take them, or None if a pool has no free slot.
+        Args:
+            partition: The work queue partition of the attempt.
+            attempt_key: The key of the attempt.
+        Returns:
+            The preconditions and writes that take the slots, or None if a pool has no free slot.
         """
         names = pools_of(partition)
         if not names:
@@ -160,13 +164,17 @@ class PoolSlots:
         return checks, [Create(self._keys.slot(*each), attempt_key.encode(), self._session) for each in slots]
 
     def confirm(self, attempt_key: str) -> None:
-        """Record that the attempt was claimed. It keeps its slots until it ends."""
+        """Record that the attempt was claimed. It keeps its slots until ``forget``."""
         with self._lock:
             if attempt_key in self._picked:
                 self._picked[attempt_key] = (self._picked[attempt_key][0], None)
 
     def forget(self, attempt_key: str) -> bool:
-        """Record that an attempt was not claimed or has ended. Return whether slots had been chosen for it."""
+        """Record that an attempt was not claimed or has ended.
+
+        Returns:
+            Whether slots had been chosen for it.
+        """
         with self._lock:
             return bool(self._picked.pop(attempt_key, ((), None))[0])
 

@@ -25,10 +25,10 @@ from latchwork_workflows.messages import TaskMessage
 from latchwork_workflows.model.templates import (
     CONNECTION,
     SECRET,
-    fill,
-    variable_of,
-    variable_problem,
-    variable_text,
+    fill_references,
+    find_variable_problem,
+    format_variable,
+    get_variable_name,
 )
 from latchwork_workflows.secrets import SecretMissing, Secrets
 from latchwork_workflows.types import Command, RunInfo, TaskTypes
@@ -42,7 +42,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class NoTenant(LatchworkError):
-    """This worker cannot run tasks as that user."""
+    """This worker cannot run tasks as the user that they require."""
 
 
 def current_user_name() -> str:
@@ -54,10 +54,11 @@ def current_user_name() -> str:
 
 
 def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
-    """Return whether this worker can run the tasks of a tenant, which is a user of the operating system.
+    """Return whether this worker can run tasks as a tenant, which is a user of the operating system.
 
     A worker that is not root runs tasks only as its own user. A worker that is root runs tasks as the allowed users.
-    Tasks without a tenant run as the user of the worker, but as root only if there is no list or root is on the list.
+    Tasks without a tenant run as the user of the worker. If this is root, root must be an allowed user, unless there is
+    no list.
 
     Args:
         tenant: User name that the task requires, or None.
@@ -69,14 +70,13 @@ def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
 
 
 def runs_as_root(allowed: Collection[str]) -> bool:
-    """Return whether tasks without a tenant would run as root on this worker although no list of users allows it."""
+    """Return whether tasks without a tenant would run as root here, although no list of allowed users permits it."""
     return os.geteuid() == 0 and not allowed
 
 
-def tenants_label(allowed: Collection[str]) -> str:
-    """Return the user names for which this worker runs tasks, separated by commas.
-
-    ``-`` stands for tasks without a tenant.
+def format_tenants(allowed: Collection[str]) -> str:
+    """Return the user names for which this worker runs tasks, separated by commas. ``-`` stands for tasks without a
+    tenant.
 
     Args:
         allowed: User names for which this worker may run tasks.
@@ -87,9 +87,12 @@ def tenants_label(allowed: Collection[str]) -> str:
     )
 
 
-def user_for(tenant: str | None, allowed: Collection[str]) -> str | None:
-    """Return the user as which to run a task, or None for the user of this process.
+def choose_user(tenant: str | None, allowed: Collection[str]) -> str | None:
+    """Return the user to run a task as, or None for the user of this process.
 
+    Args:
+        tenant: User name that the task requires, or None.
+        allowed: User names for which this worker may run tasks.
     Raises:
         NoTenant: The user does not exist on this machine, or this process may not run programs as that user.
     """
@@ -109,11 +112,15 @@ def user_for(tenant: str | None, allowed: Collection[str]) -> str | None:
     return tenant
 
 
-def base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def build_base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables with which the process of a task starts.
 
     For the user of this process, these are the current variables without those of Latchwork. For another user, they are
     a minimal set.
+
+    Args:
+        user: The user that the task runs as. None: the user of this process.
+        environ: The environment variables of this process.
     """
     if user is None:
         return {name: value for name, value in environ.items() if not name.startswith("LATCHWORK_")}
@@ -124,7 +131,7 @@ def base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, 
 
 
 def give_to_user(path: Path, user: str | None) -> None:
-    """Change the owner of a file or folder to a user."""
+    """Change the owner of a file or folder. Does nothing if the user is None."""
     if user is not None:
         about = pwd.getpwnam(user)
         os.chown(path, about.pw_uid, about.pw_gid)
@@ -192,11 +199,11 @@ class _TaskValues(Mapping[str, Any]):
             return self.secret(name[len(SECRET) :])
         if name.startswith(CONNECTION):
             url, password = self.connection(name[len(CONNECTION) :])
-            return with_password(url, password)
+            return insert_password(url, password)
         return self._values[name]
 
     def secret(self, name: str) -> str:
-        """Return the value of a secret, and mask the value in the log from now on.
+        """Return the value of a secret. From now on the value is masked in the log.
 
         Raises:
             SecretMissing: This machine has no secret of this name.
@@ -239,8 +246,7 @@ class AttemptPreparer:
         self._logs = logs
 
     def prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path) -> PreparedAttempt:
-        """Build the command, environment, files and secrets that are needed to start an attempt, in a new and empty
-        folder.
+        """Prepare everything to start an attempt in a new and empty folder: command, environment, files and secrets.
 
         Raises:
             CannotRun: The attempt cannot be started. The message says why.
@@ -277,16 +283,20 @@ class AttemptPreparer:
 
     def _prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path, known: _TaskValues) -> PreparedAttempt:
         kind = self._types.get(spec.head.type)
-        user = user_for(spec.head.tenant, self._options.tenants)
+        user = choose_user(spec.head.tenant, self._options.tenants)
         scheduled_at = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {
-            name: value if name in kind.quoted else fill(value, known, scheduled_at, quote=quoting.get(name, str))
+            name: value
+            if name in kind.quoted
+            else fill_references(value, known, scheduled_at, quote=quoting.get(name, str))
             for name, value in spec.params.items()
         }
         if getattr(kind, "connects", False):
             filled = _resolve_connection(filled, known)
-        task_env = {name: variable_text(fill(value, known, scheduled_at)) for name, value in spec.env.items()}
+        task_env = {
+            name: format_variable(fill_references(value, known, scheduled_at)) for name, value in spec.env.items()
+        }
         _check_variables(task_env, "variable")
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
@@ -307,10 +317,10 @@ class AttemptPreparer:
         stdin = _write_file(folder / "stdin", command.stdin, user) if command.stdin else None
         for name, data in command.files.items():
             _write_file(folder / Path(name).name, data, user)
-        base = base_environment(user, os.environ)
-        variables = variables_of(spec.values, base)
+        base = build_base_environment(user, os.environ)
+        variables = build_variables(spec.values, base)
         if getattr(kind, "ignores_variables", False):
-            variables = {name: text for name, text in variables.items() if not variable_problem(text)}
+            variables = {name: text for name, text in variables.items() if not find_variable_problem(text)}
         else:
             _check_variables(variables, "parameter or output")
         ours = {
@@ -330,7 +340,7 @@ class AttemptPreparer:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         give_to_user(folder, user)
-        barrier = None if user is None else first_closed_folder(folder, user)
+        barrier = None if user is None else find_closed_folder(folder, user)
         if barrier is not None:
             raise CannotRun(
                 f"user {user!r} cannot enter {barrier}, and tasks run below it: give the worker a folder that its "
@@ -340,7 +350,7 @@ class AttemptPreparer:
 
 
 def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[str, Any]:
-    """Return the parameters of a task with the name of a stored connection replaced by its URL and password."""
+    """Return the parameters of a task in which the name of a stored connection is replaced by its URL and password."""
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
         return dict(params)
@@ -348,10 +358,9 @@ def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[s
     return {**params, "connection": url, "password": params.get("password") or password}
 
 
-def with_password(url: str, password: str) -> str:
-    """Return a database URL that includes the password.
-
-    A URL without a host, or with a password, is returned unchanged.
+def insert_password(url: str, password: str) -> str:
+    """Return a database URL with a password inserted. A URL without a host, or with a password, is returned
+    unchanged.
     """
     scheme, _, rest = url.partition("://")
     end = min((at for each in "/?#" if (at := rest.find(each)) >= 0), default=len(rest))
@@ -361,22 +370,27 @@ def with_password(url: str, password: str) -> str:
     return f"{scheme}://{user}:{quote(password, safe='')}@{host}{rest[end:]}"
 
 
-def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
+def build_variables(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
     """Return values as environment variables. The name ``a.b`` becomes ``a_b``.
 
-    Outputs are untrusted, so they never replace a variable of ``base`` or a variable that changes how programs run.
+    Outputs of other tasks are untrusted. They never replace a variable of ``base`` or one that changes how programs
+    run.
+
+    Args:
+        values: Values by name.
+        base: The environment variables that are set already.
     """
     found: dict[str, str] = {}
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names win
-        variable = variable_of(name)
+        variable = get_variable_name(name)
         if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
-            found[variable] = variable_text(values[name])
+            found[variable] = format_variable(values[name])
     return found
 
 
 def _check_variables(variables: Mapping[str, str], what: str) -> None:
     for name, text in variables.items():
-        if why := variable_problem(text):
+        if why := find_variable_problem(text):
             message = f"{what} {name!r} cannot be an environment variable: {why}; pass the name of a file instead"
             raise CannotRun(message, is_final=True)
 
@@ -389,7 +403,7 @@ def _write_file(path: Path, data: bytes, user: str | None) -> Path:
     return path
 
 
-def work_folder(path: Path) -> Path:
+def create_work_folder(path: Path) -> Path:
     """Create the work folder of a worker, check that no other user can change it, and return its real path.
 
     Raises:
@@ -401,7 +415,7 @@ def work_folder(path: Path) -> Path:
         raise LatchworkError(f"this worker cannot use its work folder {path}: {error}; {_REMEDY}") from error
 
 
-def first_closed_folder(folder: Path, user: str) -> Path | None:
+def find_closed_folder(folder: Path, user: str) -> Path | None:
     """Return the outermost folder of a path that a user cannot enter, or None if the user can enter all of them."""
     about = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, about.pw_gid))

@@ -27,9 +27,9 @@ from latchwork_workflows.worker.attempt import (
     ActiveAttempt,
     BadOutput,
     RunOutcome,
+    build_failure_message,
     build_result,
-    exit_code_of,
-    failure_message,
+    get_exit_code,
     parse_outputs,
 )
 from latchwork_workflows.worker.options import WorkerOptions
@@ -82,12 +82,12 @@ class AttemptRunner:
         self.host = host
 
     def run(self, attempt: ActiveAttempt, context: TaskContext) -> AttemptResult:
-        """Run an attempt until its process has ended, and return the outcome.
+        """Run an attempt until its process has ended, and return the result to report.
 
         Raises:
-            TaskStopped: The worker stopped the attempt, for example because it shuts down. The attempt does not count
-                as a try and runs again.
-            LatchworkError: The spec of the attempt could not be read from the store. The attempt runs again.
+            TaskStopped: The worker stopped the attempt, for example because it shuts down. The attempt runs again
+                without being counted as a try.
+            LatchworkError: The task spec could not be read from the store. The attempt runs again.
         """
         log = AttemptLog(self._logs, attempt.log_ref, health=self._health, most_bytes=self._options.most_log_bytes)
         folder = self._folder / f"{attempt.x}.{attempt.token}"
@@ -127,17 +127,24 @@ class AttemptRunner:
             processes = "one process" if end.left == 1 else f"{end.left:,} processes"
             log.note(f"stopped {processes} that it left running")
         if end.why == "exited":
-            return self._store_rows(attempt, prepared, _outcome_of_exit(end, log, prepared))
+            return self._store_rows(attempt, prepared, _build_outcome(end, log, prepared))
         return self._outcome_unless_released(attempt, context, end, log)
 
     def _store_rows(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
-        """Copy the query results that a task saved for alerts to the log store, before the success of the task is
-        reported.
+        """Copy the query result of a task that is mailed later to the log store. This happens before the task counts as
+        successful.
+
+        Args:
+            attempt: The attempt.
+            prepared: The command, which names the file of the rows.
+            ending: How the process ended.
+        Returns:
+            How the attempt ended, which is a failure if the copy failed.
         """
         if not prepared.command.keeps or ending.outcome is not Outcome.SUCCESS:
             return ending
         try:
-            data = _output(prepared.folder / prepared.command.keeps, MAX_KEPT)
+            data = _read_output_file(prepared.folder / prepared.command.keeps, MAX_KEPT)
             file = self._logs.create(rows_file(attempt.log_ref))
             try:
                 rest = memoryview(prepared.mask.mask_bytes(data[:MAX_KEPT]))
@@ -168,7 +175,7 @@ class AttemptRunner:
         )
 
     def _read_to_end(self, child: Child, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog) -> ChildEnd:
-        """Copy the output of a task process to the log until the process has ended."""
+        """Copy the output of a task process to the log until the process has ended, and return how it ended."""
         grace_s = self._options.stop_grace_s
         hard = math.inf if context.deadline is None else context.deadline + grace_s
         self._deadlines.add(child, hard)
@@ -187,9 +194,15 @@ class AttemptRunner:
     ) -> RunOutcome:
         """Return the outcome of an attempt that was stopped by a user, by its time limit or from outside.
 
-        Raises ``TaskStopped`` if the worker itself stopped the attempt.
+        Args:
+            attempt: The attempt.
+            context: The context of the task, which knows why it was stopped.
+            end: How the process ended. None: it was never started.
+            log: The log of the attempt.
+        Raises:
+            TaskStopped: The worker itself stopped the attempt, which will run again.
         """
-        code = None if end is None else exit_code_of(end)
+        code = None if end is None else get_exit_code(end)
         if attempt.is_cancelled:
             return RunOutcome(Outcome.KILLED, "it was stopped on request", code)
         if attempt.is_disconnected:
@@ -199,7 +212,7 @@ class AttemptRunner:
             last = f": {log.last_line}" if log.last_line else ""
             return RunOutcome(Outcome.FAILURE, f"it took longer than {allowed_s:g} s and was stopped{last}", code)
         if end is not None and end.why == "unsupervised":
-            return RunOutcome(Outcome.FAILURE, f"it {failure_message(end, log.last_line)}", code)
+            return RunOutcome(Outcome.FAILURE, f"it {build_failure_message(end, log.last_line)}", code)
         raise TaskStopped("its worker shuts down or is no longer certain of its claim")
 
 
@@ -212,20 +225,24 @@ def _copy_output(child: Child, log: AttemptLog) -> ChildEnd:
     while True:
         due_s = log.due_s
         ready = {fd for fd, _ in poll.poll(None if due_s is None else due_s * 1000 + 1)}
-        if out in ready and _read(out, log) == b"":
+        if out in ready and _read_available_output(out, log) == b"":
             poll.unregister(out)
         if log.due_s == 0.0:
             log.flush()
         if child.fileno() in ready and (end := child.poll()) is not None:
-            while _read(out, log):  # no writer is left
+            while _read_available_output(out, log):  # no writer is left
                 pass
             return end
 
 
-def _read(fd: int, log: AttemptLog) -> bytes | None:
-    """Read the available output of a process and write it to the log.
+def _read_available_output(fd: int, log: AttemptLog) -> bytes | None:
+    """Read the output of a process that is available now, and write it to the log.
 
-    Return empty bytes at the end, and None if there is no output now.
+    Args:
+        fd: File descriptor of the output.
+        log: The log of the attempt.
+    Returns:
+        The output. Empty at its end, and None if there is none now.
     """
     try:
         data = os.read(fd, _READ_BYTES)
@@ -235,21 +252,27 @@ def _read(fd: int, log: AttemptLog) -> bytes | None:
     return data
 
 
-def _outcome_of_exit(end: ChildEnd, log: AttemptLog, prepared: PreparedAttempt) -> RunOutcome:
+def _build_outcome(end: ChildEnd, log: AttemptLog, prepared: PreparedAttempt) -> RunOutcome:
     """Return the outcome of an attempt from the exit code of its process."""
-    code = exit_code_of(end)
+    code = get_exit_code(end)
     if code != 0:
-        return RunOutcome(Outcome.FAILURE, failure_message(end, log.last_line), code)
+        return RunOutcome(Outcome.FAILURE, build_failure_message(end, log.last_line), code)
     try:
-        return RunOutcome(Outcome.SUCCESS, "", code, parse_outputs(prepared.mask.mask_bytes(_output(prepared.output))))
+        return RunOutcome(
+            Outcome.SUCCESS, "", code, parse_outputs(prepared.mask.mask_bytes(_read_output_file(prepared.output)))
+        )
     except (BadOutput, OSError) as error:
         return RunOutcome(Outcome.FAILURE, str(error), code)
 
 
-def _output(path: Path, limit: int = MAX_BYTES) -> bytes:
+def _read_output_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return the contents of a file that a task wrote, up to a limit.
 
-    The file must be a regular file: this process may be root, and the task may have replaced the file by a link.
+    Only a regular file is read: this process may be root, and the task may have replaced the file by a link.
+
+    Args:
+        path: The file.
+        limit: The maximum number of bytes.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -51,10 +51,10 @@ from latchwork_workflows.worker.preparation import (
     ATTEMPTS,
     BUNDLES,
     AttemptPreparer,
+    create_work_folder,
     current_user_name,
+    format_tenants,
     may_run_as,
-    tenants_label,
-    work_folder,
 )
 from latchwork_workflows.worker.runner import AttemptRunner
 
@@ -64,7 +64,7 @@ _FUNCTION = "latchwork_workflows:attempt"
 
 
 class WorkflowHooks(WorkerHooks):
-    """Connects the worker loop to workflows for one session: which items to claim, how to run them, and how to end
+    """The part of the worker loop that is specific to workflows: which items to claim, how to run them, and how to end
     them.
     """
 
@@ -107,9 +107,8 @@ class WorkflowHooks(WorkerHooks):
         return self._options.groups
 
     def should_claim(self, item: QueueItem) -> bool:
-        """Return whether this worker can run a queue item.
-
-        Invalid items are claimed too, so that they are removed from the queue.
+        """Return whether this worker can run a queue item. True also for an invalid item, so that it is removed from
+        the queue.
         """
         try:
             head = TaskHead.from_bytes(item.value)
@@ -118,10 +117,10 @@ class WorkflowHooks(WorkerHooks):
         return head.type in self._types and may_run_as(head.tenant, self._options.tenants)
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return what a claim adds to its transaction.
+        """Return preconditions and writes that are added to the transaction of a claim.
 
-        The checks make sure that the attempt is not cancelled and that its slots are free. The writes create its
-        running key and its slots.
+        The preconditions ensure that the attempt is not cancelled and that its pool slots are free. The writes create
+        the running key and the slots.
         """
         try:
             named = ItemName.parse(item.id)
@@ -136,9 +135,8 @@ class WorkflowHooks(WorkerHooks):
         return [Absent(self._keys.cancel(named.attempt_key)), *slot[0]], [running, *slot[1]]
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Return whether to check the queue again after a failed claim.
-
-        False if the attempt is known to be cancelled.
+        """Return whether to search the queue again after a failed claim. False if the attempt is known to be
+        cancelled.
         """
         try:
             x = ItemName.parse(item.id).attempt_key
@@ -149,7 +147,7 @@ class WorkflowHooks(WorkerHooks):
     # Claim and run
 
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the work of a claimed attempt, or its result if the attempt cannot or must not run."""
+        """Return the work of a claimed attempt. If the attempt cannot or must not run, return how to end it instead."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
@@ -178,7 +176,12 @@ class WorkflowHooks(WorkerHooks):
         return Run(StoredCall(_FUNCTION, payload), head.attempt_key, head.timeout_s, head.n)
 
     def run(self, x: str, context: TaskContext) -> None:
-        """Run an attempt to its end, and keep its result for ``decide_ending``."""
+        """Run an attempt to its end. Its result is kept for ``decide_ending``.
+
+        Args:
+            x: The key of the attempt.
+            context: The context of the task.
+        """
         with self._lock:
             attempt = self._attempts.get(x)
         if attempt is None:  # its claim was lost before it began
@@ -188,9 +191,7 @@ class WorkflowHooks(WorkerHooks):
     # End
 
     def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """Return how to end a claim: with the result of the attempt, or by releasing the attempt if there is no
-        result.
-        """
+        """Return how to end a claim: store the result of the attempt, or release the attempt if it has no result."""
         with self._lock:
             attempt = self._attempts.get(ItemName.parse(claim.item.id).attempt_key)
         if attempt is None:
@@ -208,7 +209,9 @@ class WorkflowHooks(WorkerHooks):
         return Release(why[:200], after_s=1.0)
 
     def _done_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
-        """Return how to end the claim of an attempt that did not run or whose run has no result."""
+        """Return how to end the claim of an attempt that has no result, because it was not started or was
+        interrupted.
+        """
         result = build_result(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
         return self._done(attempt, result)
 
@@ -220,7 +223,7 @@ class WorkflowHooks(WorkerHooks):
         return Done(ops=tuple(ops))
 
     def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the writes that delete the running key of an attempt and free its slots."""
+        """Return the writes that delete the running key of an attempt and free its pool slots."""
         try:
             named = ItemName.parse(claim.item.id)
         except InvalidKey:
@@ -228,9 +231,10 @@ class WorkflowHooks(WorkerHooks):
         return [Delete(self._keys.running(named.shard, named.attempt_key)), *self._pools.release_ops(named.attempt_key)]
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Forget an attempt that has ended. Return whether a slot of a pool may have become free.
+        """Forget an attempt that has ended.
 
-        Short-lived slots may never appear in the mirror of the store.
+        Returns:
+            Whether a pool slot may have become free. The watch may not show slots that existed only briefly.
         """
         try:
             x = ItemName.parse(claim.item.id).attempt_key
@@ -247,7 +251,10 @@ class WorkflowHooks(WorkerHooks):
     def mark_cancelled(self, attempt_key: str) -> str | None:
         """Record that an attempt was cancelled.
 
-        Return the path of its queue item if this worker has claimed it, otherwise None.
+        Args:
+            attempt_key: The key of the attempt.
+        Returns:
+            The key of its queue item if this worker has claimed it, otherwise None.
         """
         with self._lock:
             attempt = self._attempts.get(attempt_key)
@@ -257,7 +264,11 @@ class WorkflowHooks(WorkerHooks):
         return attempt.claim.item.path
 
     def end_all(self, stop: Callable[[str], Any]) -> None:
-        """End all running attempts, because the store cannot be reached and this worker does not wait for it."""
+        """Stop all running attempts, because the store cannot be reached and this worker is configured not to wait.
+
+        Args:
+            stop: Stops the attempt whose queue item has this key.
+        """
         with self._lock:
             attempts = list(self._attempts.values())
         for each in attempts:
@@ -356,7 +367,9 @@ class WorkflowSession:
             cancels=self._cancels,
             pools=self._pools,
         )
-        self.group = Group(store, keys.workers, member_id=name, labels=_labels(options, names, logs), session=session)
+        self.group = Group(
+            store, keys.workers, member_id=name, labels=_build_labels(options, names, logs), session=session
+        )
         self.slots = Slots(
             options.slots,
             self.hooks.functions,
@@ -377,7 +390,7 @@ class WorkflowSession:
         self._forgets: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Join the other workers and start to claim tasks.
+        """Register this worker and start to claim tasks.
 
         Raises:
             NodeIdInUse, MemberEvicted: Another worker has the same name, or this worker was evicted.
@@ -410,11 +423,23 @@ class WorkflowSession:
         thread.start()
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Stop claiming tasks, and wait for the running tasks to end. Return False if the timeout passes first."""
+        """Stop claiming tasks, and wait for the running tasks to end.
+
+        Args:
+            timeout_s: Seconds to wait. None: forever.
+        Returns:
+            False if the time has elapsed.
+        """
         return self.worker_loop.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all running tasks, release them to other workers, and leave. Idempotent. See ``WorkerSession``."""
+        """Stop all running tasks, release them to other workers, and remove this worker's registration. Idempotent.
+
+        Args:
+            timeout_s: Seconds to wait for the tasks.
+        Returns:
+            The keys of the queue items that are still claimed.
+        """
         self._ended.set()
         for event in (self._troubled, self._suspect):
             event.set()
@@ -433,7 +458,9 @@ class WorkflowSession:
         return left
 
     def unavailable_reason(self) -> str | None:
-        """Return why this worker claims no tasks, such as that logs cannot be written. None if it claims tasks."""
+        """Return why this worker claims no tasks at present, for example because logs cannot be written. None if it
+        claims tasks.
+        """
         return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
     # Events from others
@@ -468,7 +495,7 @@ class WorkflowSession:
             self._troubled.set()
 
     def _probe(self) -> None:
-        """Check periodically whether the log store can be written again."""
+        """Check periodically whether the log store can be written again, after writes have failed."""
         while not self._ended.is_set():
             self._troubled.wait()
             self._troubled.clear()
@@ -482,9 +509,9 @@ class WorkflowSession:
                     self.health.record(None)
 
 
-def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
+def _build_labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
     """Return the labels that describe this worker to other nodes."""
-    tenants = tenants_label(options.tenants)
+    tenants = format_tenants(options.tenants)
     return {
         "groups": ",".join(options.groups)[:_LABEL_CHARS],
         "slots": str(options.slots),
@@ -505,4 +532,4 @@ def _version() -> str:
 
 def _empty_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    work_folder(folder)
+    create_work_folder(folder)

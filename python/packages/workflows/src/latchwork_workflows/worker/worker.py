@@ -15,7 +15,7 @@ from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions
-from latchwork_workflows.worker.preparation import ATTEMPTS, BUNDLES, runs_as_root, work_folder
+from latchwork_workflows.worker.preparation import ATTEMPTS, BUNDLES, create_work_folder, runs_as_root
 from latchwork_workflows.worker.session import WorkflowSession
 
 _log = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ class Worker(Node[WorkflowSession]):
             LatchworkError: Another user can change its work folder, or it cannot be created.
         """
         self._home.check()
-        self._work_dir = work_folder(self._work_dir)
+        self._work_dir = create_work_folder(self._work_dir)
         for each in (ATTEMPTS, BUNDLES):
-            work_folder(self._work_dir / each)
+            create_work_folder(self._work_dir / each)
         if self._thread is None and runs_as_root(self.options.tenants):
             _log.warning(
                 "worker %s: tasks without a tenant run as root; list the users of tasks with --tenants, or run the "

@@ -1,4 +1,4 @@
-"""The stored settings that a definition names: connections, environments and parameters. Pure."""
+"""Finds the stored settings that a definition uses: connections, environments and parameters. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from latchwork_workflows.errors import Problem
 from latchwork_workflows.model.model import Definition, TaskSpec
-from latchwork_workflows.model.templates import CONNECTION, names_in
+from latchwork_workflows.model.templates import CONNECTION, iter_names
 
 
 @dataclass(frozen=True)
@@ -25,61 +25,64 @@ class StoredSettings:
     parameters: frozenset[str] = frozenset()
 
     def names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
-        """Return the names of stored settings to which ``${name}`` may refer in a task or in the parameters of the
-        workflow.
+        """Return the names of stored settings that ``${name}`` may refer to.
+
+        Args:
+            definition: The definition.
+            task: The task with the reference. None: a parameter of the workflow has it.
         """
         name = (task.environment if task is not None else None) or definition.environment
         return self.parameters | self.environments.get(name or "", frozenset())
 
 
-def environments_of(definition: Definition) -> frozenset[str]:
-    """Return the names of the environments to which a definition refers."""
+def list_environments(definition: Definition) -> frozenset[str]:
+    """Return the names of the environments that a definition uses."""
     named = (definition.environment, *(each.environment for each in definition.tasks))
     return frozenset(each for each in named if each is not None)
 
 
-def connections_of(definition: Definition) -> frozenset[str] | None:
-    """Return the names of the stored connections to which a definition refers.
+def list_connections(definition: Definition) -> frozenset[str] | None:
+    """Return the names of the stored connections that a definition uses, or None if any connection may be used.
 
-    None: any name, because it is computed at run time.
+    Any connection may be used if a name is computed at run time.
     """
     found = set()
     for task in definition.tasks:
-        for name in _connections(task):
+        for name in _iter_connections(task):
             if "${" in name:
                 return None
             found.add(name)
     return frozenset(found)
 
 
-def missing_settings(definition: Definition, settings: StoredSettings) -> Iterator[Problem]:
-    """Yield a problem with its path for each connection or environment that a definition refers to and that does not
+def find_missing_settings(definition: Definition, settings: StoredSettings) -> Iterator[Problem]:
+    """Yield a problem with its path for each connection or environment that a definition uses but that does not
     exist.
     """
-    for path, kind, name in _named_places(definition):
+    for path, kind, name in _iter_uses(definition):
         there = settings.connections if kind == "connection" else settings.environments
         if name not in there:
             yield Problem(path, f"there is no {kind} {name!r:.110} {_owner_text(definition, there)}")
 
 
-def required_settings(definition: Definition) -> Iterator[Problem]:
-    """Yield a problem with its path for each connection or environment to which a definition refers.
+def list_required_settings(definition: Definition) -> Iterator[Problem]:
+    """Yield a problem with its path for each connection or environment that a definition uses.
 
-    For callers that do not know which settings are stored.
+    For callers that do not know which settings exist.
     """
-    for path, kind, name in _named_places(definition):
+    for path, kind, name in _iter_uses(definition):
         yield Problem(path, f"{kind} {name!r:.110}")
 
 
-def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """Yield each reference of a definition to a setting, with its path, kind and name."""
+def _iter_uses(definition: Definition) -> Iterator[tuple[str, str, str]]:
+    """Yield each use of a setting in a definition: its path, and the kind and name of the setting."""
     if definition.environment is not None:
         yield "environment", "environment", definition.environment
     for index, task in enumerate(definition.tasks):
         path = f"tasks[{index}]"
         if task.environment is not None:
             yield f"{path}.environment", "environment", task.environment
-        for name in _connections(task):
+        for name in _iter_connections(task):
             if "${" not in name:
                 yield f"{path}.params.connection" if _connection_name(task) == name else path, "connection", name
 
@@ -90,12 +93,12 @@ def _owner_text(definition: Definition, there: Mapping[str, object] | frozenset[
     return f"of project {definition.project} or of all, {what}; set it first"
 
 
-def _connections(task: TaskSpec) -> Iterator[str]:
-    """Yield the connection names of a task. A name that is itself a reference is returned as written."""
+def _iter_connections(task: TaskSpec) -> Iterator[str]:
+    """Yield the connection names that a task uses. A name that is computed at run time is returned as written."""
     name = _connection_name(task)
     if name is not None:
         yield name
-    for each in names_in([task.params, task.env]):
+    for each in iter_names([task.params, task.env]):
         if each.startswith(CONNECTION):
             yield each[len(CONNECTION) :]
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from latchwork_workflows.errors import Problem
-from latchwork_workflows.model.templates import references
+from latchwork_workflows.model.templates import iter_references
 from latchwork_workflows.model.validate import BUILT_IN
 
 #: Shorter than other names, because the name of the workflow that tests a connection includes it.
@@ -34,18 +34,24 @@ _SECRET_PART = re.compile(r"\b(pwd|password|passwd)\s*=", re.IGNORECASE)
 _HELP = "store the password as a secret of the workers, and give its name"
 
 
-def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
-    """Yield the problems of a connection's name, URL and secret, each with its path."""
+def find_connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
+    """Yield a problem with its path for each invalid field of a connection.
+
+    Args:
+        name: Its name.
+        url: Its SQLAlchemy URL without a password.
+        secret: The name of its password.
+    """
     if CONNECTION_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 80 letters, digits, '_', '-' and '.'")
-    wrong = url_problem(url)
+    wrong = find_url_problem(url)
     if wrong:
         yield Problem("url", wrong)
     if secret and ENVIRONMENT_NAME.fullmatch(secret) is None:
         yield Problem("secret", "this is not a valid name of a secret; use up to 100 letters, digits, '_', '-' and '.'")
 
 
-def url_problem(url: str) -> str:
+def find_url_problem(url: str) -> str:
     """Return what is wrong with a connection URL, or an empty text if it is valid."""
     if not url.strip():
         return "this is required, such as postgresql+psycopg://etl@db/warehouse"
@@ -69,8 +75,8 @@ def url_problem(url: str) -> str:
     return ""
 
 
-def environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of an environment's name and variables, each with its path."""
+def find_environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem with its path for an invalid name of an environment and for each invalid variable."""
     if ENVIRONMENT_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'")
     for key, value in variables.items():
@@ -97,14 +103,14 @@ def _text_problem(value: str) -> str:
     if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
         return "it contains a NUL or half of a surrogate pair"
     try:
-        list(references(value))
+        list(iter_references(value))
     except ValueError as error:
         return str(error)
     return ""
 
 
-def parameter_problems(name: str, value: Any) -> Iterator[Problem]:
-    """Yield the problems of a parameter's name and value, each with its path."""
+def find_parameter_problems(name: str, value: Any) -> Iterator[Problem]:
+    """Yield a problem with its path for an invalid name of a parameter and for each invalid part of its value."""
     if VARIABLE.fullmatch(name) is None:
         yield Problem(
             "name", f"{name[:100]!r} is not a valid variable name; use up to 100 letters, digits and underscores"

@@ -28,7 +28,7 @@ def main(path: str) -> int:
     """Submit the job that a file describes, and wait until it has ended."""
     sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
-    kill_tagged(call["yarn"], call["tag"], "left by an attempt before this one")
+    kill_tagged_jobs(call["yarn"], call["tag"], "left by an attempt before this one")
 
     def tell(_number: int, _frame: FrameType | None) -> None:
         raise StopRequested
@@ -42,13 +42,19 @@ def main(path: str) -> int:
         return 127
     except StopRequested:  # the submitting program got the signal too: it is in our process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        kill_tagged(call["yarn"], call["tag"], "stopped with its task")
+        kill_tagged_jobs(call["yarn"], call["tag"], "stopped with its task")
         return 143
     return code if code >= 0 else 128 - code
 
 
-def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
-    """Kill all jobs of the cluster that have a tag."""
+def kill_tagged_jobs(yarn: str | None, tag: str, why: str) -> None:
+    """Kill all jobs in the cluster that have a tag.
+
+    Args:
+        yarn: The program that kills jobs. None: there is none, and nothing is killed.
+        tag: The tag of the jobs.
+        why: The reason, for the log.
+    """
     if yarn is None:
         return
     states = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
@@ -59,10 +65,7 @@ def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
 
 
 def run_program(argv: list[str]) -> str:
-    """Run a program and return its output.
-
-    If the program cannot be run, print the error and return an empty string.
-    """
+    """Run a program and return its output. If it cannot be run, print the error and return an empty string."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_YARN_S, check=False)  # noqa: S603 - likewise
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -61,7 +61,7 @@ def main(path: str) -> int:
     print(f"{call['method']} answered {status}, {len(body)} bytes")
     print(text[:_MAX_OUTPUT])
     write_outputs(status, parse_output(text, kind))
-    return exit_code(call, status, text)
+    return compute_exit_code(call, status, text)
 
 
 def build_opener() -> Any:
@@ -109,22 +109,27 @@ def decode_body(body: bytes, charset: str | None) -> str:
 
 
 def parse_output(text: str, kind: str) -> Any:
-    """Return the JSON value of a response body if it can be an output, otherwise the start of the text."""
+    """Parse the body of a response. If it is not a JSON value that can be an output, return the start of the text.
+
+    Args:
+        text: The body.
+        kind: The content type of the response.
+    """
     if kind.endswith("json") and len(text) <= _MAX_OUTPUT:
         try:
             value = json.loads(text)  # noqa: TID251 - a separate process, and outputs are checked again
             line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-            if len(line) <= _MAX_LINE and json_depth(value) <= _MAX_DEPTH:
+            if len(line) <= _MAX_LINE and compute_json_depth(value) <= _MAX_DEPTH:
                 return value
         except (ValueError, RecursionError):
             pass
     return text[:_MAX_OUTPUT]
 
 
-def json_depth(value: Any) -> int:
+def compute_json_depth(value: Any) -> int:
     """Return the nesting depth of a JSON value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(json_depth, inner), default=0)
+    return 1 + max(map(compute_json_depth, inner), default=0)
 
 
 def write_outputs(status: int, body: Any) -> None:
@@ -133,8 +138,14 @@ def write_outputs(status: int, body: Any) -> None:
         file.write(f"#json {json.dumps({'status': status, 'body': body}, ensure_ascii=False)}\n")
 
 
-def exit_code(call: dict[str, Any], status: int, text: str) -> int:
-    """Return the exit code of the task: 0 if the response counts as success, otherwise 1."""
+def compute_exit_code(call: dict[str, Any], status: int, text: str) -> int:
+    """Return the exit code of the task: 0 if the response counts as success, otherwise 1.
+
+    Args:
+        call: The parameters of the task.
+        status: The status of the response.
+        text: The body of the response.
+    """
     wanted = call["success"] or range(200, 300)
     if status not in wanted:
         print(f"status {status} does not count as success", file=sys.stderr)

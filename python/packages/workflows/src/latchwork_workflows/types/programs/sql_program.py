@@ -37,7 +37,7 @@ def main(path: str) -> int:
             url = url.set(password=call["password"])
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
-            outputs: dict[str, Any] = {} if call["statements"] else server_version(connection)
+            outputs: dict[str, Any] = {} if call["statements"] else get_server_version(connection)
             for number, text in enumerate(call["statements"], 1):
                 outputs = run_statement(sa, connection, text, call, f"statement {number} of {len(call['statements'])}")
     except (sa.exc.SQLAlchemyError, ImportError) as error:
@@ -45,14 +45,14 @@ def main(path: str) -> int:
         print(f"{type(error).__name__}: {first[0] if first else error}", file=sys.stderr)
         return 1
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
-        file.write(f"#json {outputs_line(outputs)}\n")
+        file.write(f"#json {format_outputs(outputs)}\n")
     return 0
 
 
-def outputs_line(outputs: dict[str, Any]) -> str:
-    """Return the outputs as JSON.
+def format_outputs(outputs: dict[str, Any]) -> str:
+    """Return the outputs as one line of JSON.
 
-    Leaves out the first row if it is too large, because the transaction is already committed.
+    The first row is left out if it is too large, because the transaction is already committed and cannot fail any more.
     """
     line = json.dumps(outputs, default=str)
     if len(line) > _MAX_LINE:
@@ -61,7 +61,7 @@ def outputs_line(outputs: dict[str, Any]) -> str:
     return line
 
 
-def server_version(connection: Any) -> dict[str, Any]:
+def get_server_version(connection: Any) -> dict[str, Any]:
     """Return the name and the version of the database server, for a connection test."""
     version = getattr(connection.dialect, "server_version_info", None) or ()
     text = " ".join([connection.dialect.name, ".".join(map(str, version))]).strip()
@@ -70,7 +70,15 @@ def server_version(connection: Any) -> dict[str, Any]:
 
 
 def run_statement(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
-    """Run one SQL statement and return its outputs."""
+    """Run one SQL statement, print its rows, and return its outputs.
+
+    Args:
+        sa: The module ``sqlalchemy``.
+        connection: The connection.
+        text: The statement.
+        call: The parameters of the task.
+        what: Describes the statement in messages.
+    """
     statement = sa.text(text)
     wanted = set(statement._bindparams)  # noqa: SLF001 - only this attribute has the names
     missing = sorted(wanted - call["bound"].keys())
@@ -105,9 +113,13 @@ def run_statement(sa: Any, connection: Any, text: str, call: dict[str, Any], wha
 
 
 def open_rows_file(call: dict[str, Any], names: list[str]) -> Any:
-    """Open the file in which the rows of a statement are kept, or return None if rows are not kept.
+    """Open the file for the rows of a statement that will be mailed, or return None if no rows are mailed.
 
     The rows of each statement replace those of earlier statements.
+
+    Args:
+        call: The parameters of the task.
+        names: The names of the columns.
     """
     if not call.get("csv"):
         return None

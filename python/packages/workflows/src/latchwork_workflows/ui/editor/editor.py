@@ -18,7 +18,7 @@ from starlette.responses import Response
 from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.yaml_format import parse, to_yaml
+from latchwork_workflows.model.yaml_format import format_yaml, parse
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
@@ -31,8 +31,8 @@ from latchwork_workflows.web import (
     HttpProblem,
     Identity,
     Role,
-    fields_of,
-    values_of,
+    build_fields,
+    parse_values,
 )
 
 router = APIRouter()
@@ -73,7 +73,7 @@ def edit_workflow(
 ) -> HTMLResponse:
     """Show the editor for a version of a workflow. Applying it creates a new version."""
     shown = workflows.get_workflow(get_context(request), user, project, name, version)
-    return _page(request, user, to_yaml(shown.definition), base=shown.version, row=shown)
+    return _page(request, user, format_yaml(shown.definition), base=shown.version, row=shown)
 
 
 @router.post("/edit/check", response_class=HTMLResponse)
@@ -127,8 +127,8 @@ def _add_task(  # noqa: PLR0917 - one caller
     if kind not in context.types.names:
         raise HttpProblem(422, f"there is no task type {kind[:40]!r}")
     try:
-        params = values_of(get_type_fields(context, kind), sent, f"{prefix}p-")
-        options = values_of(_option_fields(), sent, f"{prefix}o-")
+        params = parse_values(get_type_fields(context, kind), sent, f"{prefix}p-")
+        options = parse_values(_option_fields(), sent, f"{prefix}o-")
         name = _name(sent.get(f"{prefix}name", ""))
         task = {"name": name, "type": kind, **({"params": params} if params else {}), **options}
         return _page(request, user, add_task_text(text, task), base, added=name)
@@ -237,7 +237,7 @@ def _get_form_fields(model: type[BaseModel], names: tuple[str, ...] = ()) -> tup
     schema = model.model_json_schema()
     if names:
         schema = {**schema, "properties": {name: schema["properties"][name] for name in names}}
-    return tuple(fields_of(schema))
+    return tuple(build_fields(schema))
 
 
 def _fill_fields(fields: tuple[FormField, ...], sent: dict[str, str] | None, prefix: str) -> list[FormField]:
