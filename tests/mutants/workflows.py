@@ -159,7 +159,8 @@ DEFECTS = (
         "Workflow master",
         "settings are not checked again before the write",
         "latchwork_workflows/services/workflows.py",
-        "        wrong += usage.find_missing_settings(wanted, settings.load_setting_names(connection, wanted.project))\n",
+        "        wrong += usage.find_missing_settings("
+        "wanted, settings.load_setting_names(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),
     ),
