@@ -50,7 +50,7 @@ from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import attempt, shard, task
-from latchwork_workflows.home import Home, store_in
+from latchwork_workflows.home import Home, build_store_url
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
@@ -81,7 +81,7 @@ class Site:
             self.store_url = f"sqlite:///{self.folder}/store.db"
         elif pair == "postgres":
             self.database_url = stack.enter_context(PostgresServer()).database_url()
-            self.store_url = store_in(self.database_url)
+            self.store_url = build_store_url(self.database_url)
         else:
             kind = pair.partition("+")[2]
             self.database_url = stack.enter_context(PostgresServer()).database_url()

@@ -19,7 +19,7 @@ from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import attempt, command, event, shard, workflow_run
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.keys import ItemName, Keys, workflows_store
+from latchwork_workflows.keys import ItemName, Keys, get_workflows_store
 from latchwork_workflows.master.shard import ShardLoop, ShardTools
 from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead, TaskMessage
 from latchwork_workflows.model.validate import check_definition
@@ -51,7 +51,7 @@ class Hand:
     """A worker, driven by the test."""
 
     def __init__(self, store, keys=None, name="hand"):
-        self.store, self.keys, self.name = workflows_store(store), keys or Keys(), name
+        self.store, self.keys, self.name = get_workflows_store(store), keys or Keys(), name
         self.session = store.open_session(30.0)  # a machine that is busy elsewhere loses none
         self.backlog = WorkQueue(self.store, self.keys.backlog, session=self.session, max_attempts=1000)
 
@@ -117,7 +117,7 @@ class Stage:
 
     def __init__(self, url, store):
         self.database = Database(url)
-        self.opened, self.store, self.keys = store, workflows_store(store), Keys()
+        self.opened, self.store, self.keys = store, get_workflows_store(store), Keys()
         self.hands = []
         self.threads = {}
 

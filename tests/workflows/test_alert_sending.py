@@ -15,7 +15,7 @@ from latchwork_workflows.db.alerts import create_alert
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import alert, channel, delivery
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.installation import initialize, installation_of
+from latchwork_workflows.installation import initialize, load_installation
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.state.alerts import SendResult
@@ -232,7 +232,7 @@ def dies(office, monkeypatch, when):
         patched.setattr(alerts.SenderLease, "record_result", answering)
         with office.database.write() as connection:
             made._sending.acquire(connection)
-        made._installation = installation_of(office.database).id
+        made._installation = load_installation(office.database).id
         made._start_due()
         for each in made._active_threads():
             each.join()

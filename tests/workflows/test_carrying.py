@@ -7,7 +7,7 @@ from latchwork_workflows.db import Database, definitions, tables, workflow_queri
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.maintenance import export_document, import_document, missing_bundles
+from latchwork_workflows.maintenance import export_document, find_missing_bundles, import_document
 from latchwork_workflows.model.yaml_format import format_values, parse
 from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
@@ -135,8 +135,8 @@ def test_bundles_that_a_log_store_has_not_are_named(full):
     sha256 = "ab" * 32
     row = {"name": "p", "type": "python", "params": {"function": "flows:p", "bundle": sha256}}
     document["workflows"][0]["definition"]["tasks"].append(row)
-    assert missing_bundles(document, lambda _: False) == [sha256]
-    assert missing_bundles(document, lambda _: True) == []
+    assert find_missing_bundles(document, lambda _: False) == [sha256]
+    assert find_missing_bundles(document, lambda _: True) == []
 
 
 def test_a_workflow_that_does_not_say_whether_it_is_online_or_scheduled_stays_as_it_is(full):

@@ -17,7 +17,7 @@ from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
-from latchwork_workflows.keys import ItemName, workflows_store
+from latchwork_workflows.keys import ItemName, get_workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
@@ -390,7 +390,7 @@ def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
     assert (told.code, told.out) == (0, "no problems found\n")
     item = "default/backlog/partitions/nobodys/items/s1/" + ItemName(987654, 1, 0).id
     with latchwork.connect(served.home.store) as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')
         found = flows("doctor", "--json")
         assert (found.code, found.json["ok"]) == (1, False)

@@ -6,7 +6,7 @@ from latchwork.types import Create
 from latchwork_workflows import WrongState
 from latchwork_workflows.db import pools
 from latchwork_workflows.errors import BadRequest, UnknownWorkflow
-from latchwork_workflows.keys import partition_of, pool_key, pools_of, workflows_store
+from latchwork_workflows.keys import build_partition, build_pool_key, get_workflows_store, list_pool_keys
 from latchwork_workflows.state import RunState
 from latchwork_workflows.state.concurrency import ActiveRun, StartDecision, decide_start
 from latchwork_workflows.worker.pools import PoolSlots
@@ -88,7 +88,7 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     from latchwork_workflows.keys import Keys
 
     keys = Keys()
-    store = workflows_store(store)
+    store = get_workflows_store(store)
     store.put(keys.pool_size("few"), b"2")
     store.put(keys.pool_size("=p"), b"1")
     session = store.open_session(10.0)
@@ -112,10 +112,10 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
 
 
 def test_a_lane_names_what_a_task_of_it_needs():
-    assert partition_of("w", "g", "@p") == "w~g~=p"
-    assert pools_of("w~g~=p") == ("g", "=p")
-    assert pools_of("w") == ()
-    assert len(pool_key("@" + "p" * 100)) == 33
+    assert build_partition("w", "g", "@p") == "w~g~=p"
+    assert list_pool_keys("w~g~=p") == ("g", "=p")
+    assert list_pool_keys("w") == ()
+    assert len(build_pool_key("@" + "p" * 100)) == 33
 
 
 def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage, client):

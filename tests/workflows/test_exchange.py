@@ -9,13 +9,13 @@ from msgspec import structs
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
 from latchwork_workflows.keys import (
     ItemName,
-    attempt_key_of,
-    log_ref,
+    build_log_ref,
+    build_partition,
+    build_sort_key,
+    format_attempt_key,
+    get_worker_group,
+    list_pool_keys,
     parse_attempt_key,
-    partition_of,
-    pools_of,
-    sort_key_of,
-    worker_group_of,
 )
 from latchwork_workflows.messages import (
     INLINE_BYTES,
@@ -89,18 +89,18 @@ def test_the_name_of_an_item_says_what_it_is():
 
 def test_names_sort_by_priority_then_by_number_so_nine_is_before_ten():
     places = [
-        (sort_key_of("run", run_id, pp, tp, 0.0), ItemName(task, 1, 0, tp).id)
+        (build_sort_key("run", run_id, pp, tp, 0.0), ItemName(task, 1, 0, tp).id)
         for pp in (0, 4)
         for run_id in (9, 10)
         for tp in (0, 2)
         for task in (9, 10)
     ]
     assert places == sorted(places)
-    by_time = [sort_key_of("submitted", 1, pp, tp, at) for pp in (0, 4) for tp in (0, 4) for at in (540.0, 600.0)]
+    by_time = [build_sort_key("submitted", 1, pp, tp, at) for pp in (0, 4) for tp in (0, 4) for at in (540.0, 600.0)]
     assert by_time == sorted(by_time)
 
 
 def test_a_partition_is_of_a_worker_group_or_of_a_pool_in_it():
-    assert (worker_group_of("gpu"), pools_of(partition_of("gpu"))) == ("gpu", ())
-    assert pools_of(partition_of("gpu", "licences")) == ("licences",)
-    assert log_ref(1, 7, attempt_key_of(42, 2), 99) == "1/7/42/2.99.log"
+    assert (get_worker_group("gpu"), list_pool_keys(build_partition("gpu"))) == ("gpu", ())
+    assert list_pool_keys(build_partition("gpu", "licences")) == ("licences",)
+    assert build_log_ref(1, 7, format_attempt_key(42, 2), 99) == "1/7/42/2.99.log"

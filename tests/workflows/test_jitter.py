@@ -14,7 +14,7 @@ import pytest
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.testing import FaultyStore
-from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.keys import get_workflows_store
 from latchwork_workflows.logs import LogMissing
 from latchwork_workflows.state import Outcome
 from patience import eventually
@@ -51,7 +51,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
 ):
     if backend_url.startswith("memory"):
         pytest.skip("needs a second process")
-    store = workflows_store(store)
+    store = get_workflows_store(store)
     logs = working.begun(store, tmp_path)
     first = worker_process(backend_url, tmp_path, "w1", TTL_S)
     try:
@@ -87,7 +87,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
 
 def test_worker_that_waits_lets_its_tasks_go_on_through_a_short_cut(tmp_path, path):
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=20.0)
@@ -106,7 +106,7 @@ def test_worker_that_waits_lets_its_tasks_go_on_through_a_short_cut(tmp_path, pa
 
 def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attempt_used_up(tmp_path, path):
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=30.0, on_disconnect="stop", disconnect_grace_s=0.2)
@@ -130,7 +130,7 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
 def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_path, path):
     """DolphinScheduler #8110, #16759: a worker that had lost its session went on, while others ran its tasks again."""
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=TTL_S, stop_grace_s=60.0)
@@ -157,7 +157,7 @@ def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_pa
 
 def test_end_of_a_task_that_the_store_learns_late_is_learnt_once(tmp_path):
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=30.0)

@@ -11,7 +11,7 @@ from latchwork_workflows.db import runs
 from latchwork_workflows.db.tables import attempt, definition_version, shard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
-from latchwork_workflows.keys import attempt_key_of
+from latchwork_workflows.keys import format_attempt_key
 from latchwork_workflows.master import store_reader
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
@@ -80,7 +80,7 @@ def test_a_result_that_nobody_could_have_written_ends_its_attempt_and_strange_ke
         made = stage.start(version)
         claim = hand.wait("a")
         row = stage.rows(made)["a"]
-        claim.ack(ops=[Create(stage.keys.result(0, attempt_key_of(row, 1)), b"\xff")])
+        claim.ack(ops=[Create(stage.keys.result(0, format_attempt_key(row, 1)), b"\xff")])
         stage.until(made, "failure")
         eventually(lambda: stage.store.list(stage.keys.results_of(0)) == [])
     assert any("cannot be read" in (error or "") for *_, error in stage.attempts())
@@ -231,7 +231,7 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
         stage.until(made, "failure")
         eventually(lambda: stage.left() == [])
         row = stage.rows(made)["a"]
-        stage.store.put(stage.keys.result(0, attempt_key_of(row, 1)), stage.result(claim=2**61))
+        stage.store.put(stage.keys.result(0, format_attempt_key(row, 1)), stage.result(claim=2**61))
         eventually(lambda: stage.count(attempt) == 2)
         eventually(lambda: stage.left() == [])
     assert stage.state(made) == "failure"

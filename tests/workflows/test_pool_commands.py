@@ -11,7 +11,7 @@ import pytest
 import latchwork
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
-from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.keys import Keys, get_workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
@@ -115,7 +115,7 @@ def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
     assert set_ == {"name": "@default", "size": 3, "admission": "precompute"}
     keys = Keys()
     with latchwork.connect(served.home.store) as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         store.put(keys.slot("=default", 2), b"nobody")
         found = typed("pools show @default --json")
         store.delete(keys.slot("=default", 2))

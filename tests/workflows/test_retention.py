@@ -20,7 +20,7 @@ from latchwork_workflows.db.tables import (
     task,
     workflow_run,
 )
-from latchwork_workflows.installation import initialize, installation_of
+from latchwork_workflows.installation import initialize, load_installation
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
 from latchwork_workflows.master.cleanup import Cleanup
@@ -39,7 +39,7 @@ class Past:
         self.database = Database(url)
         initialize(self.database, shards=2)
         self.logs = open_logs(str(folder))
-        self.logs.set_owner(installation_of(self.database).id)
+        self.logs.set_owner(load_installation(self.database).id)
         self.id = 0
 
     def run(self, code, days, *, state="success", tasks=2, runs=1, on=0):
@@ -340,7 +340,7 @@ def test_a_retention_that_keeps_nothing_is_refused():
 
 def test_a_master_does_its_chores(stage, tmp_path):
     logs = open_logs(str(tmp_path / "logs"))
-    logs.set_owner(installation_of(stage.database).id)
+    logs.set_owner(load_installation(stage.database).id)
     version = stage.apply(a_workflow())
     with stage.database.write() as connection:
         for days in (300, 200):
@@ -373,4 +373,4 @@ def test_a_database_that_is_away_is_left_for_the_next_pass(stage, monkeypatch, c
 def test_logs_that_are_owed_do_not_hide_what_a_database_is(past):
     with past.database.write() as connection:
         connection.execute(sa.insert(about).values(name="logs/5", value="3"))
-    assert installation_of(past.database).shards == 2
+    assert load_installation(past.database).shards == 2

@@ -17,7 +17,7 @@ from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
-from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.keys import Keys, get_workflows_store
 from latchwork_workflows.maintenance.doctor import Doctor
 from patience import eventually
 from trials.fault import locked
@@ -270,7 +270,7 @@ def test_a_store_that_is_restored_is_refused_until_it_is_adopted_and_nothing_run
         each.unlink()
     shutil.copy(tmp_path / "b", tmp_path / "store.db")
     with latchwork.connect(url) as restored:
-        stage.store = workflows_store(restored)
+        stage.store = get_workflows_store(restored)
         with pytest.raises(StoreMismatch, match="store was restored"), stage.master() as run:
             eventually(lambda: stage.is_over(run))  # though the lock has the very token that it had before
         adopt_store(stage.database, restored, stage.keys)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.types import Put
-from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.keys import get_workflows_store
 from latchwork_workflows.model.builder import shell, workflow
 from latchwork_workflows.model.task_functions import http, mapreduce, noop, of_type, procedure, spark, sql
 from latchwork_workflows.model.validate import find_problems
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.threads
 @pytest.fixture
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
-        yield workflows_store(opened)
+        yield get_workflows_store(opened)
 
 
 def problems(type_, **params):

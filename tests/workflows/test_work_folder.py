@@ -12,8 +12,8 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError
 from latchwork_workflows import Home, Serve, ServeOptions
-from latchwork_workflows.bundles import BadBundle, BundleCache, pack
-from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.bundles import BadBundle, BundleCache, pack_bundle
+from latchwork_workflows.keys import get_workflows_store
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.messages import Outcome
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folde
 @pytest.fixture
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
-        yield workflows_store(opened)
+        yield get_workflows_store(opened)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def bundle(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "honest.py").write_text("print('honest')\n")
     (tmp_path / "code" / "data.txt").write_text("data\n")
-    return pack(tmp_path / "code")
+    return pack_bundle(tmp_path / "code")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def link(folder):
 
 def change_zip(folder):
     change(folder)
-    folder.with_suffix(".zip").write_bytes(pack(folder).data)
+    folder.with_suffix(".zip").write_bytes(pack_bundle(folder).data)
 
 
 @pytest.mark.parametrize("harm", [change, add, add_bytecode, lose, link, change_zip], ids=lambda harm: harm.__name__)

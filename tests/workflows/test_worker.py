@@ -18,8 +18,8 @@ from latchwork.primitives import WorkQueue
 from latchwork.tasks import WorkerLoop
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
-from latchwork_workflows.bundles import pack
-from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.bundles import pack_bundle
+from latchwork_workflows.keys import get_workflows_store
 from latchwork_workflows.logs import LogStoreMismatch, open_logs
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import Command, TaskTypes
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.threads
 @pytest.fixture
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
-        yield workflows_store(opened)
+        yield get_workflows_store(opened)
 
 
 def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, logs, worker, tmp_path):
@@ -71,7 +71,7 @@ def test_python_task_is_called_with_its_arguments_and_returns_outputs(store, log
         "import json\ndef buy(item, count):\n    print('buying', count)\n    return {'bought': [item] * count}\n"
         "def fail():\n    raise ValueError('no money')\n"
     )
-    bundle = pack(tmp_path / "shopping.py")
+    bundle = pack_bundle(tmp_path / "shopping.py")
     logs.put_file(bundle.file_name, bundle.data)
     args = {"item": "${what}", "count": 2}
     put(
@@ -91,7 +91,7 @@ def test_python_task_is_called_with_its_arguments_and_returns_outputs(store, log
 
 def test_bundle_whose_bytes_are_not_those_of_its_name_is_not_run(store, logs, worker, tmp_path):
     (tmp_path / "evil.py").write_text("def run():\n    open('/tmp/never', 'w')\n")
-    bundle = pack(tmp_path / "evil.py")
+    bundle = pack_bundle(tmp_path / "evil.py")
     logs.put_file("bundles/" + "0" * 64, bundle.data)
     put(store, 1, {"function": "evil:run", "bundle": "0" * 64}, type="python")
     put(store, 2, {"function": "evil:run", "bundle": "1" * 64}, type="python")
@@ -516,7 +516,7 @@ def deaf(monkeypatch, tmp_path, logs):
     monkeypatch.setattr("latchwork_workflows.worker.session.WorkerLoop", partial(WorkerLoop, search_s=3600.0))
     url = f"memory://{uuid.uuid4().hex}"
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
-        store = workflows_store(opened)
+        store = get_workflows_store(opened)
         store.put(KEYS.id, b"testing")
         store.put(KEYS.pool_size("db"), b"1")
         made = working.worker(faulty, tmp_path)

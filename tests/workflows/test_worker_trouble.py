@@ -16,7 +16,7 @@ import latchwork
 from disks import mounted
 from latchwork.primitives import WorkQueue
 from latchwork.types import Put
-from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.keys import get_workflows_store
 from latchwork_workflows.state import Outcome
 from patience import eventually
 
@@ -67,7 +67,7 @@ def is_gone(pid):
 @pytest.fixture
 def store(tmp_path):
     with latchwork.connect(f"sqlite:///{tmp_path}/store.db") as opened:
-        yield workflows_store(opened)
+        yield get_workflows_store(opened)
 
 
 # Forked away

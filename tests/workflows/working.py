@@ -8,7 +8,7 @@ from pathlib import Path
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Create
-from latchwork_workflows.keys import ItemName, Keys, sort_key_of, workflows_store
+from latchwork_workflows.keys import ItemName, Keys, build_sort_key, get_workflows_store
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead, TaskMessage
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
@@ -36,7 +36,7 @@ def begun(store, folder):
     """A log store, and a store that know each other, as ``init`` makes them."""
     logs = open_logs(Path(folder) / "logs")
     logs.set_owner("testing")
-    workflows_store(store).commit([], [Create(KEYS.id, b"testing")])
+    get_workflows_store(store).commit([], [Create(KEYS.id, b"testing")])
     return logs
 
 
@@ -65,8 +65,8 @@ def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default",
     spec = TaskMessage(about, params or {}, env, values, 1_700_000_000.0, connections=known)
     item, body = spec.to_bytes()
     ops = [Create(KEYS.data(about.attempt_key), body)] if body is not None else []
-    shelf = shelf or sort_key_of("run", 11, 2, 2, 0.0)
-    WorkQueue(workflows_store(store), KEYS.backlog).put(lane, shelf, ItemName(task, n, shard).id, item, ops=ops)
+    shelf = shelf or build_sort_key("run", 11, 2, 2, 0.0)
+    WorkQueue(get_workflows_store(store), KEYS.backlog).put(lane, shelf, ItemName(task, n, shard).id, item, ops=ops)
     return about.attempt_key
 
 
@@ -76,13 +76,13 @@ def shell(store, task, script, **more):
 
 def result(store, x, shard=0, timeout_s=60.0):
     key = KEYS.result(shard, x)
-    entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"the result of {x}")
+    entry = eventually(lambda: get_workflows_store(store).get(key), timeout_s, f"the result of {x}")
     return AttemptResult.from_bytes(entry.value)
 
 
 def running(store, x, shard=0, timeout_s=60.0):
     key = KEYS.running(shard, x)
-    entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"a worker of {x}")
+    entry = eventually(lambda: get_workflows_store(store).get(key), timeout_s, f"a worker of {x}")
     return RunningRecord.from_bytes(entry.value)
 
 

@@ -16,7 +16,7 @@ import latchwork
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_workflows.db import Database, pools
 from latchwork_workflows.installation import initialize, join_store
-from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.keys import Keys, get_workflows_store
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.maintenance.doctor import Doctor
 from latchwork_workflows.schemas.pools import PoolSettings
@@ -79,7 +79,7 @@ class WorkflowsLoad(Load):
         self.database = Database(self.database_url())
         opened.callback(self.database.close)
         initialize(self.database, shards=4)
-        self.store = workflows_store(opened.enter_context(latchwork.connect(self.storm.url(ROOT))))
+        self.store = get_workflows_store(opened.enter_context(latchwork.connect(self.storm.url(ROOT))))
         open_logs(self.storm.folder / "logs").set_owner(join_store(self.database, self.store, self.keys).id)
         with self.database.write() as connection:
             pools.save(connection, PoolSettings(name=POOL, size=POOL_SIZE))

@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.chromium import find_chromium
-from latchwork_workflows.app import admin_link, make_web_app
+from latchwork_workflows.app import create_admin_link, make_web_app
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.web import HttpServer
@@ -76,7 +76,7 @@ def address(seeds):
     """Where a site is, and the link that signs its administrator in."""
     server = HttpServer(made := make_web_app(seeds.database, logs=seeds.logs))
     server.start()
-    yield server.url, admin_link(made, server.url)
+    yield server.url, create_admin_link(made, server.url)
     server.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
-from latchwork_workflows.app import admin_link, make_web_app
+from latchwork_workflows.app import create_admin_link, make_web_app
 from latchwork_workflows.model.model import build_plan
 from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.model.yaml_format import parse
@@ -94,7 +94,7 @@ def test_a_server_that_is_closed_ends_its_streams_and_is_gone(seeds):
     site = make_web_app(seeds.database)
     server = HttpServer(site)
     server.start()
-    link = admin_link(site, server.url)
+    link = create_admin_link(site, server.url)
     assert urllib.request.urlopen(link, timeout=30).status == 200
     stream = Lines(opened(server, "/api/v1/events", seeds.tokens["admin"]))
     eventually(lambda: stream.seen)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         WrongState,
     )
     from latchwork_workflows.home import Home
-    from latchwork_workflows.installation import Installation, adopt_store, initialize, installation_of
+    from latchwork_workflows.installation import Installation, adopt_store, initialize, load_installation
     from latchwork_workflows.keys import Keys
     from latchwork_workflows.model.backfill_dates import DateRange
     from latchwork_workflows.model.branches import On, conditions, dependent, sub_process, switch
@@ -80,7 +80,7 @@ else:
                 "WrongState",
             ),
             "latchwork_workflows.home": ("Home",),
-            "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
+            "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "load_installation"),
             "latchwork_workflows.keys": ("Keys",),
             "latchwork_workflows.schemas.pools": ("Pool", "PoolDetail"),
             "latchwork_workflows.schemas.workers": ("ActiveTask",),
@@ -134,7 +134,7 @@ __all__ = [
     "dependent",
     "http",
     "initialize",
-    "installation_of",
+    "load_installation",
     "mapreduce",
     "noop",
     "of_type",

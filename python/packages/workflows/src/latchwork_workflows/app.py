@@ -47,7 +47,7 @@ def make_web_app(
         cookie: The name of the session cookie. Two servers on one host need different names.
     """
     context = ServiceContext(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
-    live = LiveHub(lambda topics: _fingerprints(database, topics))
+    live = LiveHub(lambda topics: _compute_fingerprints(database, topics))
     site = SiteConfig(
         "latchwork workflows",
         context.accounts,
@@ -64,10 +64,15 @@ def make_web_app(
     return app
 
 
-def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
-    """Return a one-time link that signs a browser in as administrator, valid for an hour.
+def create_admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
+    """Return a one-time link that signs a browser in as administrator. It is valid for an hour.
 
-    Creates the account if needed.
+    The account is created if needed.
+
+    Args:
+        app: The app.
+        base_url: The URL of its pages.
+        name: The name of the account.
     """
     accounts: DatabaseAccounts = app.state.context.accounts
     accounts.ensure_account(name, Role.ADMIN)
@@ -75,12 +80,14 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
 
 
 def check_exposure(app: FastAPI, host: str) -> None:
-    """Check that the server may be reached from other machines.
+    """Check that the server may be reachable from other machines. Without passwords, only local users may sign in, by
+    link.
 
-    Without passwords only local users may sign in, by link.
-
+    Args:
+        app: The app.
+        host: The address on which it listens.
     Raises:
-        LatchworkError: No account has a password, and the host is not local.
+        LatchworkError: No account has a password, and the address is not local.
     """
     accounts: DatabaseAccounts = app.state.context.accounts
     if not is_local(host) and not accounts.has_password():
@@ -99,8 +106,11 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any]:
-    """Return the fingerprints of all topics, read in one short transaction for all streams."""
+def _compute_fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any]:
+    """Return a value for each topic that differs whenever its data has changed.
+
+    All topics are read in one short transaction, which all live streams share.
+    """
     found: dict[str, Any] = {}
     with database.read() as connection:
         for topic in topics:

@@ -47,19 +47,21 @@ class Bundle:
     @property
     def file_name(self) -> str:
         """The name of the bundle's file in the log store."""
-        return bundle_file(self.sha256)
+        return get_bundle_file_name(self.sha256)
 
 
-def bundle_file(sha256: str) -> str:
+def get_bundle_file_name(sha256: str) -> str:
     """Return the name of the file in the log store for a bundle with this SHA-256."""
     return f"bundles/{sha256}"
 
 
-def pack(path: Path) -> Bundle:
+def pack_bundle(path: Path) -> Bundle:
     """Pack a module, a package (a folder with ``__init__.py``), or all files of another folder.
 
-    Leaves out hidden files, caches, build outputs, and links that lead out of the folder.
+    Hidden files, caches, build outputs, and links that lead out of the folder are left out.
 
+    Args:
+        path: The file or folder.
     Raises:
         BadBundle: There are no files, or too many bytes.
     """
@@ -114,10 +116,13 @@ class BundleCache:
         self._mutex = threading.Lock()
 
     def path(self, sha256: str, logs: LogStore) -> Path:
-        """Return the local folder with the files of a bundle. Fetches the bundle unless an intact copy exists.
+        """Return the local folder with the files of a bundle. The bundle is fetched unless an intact copy exists.
 
+        Args:
+            sha256: The SHA-256 of the bundle.
+            logs: The log store, which contains the bundle.
         Raises:
-            BadBundle: The bundle is missing or does not match its name.
+            BadBundle: The bundle is missing or does not match its SHA-256.
             OSError: The bundle cannot be fetched now.
         """
         found = self._folder / sha256
@@ -125,7 +130,7 @@ class BundleCache:
             if sha256 in self._verified and found.exists():
                 return found
             if not self._is_intact(sha256):
-                data = logs.get_file(bundle_file(sha256))
+                data = logs.get_file(get_bundle_file_name(sha256))
                 if data is None:
                     raise BadBundle(f"code bundle {sha256[:12]} is not in {logs.url}: deploy the workflow again")
                 self._unpack(Bundle(sha256, data), found)
@@ -133,8 +138,8 @@ class BundleCache:
         return found
 
     def _is_intact(self, sha256: str) -> bool:
-        """Return whether the local copy of a bundle matches its name and its folder has exactly the files of the zip
-        file.
+        """Return whether the local copy of a bundle matches its SHA-256, and its folder has exactly the files of the
+        zip file.
         """
         found = self._folder / sha256
         try:

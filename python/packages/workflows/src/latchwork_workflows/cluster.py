@@ -1,4 +1,4 @@
-"""The store as seen by API servers: they poke masters, and list workers and queued tasks."""
+"""The store as seen by API servers: they notify masters, and list workers and queued tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from latchwork.errors import BadRecord
 from latchwork.primitives import Group, GroupMember, QueueItem
 from latchwork.store import Store
 from latchwork.types import Entry
-from latchwork_workflows.keys import Keys, workflows_store
-from latchwork_workflows.messages import RunningRecord, cancel_sent_at
+from latchwork_workflows.keys import Keys, get_workflows_store
+from latchwork_workflows.messages import RunningRecord, decode_cancel_time
 from latchwork_workflows.services import UnclaimedItems, WorkerStatus
 
 #: The order of a partition with more claimed items is not read.
@@ -24,7 +24,7 @@ class StoreCluster:
     """Access to the store. Thread-safe. Does not close the store."""
 
     def __init__(self, store: Store, keys: Keys) -> None:
-        self._store = workflows_store(store)
+        self._store = get_workflows_store(store)
         self._keys = keys
 
     def notify_master(self, shard: int) -> None:
@@ -32,7 +32,7 @@ class StoreCluster:
         self._store.put(self._keys.poke(shard), b"")
 
     def get_slot_holders(self) -> dict[str, list[str]]:
-        """Return the attempts that hold slots, by the pools' names in the store."""
+        """Return the attempts that hold slots, as ``<task>.<attempt number>``, by pool key."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
@@ -41,18 +41,22 @@ class StoreCluster:
         return found
 
     def list_unclaimed_items(self, partition: str, limit: int) -> UnclaimedItems | None:
-        """Return the first ``limit`` queue items of a partition that no worker has claimed.
+        """Return the first queue items of a partition that no worker has claimed.
 
-        None: unknown, because too many items are claimed.
+        Claims are read last, so an item that was just claimed may still be returned.
 
-        Claims are read last. So an item that was just claimed may count as unclaimed, but never the reverse.
+        Args:
+            partition: The partition of the work queue.
+            limit: The maximum number of items.
+        Returns:
+            The items, or None if they cannot be determined, because workers have claimed too many items before them.
         """
         prefix, wanted = f"{self._keys.backlog}/partitions/{partition}", limit + 1
         while True:
             sort_keys = self._names(f"{prefix}/sort_keys", wanted)
             items = self._first_items(f"{prefix}/items", sort_keys, wanted)
             holders = self._store.children(f"{prefix}/holders")
-            free = [each.key[len(prefix) + len("/items/") :] for each in items if _holder(each) not in holders]
+            free = [each.key[len(prefix) + len("/items/") :] for each in items if _get_holder(each) not in holders]
             is_whole = max(len(items), len(sort_keys)) < wanted
             if is_whole or len(free) > limit:
                 return UnclaimedItems(tuple(free[:limit]), is_whole=is_whole and len(free) <= limit)
@@ -61,9 +65,14 @@ class StoreCluster:
             wanted *= 2
 
     def _first_items(self, prefix: str, sort_keys: Sequence[str], wanted: int) -> list[Entry]:
-        """Return the first queue items with these sort keys, about ``wanted`` of them.
+        """Return about ``wanted`` queue items, in the order of their sort keys.
 
         Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.
+
+        Args:
+            prefix: Key prefix of the partition.
+            sort_keys: The sort keys of the partition, in their order.
+            wanted: The number of items.
         """
         found: list[Entry] = []
         for at in range(0, len(sort_keys), _TOGETHER):
@@ -79,13 +88,16 @@ class StoreCluster:
         return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=limit)]
 
     def get_cancel_times(self, attempts: Sequence[str]) -> dict[str, float]:
-        """Return the times at which these attempts were requested to cancel.
+        """Return the times at which attempts were requested to cancel, in seconds since the epoch.
 
-        0 if the time is unknown. Other attempts are left out.
+        Args:
+            attempts: Attempts as ``<task>.<attempt number>``.
+        Returns:
+            The times by attempt. 0: time unknown. Attempts without such a request are left out.
         """
         entries = self._store.get_many([self._keys.cancel(each) for each in attempts])
         pairs = zip(attempts, entries, strict=True)
-        return {x: cancel_sent_at(entry.value) for x, entry in pairs if entry is not None}
+        return {x: decode_cancel_time(entry.value) for x, entry in pairs if entry is not None}
 
     def list_workers(self) -> list[WorkerStatus]:
         """Return the online workers, sorted by name."""
@@ -100,8 +112,8 @@ class StoreCluster:
             return sorted(_worker_status(each, running.get(each.id, ())) for each in group.members())
 
 
-def _holder(entry: Entry) -> str:
-    """Return the worker that has claimed a queue item. Empty if the item is unclaimed or damaged."""
+def _get_holder(entry: Entry) -> str:
+    """Return the worker that has claimed a queue item. Empty if it is unclaimed or invalid."""
     try:
         return QueueItem.from_entry(entry).holder
     except BadRecord:

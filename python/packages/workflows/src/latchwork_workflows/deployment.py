@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from latchwork_workflows.bundles import BadBundle, pack
+from latchwork_workflows.bundles import BadBundle, pack_bundle
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.builder import Workflow
 from latchwork_workflows.model.model import Definition
 
 
-def workflows_of(module: ModuleType) -> list[Workflow]:
+def list_workflows(module: ModuleType) -> list[Workflow]:
     """Return the workflows that a module defines, in their order, without duplicates."""
     found = {id(each): each for each in vars(module).values() if isinstance(each, Workflow)}
     return list(found.values())
 
 
-def code_path(module: ModuleType) -> Path:
+def find_code_path(module: ModuleType) -> Path:
     """Return the path of the code to pack: the file of a module, or the folder of its package.
 
     Raises:
@@ -33,19 +33,25 @@ def code_path(module: ModuleType) -> Path:
 
 
 def store_bundle(module: ModuleType, logs: LogStore) -> str:
-    """Store the code of a module in the log store. Return its SHA-256.
+    """Pack the code of a module into the log store, and return its SHA-256.
 
     Raises:
         BadBundle: There is no code, or too much.
         OSError: The log store cannot be written.
     """
-    bundle = pack(code_path(module))
+    bundle = pack_bundle(find_code_path(module))
     logs.put_file(bundle.file_name, bundle.data)
     return bundle.sha256
 
 
-def with_bundle(definition: Definition, module: ModuleType, sha256: str) -> Definition:
-    """Return the definition with the code bundle set in all Python tasks whose functions the module contains."""
+def set_bundle(definition: Definition, module: ModuleType, sha256: str) -> Definition:
+    """Return a copy of a definition whose Python tasks use a code bundle.
+
+    Args:
+        definition: The definition.
+        module: The module. Tasks with functions of other modules are not changed.
+        sha256: The SHA-256 of the bundle with its code.
+    """
     root = module.__name__.partition(".")[0]
     tasks = []
     for each in definition.tasks:

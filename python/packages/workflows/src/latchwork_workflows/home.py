@@ -55,9 +55,8 @@ class Home:
     ) -> Home:
         """Return the locations of an installation.
 
-        Each is the given value, the environment variable, or a default in the folder.
-
-        Without a location of its own, the store is in the database if the database is PostgreSQL.
+        Each location is the given value, the environment variable, or a default in the folder. The default store of a
+        PostgreSQL database is in that database.
 
         Args:
             folder: Default ``$XDG_DATA_HOME/latchwork/workflows``, usually ``~/.local/share/latchwork/workflows``.
@@ -70,7 +69,7 @@ class Home:
         where = folder or (Path(environ[HOME]) if environ.get(HOME) else _default(environ))
         where = where.expanduser().absolute()
         database = database or environ.get(DATABASE) or f"sqlite:///{where}/flows.db"
-        store = store or environ.get(STORE) or store_in(database)
+        store = store or environ.get(STORE) or build_store_url(database)
         return cls(
             where,
             database,
@@ -97,7 +96,9 @@ class Home:
         return self.has_explicit_logs or self.is_local
 
     def explain_missing_database(self) -> str:
-        """Return what to do about a missing database file. Empty if the file exists or the database is on a server."""
+        """Return what a user must do if the database file is missing. Empty if it exists or the database is on a
+        server.
+        """
         path = self.database.removeprefix("sqlite:///")
         if path == self.database or Path(path).exists():
             return ""
@@ -107,14 +108,13 @@ class Home:
         )
 
     def create_folder(self) -> None:
-        """Create the folder with access for its owner only."""
+        """Create the folder. Only its owner gets access."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def store_in(database: str) -> str:
-    """Return the URL of the store within a PostgreSQL database.
-
-    Empty for other databases and for URLs without a host.
+def build_store_url(database: str) -> str:
+    """Return the URL of the store inside a PostgreSQL database. Empty for other databases and for URLs without a
+    host.
     """
     scheme, _, rest = database.partition("://")
     place, _, query = rest.partition("?")

@@ -22,7 +22,7 @@ from latchwork_workflows.db.migrations import needs_upgrade, upgrade
 from latchwork_workflows.db.shard import NOTES
 from latchwork_workflows.db.tables import SENDER, about, shard
 from latchwork_workflows.errors import StoreMismatch
-from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.keys import Keys, get_workflows_store
 
 #: The default numbers of shards.
 SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
@@ -74,7 +74,7 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
     return found
 
 
-def installation_of(database: Database) -> Installation:
+def load_installation(database: Database) -> Installation:
     """Return the identity of a database.
 
     Raises:
@@ -91,14 +91,14 @@ def installation_of(database: Database) -> Installation:
 
 
 def join_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Check that a database and a store belong together. A new store is joined to the database.
+    """Check that a database and a store belong together. If neither belongs to another one yet, join them.
 
     Raises:
         StoreMismatch: They do not belong together.
-        NotInitialized, SchemaTooNew: As for ``installation_of``.
+        NotInitialized, SchemaTooNew: As for ``load_installation``.
     """
-    store = workflows_store(store)
-    found = installation_of(database)
+    store = get_workflows_store(store)
+    found = load_installation(database)
     there = store.get(keys.id)
     if there is None:
         _check_unowned(database, store)
@@ -111,20 +111,21 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
             f"store {store.url} belongs to another database than {database.url}; give the right pair, or join these "
             "two with `latchwork workflows adopt-store`"
         )
-    _join(database, store, keys)
+    _join_store(database, store, keys)
     return found
 
 
 def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Join a database to a store that has a different history, for example after a restore from a backup.
+    """Join a database to a store that has a different history, for example after one of them was restored from a
+    backup.
 
     Raises:
         LatchworkError: Masters are running in that store.
     """
     from latchwork.jobs import inspect  # lazy, because it is slow to load
 
-    store = workflows_store(store)
-    found = installation_of(database)
+    store = get_workflows_store(store)
+    found = load_installation(database)
     cluster = inspect(store, namespace=keys.cluster)
     if cluster is not None and cluster.nodes:
         names = ", ".join(sorted(cluster.nodes))
@@ -136,19 +137,19 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         of_store = sa.or_(about.c.name.in_((SENDER, _STORE)), about.c.name.startswith(NOTES))
         connection.execute(sa.delete(about).where(of_store))
     store.put(keys.id, found.id.encode())
-    _join(database, store, keys)
+    _join_store(database, store, keys)
     return found
 
 
 def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> None:
-    """Check that a store is the one to which a database belongs.
+    """Check that a database belongs to a store.
 
     Args:
         connection: A transaction.
-        pair: The value of ``pair`` in the store.
-        where: The name of the store in the message.
+        pair: The value of the key ``pair`` in the store. None: there is none.
+        where: The name of the store, for the message.
     Raises:
-        StoreMismatch: It is another store.
+        StoreMismatch: It belongs to another store.
     """
     found = connection.execute(sa.select(about.c.value).where(about.c.name == _STORE)).scalar()
     if found is not None and (pair is None or pair != found.encode()):
@@ -158,10 +159,10 @@ def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> Non
         )
 
 
-def _join(database: Database, store: Store, keys: Keys) -> None:
-    """Write the identity of the store to the database and to the store.
+def _join_store(database: Database, store: Store, keys: Keys) -> None:
+    """Join a database and a store that belong to no other yet: write the name of the store to both.
 
-    The first store that is joined is accepted.
+    If two stores are joined at the same time, the first one is accepted.
     """
     there = store.get(keys.pair)
     if there is None:

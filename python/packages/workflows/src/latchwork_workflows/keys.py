@@ -1,6 +1,6 @@
 """The keys of workflows in the store, and the names of items. No I/O.
 
-Keys, below ``@workflows``; see ``workflows_store``:
+Keys, below ``@workflows``; see ``get_workflows_store``:
 
        <name>/id                       the ID of the database that belongs to this store
        <name>/pair                     the name of this store; the database has the same
@@ -31,7 +31,7 @@ from typing import Literal
 from latchwork.errors import InvalidKey
 from latchwork.spi import MAX_WHOLE, short
 from latchwork.store import Store, system_namespace
-from latchwork_workflows.schemas.pools import project_of
+from latchwork_workflows.schemas.pools import get_project_of_pool
 
 #: The order in which tasks are taken, after the priority of the run: by run, or by submission.
 Order = Literal["run", "submitted"]
@@ -64,7 +64,7 @@ class ItemName:
     @property
     def attempt_key(self) -> str:
         """The name of the attempt in keys, ``<task>.<attempt number>``."""
-        return attempt_key_of(self.task, self.n)
+        return format_attempt_key(self.task, self.n)
 
     @property
     def id(self) -> str:
@@ -85,7 +85,7 @@ class ItemName:
         return cls(task, n, shard, priority)
 
 
-def workflows_store(store: Store) -> Store:
+def get_workflows_store(store: Store) -> Store:
     """Return a view of the store that contains only the keys of workflows, below ``@workflows``."""
     return system_namespace(store, "workflows")
 
@@ -107,15 +107,15 @@ class Keys:
         self.shards = f"{name}/shards"
 
     def restore_mark(self, shard: int) -> str:
-        """Return the key of the mark by which a database that was restored from an older backup is recognized."""
-        return f"{self.high_marks}/{shard_name(shard)}"
+        """Return the key that shows whether the database was restored from an older backup."""
+        return f"{self.high_marks}/{format_shard_name(shard)}"
 
     def shard(self, shard: int) -> str:
         """Return the prefix of the keys that the master of a shard watches."""
-        return f"{self.shards}/{shard_name(shard)}"
+        return f"{self.shards}/{format_shard_name(shard)}"
 
     def running_of(self, shard: int) -> str:
-        """Return the prefix of the running keys of a shard."""
+        """Return the prefix of the claim keys of a shard. Each names the worker of a running attempt."""
         return f"{self.shard(shard)}/running"
 
     def running(self, shard: int, attempt_key: str) -> str:
@@ -135,15 +135,19 @@ class Keys:
         return f"{self.cancels}/{attempt_key}"
 
     def data(self, attempt_key: str) -> str:
-        """Return the key of the part of a large task spec that does not fit into the queue item."""
+        """Return the key of that part of a large task spec that does not fit into the queue item."""
         return f"{self.every_data}/{attempt_key}"
 
     def poke(self, shard: int) -> str:
-        """Return the key that is written to make the master of a shard check for work."""
+        """Return the key that notifies the master of a shard when it is written."""
         return f"{self.shard(shard)}/poke"
 
     def pool_size(self, pool: str) -> str:
-        """Return the key of the size of a pool, which is a number as text. ``pool`` is the pool's name in the store."""
+        """Return the key of the size of a pool, which is stored as a number.
+
+        Args:
+            pool: The key of the pool, from ``pool_key``.
+        """
         return f"{self.slots}/{pool}/size"
 
     def slot(self, pool: str, number: int) -> str:
@@ -151,13 +155,13 @@ class Keys:
         return f"{self.slots}/{pool}/{number}"
 
 
-def shard_name(shard: int) -> str:
-    """Return the name of a shard, both in keys and as an item that masters divide among themselves."""
+def format_shard_name(shard: int) -> str:
+    """Return the name of a shard, both in keys and as a job item that is assigned to a master."""
     return f"{shard:02d}"
 
 
-def attempt_key_of(task: int, n: int) -> str:
-    """Return the name of an attempt in keys, from its task ID and its number."""
+def format_attempt_key(task: int, n: int) -> str:
+    """Return the name of an attempt in keys, ``<task>.<attempt number>``."""
     return f"{task}.{n}"
 
 
@@ -182,40 +186,40 @@ def is_attempt_key(attempt_key: str) -> bool:
     return True
 
 
-def partition_of(worker_group: str, *pools: str) -> str:
+def build_partition(worker_group: str, *pools: str) -> str:
     """Return the work queue partition for tasks of a worker group that each need a slot of these pools."""
-    return _BETWEEN.join([worker_group, *map(pool_key, pools)])
+    return _BETWEEN.join([worker_group, *map(build_pool_key, pools)])
 
 
-def pool_key(pool: str) -> str:
-    """Return the name of a pool in the store.
+def build_pool_key(pool: str) -> str:
+    """Return the name of a pool in keys.
 
-    The pool of a project becomes ``=<project>``, or ``=`` and a hash if that is long.
+    The pool of a project becomes ``=<project>``, or ``=`` and a hash if that is too long.
     """
-    project = project_of(pool)
+    project = get_project_of_pool(pool)
     if project is None:
         return pool
     return PROJECT + (project if len(project) <= _LONG else hashlib.sha256(project.encode()).hexdigest()[:32])
 
 
-def worker_group_of(partition: str) -> str:
+def get_worker_group(partition: str) -> str:
     """Return the worker group whose tasks are in a partition."""
     return partition.partition(_BETWEEN)[0]
 
 
-def pools_of(partition: str) -> tuple[str, ...]:
-    """Return the pools of which each task in a partition needs a slot, by their names in the store."""
+def list_pool_keys(partition: str) -> tuple[str, ...]:
+    """Return the keys of the pools whose slots each task in a partition needs."""
     return tuple(partition.split(_BETWEEN)[1:])
 
 
-def sort_key_of(order: Order, run_id: int, run_priority: int, task_priority: int, submitted_at: float) -> str:
-    """Return the sort key by which workers take tasks from a partition.
+def build_sort_key(order: Order, run_id: int, run_priority: int, task_priority: int, submitted_at: float) -> str:
+    """Return the sort key of a task, which decides when workers claim it within its partition.
 
     Args:
-        order: The order in which tasks are taken.
+        order: The order in which tasks are claimed.
         run_id: The ID of the run.
-        run_priority: 0, the first, to 4.
-        task_priority: Likewise.
+        run_priority: The priority of the run, from 0 (first) to 4.
+        task_priority: The priority of the task in its run, from 0 (first) to 4.
         submitted_at: Seconds since the epoch. Tasks of one minute share a sort key.
     """
     if order == "run":
@@ -223,18 +227,22 @@ def sort_key_of(order: Order, run_id: int, run_priority: int, task_priority: int
     return f"{run_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
 
 
-def rows_file(log: str) -> str:
-    """Return the reference of the file with an attempt's query results for a mail, given the reference of its log."""
+def build_rows_file(log: str) -> str:
+    """Return the reference of the file with the query result of an attempt that is mailed.
+
+    Args:
+        log: The reference of the attempt's log.
+    """
     return f"{log.removesuffix('.log')}.rows"
 
 
-def log_ref(code: int, run_id: int, attempt_key: str, claim: int) -> str:
-    """Return the reference of an attempt's log. Each claim of the attempt has a log of its own.
+def build_log_ref(code: int, run_id: int, attempt_key: str, claim: int) -> str:
+    """Return the reference of an attempt's log. Each claim of an attempt has a separate log.
 
     Args:
         code: The code of the workflow.
         run_id: The ID of the run.
-        attempt_key: The name of the attempt.
+        attempt_key: The name of the attempt in keys.
         claim: The token of its claim.
     """
     task, n = parse_attempt_key(attempt_key)

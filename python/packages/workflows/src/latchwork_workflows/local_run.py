@@ -130,9 +130,10 @@ class _NoVariables(dict[str, Mapping[str, str]]):
         return {}
 
 
-def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
-    """Return stored connections that are given as environment variables, such as ``LATCHWORK_CONNECTION_SHOP`` for
-    ``shop``.
+def _load_connections(definition: Definition) -> dict[str, Mapping[str, str]]:
+    """Return the stored connections of a test run, which are given as environment variables.
+
+    The variable ``LATCHWORK_CONNECTION_SHOP`` is the connection ``shop``.
     """
     named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in list_connections(definition) or ()}
     return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
@@ -144,7 +145,7 @@ class LocalRun:
     def __init__(
         self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
     ) -> None:
-        connections = _connections(definition)
+        connections = _load_connections(definition)
         self._run = RunContext(definition, 1, now, params, environments=_NoVariables(), connections=connections)
         self._plan = build_plan(definition, order)
         self._types = TaskTypes()
@@ -160,7 +161,7 @@ class LocalRun:
         self._now = self._began = now
 
     def run(self) -> LocalRunResult:
-        """Run the workflow from start to end."""
+        """Run the workflow from start to end, and return the result."""
         known = advance(self._plan, WorkflowRun(), [Start()], self._now)
         for _ in range(_MAX_ROUNDS):
             known = self._do_calls(known)
@@ -175,7 +176,7 @@ class LocalRun:
         return self._tried.setdefault(name, LocalTaskResult())
 
     def _do_calls(self, known: WorkflowRun) -> WorkflowRun:
-        """Carry out the actions of tasks that a master would run itself."""
+        """Execute the actions that a master would execute for tasks that it runs itself."""
         while known.calls:
             calls, known = known.calls, replace(known, calls=(), facts=())
             for call in calls:
@@ -222,7 +223,13 @@ class LocalRun:
         return gather_outputs(self._outputs.get(element_name(name, index), {}) for index in range(count))
 
     def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
-        """Run a workflow that this process has defined as a sub-process, and return its outputs."""
+        """Run the workflow of a sub-process task, and return its outputs. This process must have defined it.
+
+        Args:
+            spec: The task.
+            name: Name of the task.
+            n: Number of the attempt.
+        """
         given = SubProcessParams.model_validate(spec.params)
         flow = DEFINED.get(qualify_name(given.workflow))
         if flow is None:
@@ -278,7 +285,14 @@ class LocalRun:
         return spec.head.type == "python" and "bundle" not in spec.params
 
     def _call_function(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
-        """Call the function of a Python task in this process, and capture its printed output as log."""
+        """Call the function of a Python task in this process. Its printed output becomes the log.
+
+        Args:
+            spec: The task.
+            tried: The result of the task, which gets the log.
+        Returns:
+            The outcome and the outputs.
+        """
         args = fill_references(spec.params.get("args", {}), spec.values, self._run.schedule_datetime)
         module, _, path = spec.params["function"].partition(":")
         function: Any = import_module(module)
@@ -297,7 +311,14 @@ class LocalRun:
         return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
 
     def _run_process(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
-        """Run a task of another type in a separate process."""
+        """Run a task of another type in a separate process.
+
+        Args:
+            spec: The task.
+            tried: The result of the task, which gets the log.
+        Returns:
+            The outcome and the outputs.
+        """
         folder = self._folder / f"{spec.head.task}.{spec.head.n}"
         attempt = ActiveAttempt(cast("QueueClaim", None), spec.head, spec.head.n)
         made = self._preparing.prepare(attempt, spec, folder)
@@ -328,6 +349,11 @@ def run_locally(
 ) -> LocalRunResult:
     """Run a workflow in this process from start to end.
 
+    Args:
+        definition: The workflow.
+        order: The names of its tasks in topological order.
+        params: Values that replace the parameters of the workflow.
+        schedule_time: The schedule time, in seconds since the epoch. None: now.
     Raises:
         LatchworkError: The workflow has no such parameter.
     """

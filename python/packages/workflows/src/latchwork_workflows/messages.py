@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.spi import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode, short
-from latchwork_workflows.keys import attempt_key_of
+from latchwork_workflows.keys import format_attempt_key
 from latchwork_workflows.state import Outcome
 
 #: The maximum size of a spec inside an item, in bytes.
@@ -51,7 +51,7 @@ class TaskHead(Struct, frozen=True):
     @property
     def attempt_key(self) -> str:
         """The name of the attempt in keys."""
-        return attempt_key_of(self.task, self.n)
+        return format_attempt_key(self.task, self.n)
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskHead:
@@ -105,8 +105,8 @@ class TaskMessage:
     def to_bytes(self) -> tuple[bytes, bytes | None]:
         """Serialize the task spec.
 
-        Return the value of the queue item, and the value of a separate key if the spec is large.
-
+        Returns:
+            The value of the queue item, and the value of a separate key if the spec is large.
         Raises:
             ValueTooLarge: The spec is too large to be stored.
         """
@@ -163,12 +163,12 @@ class RunningRecord(Struct, frozen=True):
         return cls(found.worker[:200], found.host[:200], found.claimed_at, found.release_reason[:200])
 
 
-def cancel_request(at: float) -> bytes:
+def encode_cancel_request(at: float) -> bytes:
     """Return the value of a cancel request, which contains its time in seconds since the epoch."""
     return b"%d" % at
 
 
-def cancel_sent_at(value: bytes) -> float:
+def decode_cancel_time(value: bytes) -> float:
     """Return the time of a cancel request in seconds since the epoch, or 0 if the value has no time."""
     return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
 

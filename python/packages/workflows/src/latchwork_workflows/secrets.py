@@ -78,7 +78,7 @@ class Secrets:
             found = self._of_scope(name, each)
             if found is not None:
                 return found
-        variable = variable_of(name, scope)
+        variable = get_variable_name(name, scope)
         ways = [f"set {variable} where it is started"] if variable else []
         ways += [f"put it into {self._folder / scope / name}"] if self._folder is not None else []
         flag = "--channels" if scope == CHANNELS else f"--project {scope}"
@@ -87,7 +87,7 @@ class Secrets:
         raise SecretMissing(f"this machine has no secret {name!r} of {whose}: {', or '.join(ways)}")
 
     def _of_scope(self, name: str, scope: str) -> str | None:
-        variable = variable_of(name, scope)
+        variable = get_variable_name(name, scope)
         found = self._environ.get(variable) if variable else None
         if found is None and self._folder is not None and check_scope(scope):
             found = _read(self._folder / scope / name)
@@ -106,10 +106,9 @@ class Secrets:
         return None
 
 
-def variable_of(name: str, scope: str) -> str:
-    """Return the name of the environment variable that holds a secret.
-
-    Empty if the variable could also belong to another scope.
+def get_variable_name(name: str, scope: str) -> str:
+    """Return the name of the environment variable that contains a secret. Empty if another scope could have the same
+    variable.
     """
     shown = re.sub(r"[.-]", "_", name).upper()
     if scope in _VARIABLES:
@@ -120,14 +119,22 @@ def variable_of(name: str, scope: str) -> str:
 
 
 def check_scope(scope: str) -> str:
-    """Return the scope if it is well-formed. Raises ``SecretMissing`` otherwise."""
+    """Return the scope if it is well-formed.
+
+    Raises:
+        SecretMissing: It is not.
+    """
     if scope not in _VARIABLES and _NAME.fullmatch(scope) is None:
         raise SecretMissing(f"{printable(scope[:100])!r} is not a valid project: use letters, digits, '_', '-' and '.'")
     return scope
 
 
 def check_secret(name: str) -> str:
-    """Return the name of a secret if it is well-formed. Raises ``SecretMissing`` otherwise."""
+    """Return the name of a secret if it is well-formed.
+
+    Raises:
+        SecretMissing: It is not.
+    """
     if _NAME.fullmatch(name) is None:
         raise SecretMissing(
             f"{printable(name[:100])!r} is not a valid name of a secret; use letters, digits, '_', '-' and '.'"
@@ -136,10 +143,15 @@ def check_secret(name: str) -> str:
 
 
 def write_secret(folder: Path, name: str, value: str, scope: str) -> Path:
-    """Write a secret of a scope to a folder, readable only by its owner. Return its path.
+    """Write a secret to a file that only its owner can read, and return its path.
 
+    Args:
+        folder: The folder of the secrets.
+        name: The name of the secret.
+        value: The value.
+        scope: A project, ``CHANNELS``, or the scope of shared secrets.
     Raises:
-        SecretMissing: The name of the secret or project is malformed.
+        SecretMissing: The name of the secret or of the scope is malformed.
         ValueError: The value is empty.
         OSError: The file cannot be written.
     """

@@ -17,7 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from latchwork.store import connect
-from latchwork_workflows.app import LOCAL, admin_link, check_exposure, is_local, make_web_app
+from latchwork_workflows.app import LOCAL, check_exposure, create_admin_link, is_local, make_web_app
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -171,7 +171,7 @@ class Serve:
             server.start()
             stack.callback(server.close)
             self.url = self._url_of(server)
-            self._link = lambda: admin_link(app, self.url)
+            self._link = lambda: create_admin_link(app, self.url)
             self._can_sign_in = DatabaseAccounts(database).has_password
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -179,7 +179,7 @@ class Serve:
         return None if certificate is None or key is None else load_tls_context(certificate, key)
 
     def _url_of(self, server: HttpServer) -> str:
-        """Return the URL of the server for browsers, with a host name that the server allows."""
+        """Return the URL of a server for browsers. Its host name is one that the server accepts."""
         parts, names = urlsplit(server.url), self.options.names
         own = parts.netloc.rpartition(":")[0]
         if "*" in names or own in names:
@@ -193,7 +193,7 @@ class Serve:
         return self._link()
 
     def can_sign_in(self) -> bool:
-        """Return whether any account has a password. Otherwise only links can sign in."""
+        """Return whether any account has a password. Otherwise users can only sign in by one-time links."""
         return self._can_sign_in()
 
     def close(self) -> None:
@@ -201,6 +201,6 @@ class Serve:
         self._stack.close()
 
     def skip_waiting(self) -> None:
-        """Make ``close`` wait neither for tasks nor for the master. Thread-safe."""
+        """Let ``close`` return without waiting for tasks or for the master. Thread-safe."""
         for hurry in reversed(self._hurries):
             hurry()

@@ -18,13 +18,13 @@ from latchwork_workflows.keys import Keys
 
 
 class ShardTakeover:
-    """Takes over a shard once. Not thread-safe.
+    """Takes over a shard once: checks the store and the database, and becomes the owner. Not thread-safe.
 
     Args:
         guard: The guard of the shard.
         store: The store of the process.
         keys: The keys of the installation.
-        check_owner: Raises ``NotOwner`` unless the shard is ours in the store.
+        check_owner: Raises ``NotOwner`` unless this process owns the shard according to the store.
     """
 
     def __init__(self, guard: ShardGuard, store: Store, keys: Keys, check_owner: Callable[[], None]) -> None:
@@ -34,9 +34,7 @@ class ShardTakeover:
         self._check_owner = check_owner
 
     def read_store(self) -> tuple[int, bytes | None]:
-        """Read the newest transaction mark and the name of the store, before the transaction that takes over the
-        shard.
-        """
+        """Return the transaction number and the name of the store, as stored there. Call this before ``take_over``."""
         shard = self._guard.id
         high, pair = self._store.get(self._keys.restore_mark(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
@@ -45,6 +43,11 @@ class ShardTakeover:
     def take_over(self, connection: sa.Connection, node: str, mark: int, pair: bytes | None) -> None:
         """Become the owner of the shard, in a transaction of the database.
 
+        Args:
+            connection: The transaction.
+            node: The name of this master.
+            mark: The transaction number that the store contains.
+            pair: The name of the store.
         Raises:
             NotOwner: There is another owner.
             StoreMismatch: The store and the database do not match, or one of them is older.

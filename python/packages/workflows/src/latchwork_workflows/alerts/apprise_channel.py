@@ -20,8 +20,8 @@ _MAX_TOLD = 500
 def send(message: Message, options: AppriseOptions, _at: float) -> str:
     """Send a message through Apprise.
 
-    Returns an empty string, because Apprise does not report refused recipients.
-
+    Returns:
+        An empty string, because Apprise does not report refused recipients.
     Raises:
         NotSent: The service did not accept the message, or Apprise is not installed.
     """
@@ -30,7 +30,7 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
     except ImportError:
         why = 'apprise is missing where masters run; run: pip install "latchwork[alerts]"'
         raise NotSent(SendResult.REFUSED, why) from None
-    with _captured_warnings() as warnings:
+    with _capture_warnings() as warnings:
         service = apprise.Apprise()
         if not service.add(options.url):
             raise NotSent(SendResult.REJECTED, f"Apprise does not support this URL{_warning_text(warnings)}")
@@ -57,8 +57,8 @@ class _Listener(logging.Handler):
 
 
 @contextmanager
-def _captured_warnings() -> Iterator[list[str]]:
-    """Collect the warnings that Apprise logs in this thread, because only they say why a URL is refused."""
+def _capture_warnings() -> Iterator[list[str]]:
+    """Collect the warnings that Apprise logs in this thread. Nothing else says why a URL is refused."""
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
     try:

@@ -173,8 +173,12 @@ KINDS: dict[str, type[SmtpOptions | WebhookOptions | AppriseOptions]] = {
 def validate_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options:
     """Validate the options of an alert channel, and return them as plain values.
 
+    Args:
+        name: The name of the channel.
+        kind: ``smtp``, ``webhook`` or ``apprise``.
+        options: The options.
     Raises:
-        ChannelInvalid: With every problem.
+        ChannelInvalid: Contains every problem that was found.
     """
     problems = []
     if not re.fullmatch(NAME_PATTERN, name):
@@ -213,7 +217,11 @@ def parse_sender(text: str) -> tuple[str, str]:
 
 
 def check_url(url: str) -> None:
-    """Check that a URL is a plain HTTP address. Raises ValueError."""
+    """Check that a URL is a plain HTTP address.
+
+    Raises:
+        ValueError: It is not.
+    """
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -251,6 +259,6 @@ def resolve_secrets(options: Options, secret: Callable[[str], str]) -> tuple[Opt
     return made, used
 
 
-def secret_names(options: Mapping[str, Any]) -> list[str]:
-    """Return the names of the secrets to which the stored options of a channel refer, sorted."""
+def list_secret_names(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the secrets that the stored options of a channel use, sorted."""
     return sorted(set(_REFERENCE.findall(str(dict(options)))))

@@ -63,10 +63,13 @@ class SocketDeadline:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def client_tls_context(ca_file: str) -> ssl.SSLContext:
+def load_client_tls_context(ca_file: str) -> ssl.SSLContext:
     """Return a TLS context that verifies servers.
 
-    Raises OSError with the name of the file if ``ca_file`` cannot be read.
+    Args:
+        ca_file: File with the certificates to trust. Empty: those of the machine.
+    Raises:
+        OSError: The file cannot be read. The message names the file.
     """
     try:
         return ssl.create_default_context(cafile=ca_file or None)

@@ -12,16 +12,20 @@ from email.utils import formatdate
 
 from latchwork.spi import counted, reason
 from latchwork_workflows.alerts.channels import SmtpOptions, parse_sender
-from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, client_tls_context
-from latchwork_workflows.alerts.messages import Message, one_line
+from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, load_client_tls_context
+from latchwork_workflows.alerts.messages import Message, format_as_line
 from latchwork_workflows.state.alerts import SendResult
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
 def build_mail(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
-    """Build the mail for an alert message. All header values are single lines, so they cannot add headers.
+    """Build the mail for an alert message. Header values are forced to a single line, so that they cannot add headers.
 
+    Args:
+        message: The message.
+        options: The options of the channel.
+        at: The date of the mail, in seconds since the epoch.
     Raises:
         ValueError: The mail has no recipients.
     """
@@ -44,8 +48,14 @@ def build_mail(message: Message, options: SmtpOptions, at: float) -> EmailMessag
 
 
 def send(message: Message, options: SmtpOptions, at: float) -> str:
-    """Send a message by SMTP. Return the refused recipients as text, empty if the server accepted all of them.
+    """Send a message by SMTP.
 
+    Args:
+        message: The message.
+        options: The options of the channel.
+        at: The date of the mail, in seconds since the epoch.
+    Returns:
+        The refused recipients as text. Empty if the server accepted all of them.
     Raises:
         NotSent: No recipient was accepted, or the result is unknown.
         ValueError: The mail cannot be built.
@@ -83,7 +93,7 @@ class _DeadlineSmtpTls(_DeadlineSmtp, smtplib.SMTP_SSL):
 
 
 def _connect(options: SmtpOptions, deadline: SocketDeadline) -> smtplib.SMTP:
-    tls = None if options.security == "none" else client_tls_context(options.ca_file)
+    tls = None if options.security == "none" else load_client_tls_context(options.ca_file)
     made = {"deadline": deadline}
     where = (options.host.strip("[]"), options.port or _PORTS[options.security])
     server: smtplib.SMTP
@@ -137,7 +147,7 @@ def _answer(code: int) -> SendResult:
 
 
 def _reply_text(answer: tuple[int, bytes]) -> str:
-    return one_line(f"{answer[0]} {answer[1].decode('utf-8', 'replace')}")
+    return format_as_line(f"{answer[0]} {answer[1].decode('utf-8', 'replace')}")
 
 
 def _error_text(error: BaseException) -> str:

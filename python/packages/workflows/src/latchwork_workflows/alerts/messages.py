@@ -78,9 +78,13 @@ def build_message(alert: AlertRecord, installation: str, link: str = "") -> Mess
         link: URL of the pages. Empty: not known.
     """
     details = alert.details
-    about = one_line(details.get("workflow", "")) or "latchwork"
+    about = format_as_line(details.get("workflow", "")) or "latchwork"
     where = f"{link.rstrip('/')}/runs/{alert.run}" if link and alert.run is not None else ""
-    rows = [*_detail_lines(alert), *_failed_task_lines(details.get("failed")), *([f"See {where}"] if where else [])]
+    rows = [
+        *_list_detail_lines(alert),
+        *_failed_task_lines(details.get("failed")),
+        *([f"See {where}"] if where else []),
+    ]
     subject = f"[latchwork] {about} {_event_text(alert)}" + (f" (run {alert.run})" if alert.run is not None else "")
     text = "\n".join([f"{about} {_event_text(alert)}", "", *rows, ""])
     body = {
@@ -93,10 +97,10 @@ def build_message(alert: AlertRecord, installation: str, link: str = "") -> Mess
         "url": where or None,
     }
     name = f"<{alert.delivery}.{alert.round}@{installation}.latchwork>"
-    return Message(name, one_line(subject)[:MAX_SUBJECT], text[:MAX_TEXT], body)
+    return Message(name, format_as_line(subject)[:MAX_SUBJECT], text[:MAX_TEXT], body)
 
 
-def one_line(value: object) -> str:
+def format_as_line(value: object) -> str:
     """Convert a value to one printable line of at most ``MAX_LINE`` characters."""
     text = printable(" ".join(str(value).split()))
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
@@ -104,15 +108,15 @@ def one_line(value: object) -> str:
 
 def _event_text(alert: AlertRecord) -> str:
     if alert.kind == "timeout":
-        return f"takes too long: {one_line(alert.task)}" if alert.task else "takes too long"
+        return f"takes too long: {format_as_line(alert.task)}" if alert.task else "takes too long"
     if alert.kind == "failover":
-        return f"lost a worker and runs {one_line(alert.task)} again"
+        return f"lost a worker and runs {format_as_line(alert.task)} again"
     if alert.kind == "rows":
-        return f"sends rows of {one_line(alert.task)}"
-    return _WORDS.get(alert.kind, one_line(alert.kind))
+        return f"sends rows of {format_as_line(alert.task)}"
+    return _WORDS.get(alert.kind, format_as_line(alert.kind))
 
 
-def _detail_lines(alert: AlertRecord) -> list[str]:
+def _list_detail_lines(alert: AlertRecord) -> list[str]:
     """Return the known details of an alert, one per line."""
     details = alert.details
     times = {"Schedule time": "schedule_time", "Began": "started_at"}
@@ -132,7 +136,7 @@ def _detail_lines(alert: AlertRecord) -> list[str]:
         "By": details.get("by"),
         "Rows": details.get("count_rows"),
     }
-    return rows + [f"{word}: {one_line(value)}" for word, value in plain.items() if value not in {None, ""}]
+    return rows + [f"{word}: {format_as_line(value)}" for word, value in plain.items() if value not in {None, ""}]
 
 
 def _failed_task_lines(rows: object) -> list[str]:
@@ -140,7 +144,10 @@ def _failed_task_lines(rows: object) -> list[str]:
         return []
     return [
         "",
-        *(f"  {one_line(each.get('name'))}: {one_line(each.get('error') or each.get('state'))}" for each in rows),
+        *(
+            f"  {format_as_line(each.get('name'))}: {format_as_line(each.get('error') or each.get('state'))}"
+            for each in rows
+        ),
         "",
     ]
 
@@ -155,8 +162,12 @@ class NoRows(LatchworkError):
 
 
 def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> Message:
-    """Attach the query results of an alert to its message. Messages of other alerts are returned unchanged.
+    """Attach the query result of an alert to its message. An alert without a query result keeps its message unchanged.
 
+    Args:
+        message: The message.
+        alert: The alert.
+        logs: The log store, which contains the rows. None: there is none here.
     Raises:
         NoRows: This master has no log store.
         LatchworkError, OSError: The log store does not have the rows, or they cannot be read now.
@@ -169,14 +180,14 @@ def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> 
         )
     mail: Any = alert.details["mail"]
     data = _read(logs, str(alert.details["log_ref"]))
-    subject = one_line(mail.get("subject") or "") or message.subject
+    subject = format_as_line(mail.get("subject") or "") or message.subject
     made = replace(message, subject=subject[:200], to=tuple(mail.get("to") or ()))
     if len(data) > MAX_TABLE:
         file = f"{alert.task}.csv"
         more = ", their beginning" if _count_rows(data) < int(alert.details.get("count_rows") or 0) else ""
         text = f"{made.text}\nThe rows are attached as {file}{more}: {len(data):,} bytes of CSV.\n"
         return replace(made, text=text, files=((file, data),))
-    return replace(made, text="\n".join([made.text, *csv_table(data.decode("utf-8", "replace")), ""]))
+    return replace(made, text="\n".join([made.text, *format_csv_table(data.decode("utf-8", "replace")), ""]))
 
 
 def _count_rows(data: bytes) -> int:
@@ -185,7 +196,7 @@ def _count_rows(data: bytes) -> int:
     return max(0, sum(1 for _ in csv.reader(text)) - 1)
 
 
-def csv_table(text: str) -> list[str]:
+def format_csv_table(text: str) -> list[str]:
     """Convert CSV data to the lines of a text table."""
     rows = [[_cell(each) for each in row] for row in csv.reader(io.StringIO(text, newline=""))]
     if not rows:
@@ -196,7 +207,7 @@ def csv_table(text: str) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    short = one_line(text)
+    short = format_as_line(text)
     return short if len(short) <= _CELL else f"{short[: _CELL - 1]}…"
 
 

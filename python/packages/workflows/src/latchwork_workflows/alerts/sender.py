@@ -21,11 +21,11 @@ from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import apprise_channel, mail, webhook
 from latchwork_workflows.alerts.channels import resolve_secrets, validate_channel
 from latchwork_workflows.alerts.delivery import NotSent
-from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_rows, build_message, one_line
+from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_rows, build_message, format_as_line
 from latchwork_workflows.db import Database, alerts
 from latchwork_workflows.db.alerts import ClaimedDelivery, SenderLease
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.installation import installation_of
+from latchwork_workflows.installation import load_installation
 from latchwork_workflows.logs import LogStore, Mask
 from latchwork_workflows.secrets import CHANNELS, Secrets
 from latchwork_workflows.state.alerts import DeliveryState, SendResult
@@ -90,7 +90,7 @@ class AlertSender:
         self._installation = ""
 
     def stop(self) -> None:
-        """Stop sending. ``run`` waits for the messages that are being sent. Thread-safe."""
+        """Request to stop sending. ``run`` waits for the messages that are being sent. Thread-safe."""
         self._stopping.set()
         self._news.set()
 
@@ -101,7 +101,7 @@ class AlertSender:
             NotOwner: Another process has become the sender.
             DatabaseUnavailable: The database cannot be reached.
         """
-        self._installation = installation_of(self._database).id
+        self._installation = load_installation(self._database).id
         with self._database.write() as connection:
             self._sending.acquire(connection)
         try:
@@ -169,7 +169,11 @@ class AlertSender:
             self._news.set()
 
     def _deliver(self, delivery_id: int) -> bool:
-        """Send one delivery. Return False if its channel must pause after a failure."""
+        """Send one delivery.
+
+        Returns:
+            False if its channel must pause because sending failed.
+        """
         with self._mutex:  # before it is SENDING: a poll that finds it in SENDING checks whether it is ours
             self._mine.add(delivery_id)
         try:
@@ -189,14 +193,25 @@ class AlertSender:
         return True
 
     def _pause_channel(self, channel: str, since: float) -> None:
-        """Pause a channel for ``REST_S``."""
+        """Send nothing to a channel for ``REST_S`` seconds.
+
+        Args:
+            channel: The name of the channel.
+            since: When the failed attempt began.
+        """
         with self._mutex:
             self._rests[channel] = since + REST_S
 
     def _record_result(self, taken: ClaimedDelivery, answer: SendResult, error: str, answered_at: float) -> None:
-        """Store the result of a delivery. Retries until it is stored or another sender has the delivery.
+        """Store the result of a delivery. Retries until the result is stored or another sender owns the delivery.
 
-        A lost result would cause the message to be sent again.
+        If the result were lost, the message would be sent again.
+
+        Args:
+            taken: The delivery.
+            answer: The result.
+            error: The error message. Empty if the alert was accepted.
+            answered_at: Seconds since the epoch.
         """
         while True:
             try:
@@ -212,7 +227,11 @@ class AlertSender:
             return
 
     def _send(self, taken: ClaimedDelivery) -> tuple[SendResult, str]:
-        """Send the message of a delivery, and return the result."""
+        """Send the message of a delivery.
+
+        Returns:
+            The result, and the error message or an empty text.
+        """
         if taken.channel is None:
             return SendResult.REFUSED, f"there is no channel {taken.by!r}; an administrator can create it"
         if not taken.channel.enabled:
@@ -222,22 +241,22 @@ class AlertSender:
             options, used = self._options(taken)
             message = self._message(taken, getattr(options, "link", ""))
         except (LatchworkError, OSError) as error:  # a missing secret, an unavailable log store
-            return SendResult.REFUSED, one_line(error)
+            return SendResult.REFUSED, format_as_line(error)
         except Exception as error:
             _log.exception("the message of alert delivery %d cannot be built", taken.id)
             return SendResult.REJECTED, f"its message cannot be built: {Mask(used).mask_text(reason(error))}"
         mask = Mask(used)
         try:
-            return SendResult.SENT, one_line(
+            return SendResult.SENT, format_as_line(
                 mask.mask_text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
             )
         except NotSent as error:
-            return error.answer, one_line(mask.mask_text(str(error)))
+            return error.answer, format_as_line(mask.mask_text(str(error)))
         except ValueError as error:
-            return SendResult.REJECTED, one_line(mask.mask_text(str(error)))
+            return SendResult.REJECTED, format_as_line(mask.mask_text(str(error)))
         except Exception as error:
             _log.exception("alert delivery %d failed unexpectedly", taken.id)
-            return SendResult.DOUBT, one_line(mask.mask_text(reason(error)))
+            return SendResult.DOUBT, format_as_line(mask.mask_text(reason(error)))
 
     def _options(self, taken: ClaimedDelivery) -> tuple[Any, list[str]]:
         row = taken.channel

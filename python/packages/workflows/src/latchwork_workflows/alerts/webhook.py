@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from latchwork.spi import reason
 from latchwork_workflows.alerts.channels import WebhookOptions, check_url
-from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, client_tls_context
-from latchwork_workflows.alerts.messages import Message, one_line
+from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, load_client_tls_context
+from latchwork_workflows.alerts.messages import Message, format_as_line
 from latchwork_workflows.state.alerts import SendResult
 
 #: Maximum number of bytes of an answer that are read.
@@ -25,8 +25,14 @@ _LATER = frozenset({408, 409, 425, 429})
 
 
 def send(message: Message, options: WebhookOptions, at: float) -> str:
-    """Send a message as JSON by HTTP POST. Returns an empty string.
+    """Send a message as JSON by HTTP POST.
 
+    Args:
+        message: The message.
+        options: The options of the channel.
+        at: The time for the signature, in seconds since the epoch.
+    Returns:
+        An empty string, because a URL has no separate recipients that it could refuse.
     Raises:
         NotSent: The server did not accept the message, or the result is unknown.
         ValueError: The URL is invalid after its secrets were filled in.
@@ -54,7 +60,7 @@ def _connect(options: WebhookOptions, deadline: SocketDeadline) -> http.client.H
     host = parts.hostname or ""
     made: http.client.HTTPConnection
     if parts.scheme == "https":
-        tls = client_tls_context(options.ca_file)
+        tls = load_client_tls_context(options.ca_file)
         made = http.client.HTTPSConnection(host, parts.port, timeout=options.timeout_s, context=tls)
     else:
         made = http.client.HTTPConnection(host, parts.port, timeout=options.timeout_s)
@@ -70,11 +76,11 @@ def _post(
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("POST", path, body, {**options.headers, **_headers(message, options, body, at)})
     answer = connection.getresponse()
-    said = one_line(answer.read(_MAX_ANSWER).decode("utf-8", "replace"))
+    said = format_as_line(answer.read(_MAX_ANSWER).decode("utf-8", "replace"))
     if 200 <= answer.status < 300:
         return ""
     if 300 <= answer.status < 400:
-        where = one_line(answer.headers.get("Location", "nowhere"))
+        where = format_as_line(answer.headers.get("Location", "nowhere"))
         raise NotSent(
             SendResult.REJECTED, f"it answered {answer.status}, a redirect to {where}; use that URL in the channel"
         )

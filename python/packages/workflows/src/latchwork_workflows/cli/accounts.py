@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the accou
 @command("latchwork workflows users list", "latchwork workflows users list --json")
 def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """List the accounts of the pages and the API, with their roles in each project."""
-    with _accounts(home, database) as accounts:
+    with _open_accounts(home, database) as accounts:
         rows = accounts.list_accounts()
     empty = "no users; create one with `latchwork workflows users set NAME --role admin --password`"
     print_list("users", rows, _account_row, plain=_account_json, empty=empty, as_json=as_json)
@@ -88,7 +88,7 @@ def set_user(
     _check_names(name, project)
     wanted = _role_of(role)
     given = _read_password(name) if password else None
-    with _accounts(home, database) as accounts:
+    with _open_accounts(home, database) as accounts:
         is_new = all(each.name != name for each in accounts.list_accounts())
         by = getpass.getuser()
         try:
@@ -121,7 +121,7 @@ def link_user(
     """Print a sign-in link for an account. It works once, within an hour, for anyone who has it."""
     if not at.startswith(("http://", "https://")):
         raise UsageError(f"--at is the address of the pages, http://... or https://..., not {at!r}")
-    with _accounts(home, database) as accounts:
+    with _open_accounts(home, database) as accounts:
         if any(each.name == name and not each.enabled for each in accounts.list_accounts()):
             raise UsageError(f"user {name} is disabled; `latchwork workflows users set {name} --on` enables it again")
         link = f"{at.rstrip('/')}/sign-in?link={accounts.create_sign_in_link(name, by=getpass.getuser())}"
@@ -154,13 +154,13 @@ def _read_password(name: str) -> str:
 
 
 @contextmanager
-def _accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccounts]:
-    """Open the accounts of an existing database of this version."""
+def _open_accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccounts]:
+    """Open the accounts of an existing database whose schema has this version."""
     with open_database(resolve_home(home, database)) as opened:
-        from latchwork_workflows import installation_of
+        from latchwork_workflows import load_installation
         from latchwork_workflows.db import DatabaseAccounts
 
-        installation_of(opened)
+        load_installation(opened)
         yield DatabaseAccounts(opened)
 
 

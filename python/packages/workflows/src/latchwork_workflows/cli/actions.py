@@ -28,7 +28,7 @@ from latchwork.spi import (
     show,
 )
 from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
-from latchwork_workflows.cli.runs import STYLES, RunId, check_task, run_detail_json
+from latchwork_workflows.cli.runs import STYLES, RunId, check_task, to_run_detail_json
 
 if TYPE_CHECKING:
     from latchwork_workflows import WorkflowClient
@@ -137,12 +137,12 @@ def start(
         if not as_json:
             say(f"run {number} of {name} started")
         found = _follow_logs(client, number) if follow and not as_json else client.runs.wait(number)
-        cause = _failure_causes(client, found)
+        cause = _find_failure_causes(client, found)
     _print_end(found, cause, as_json=as_json)
 
 
-def _failure_causes(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
-    """Return why an ended run did not succeed: the tasks, their reasons, and the attempts that have the logs."""
+def _find_failure_causes(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
+    """Return why a run failed: its failed tasks, with the reasons and the attempts whose logs show them."""
     if found.state.value == "success":
         return []
     mine = [each for each in client.runs.attempts(found.id) if each.round == found.round]
@@ -162,7 +162,7 @@ def _print_causes(cause: list[dict[str, str]]) -> None:
 
 def _print_end(found: RunDetail, cause: list[dict[str, str]], *, as_json: bool) -> None:
     if as_json:
-        say_json({**run_detail_json(found), "cause": cause})
+        say_json({**to_run_detail_json(found), "cause": cause})
     else:
         show(Line(f"run {found.id}: {found.state.value}", STYLES.get(found.state.value, "")))
         _print_causes(cause)
@@ -201,8 +201,13 @@ class _LogTail:
     ended: bool = False
 
     def show(self, client: WorkflowClient, *, all_of_it: bool) -> None:
-        """Print new lines. If a log grows faster than it is printed, stop after a share of it, so that other logs get a
-        turn.
+        """Print the new lines of the log.
+
+        If the log grows faster than it is printed, only a part is printed, so that other logs get a turn.
+
+        Args:
+            client: The client that reads the log.
+            all_of_it: Print everything that was written.
         """
         parts = 0
         while not self.ended and (all_of_it or parts < _PARTS):
@@ -218,7 +223,7 @@ class _LogTail:
 
 
 def _print(lines: list[str]) -> None:
-    """Print many lines with one write. Printing each alone takes as long as a task needs to write twenty."""
+    """Print many lines with one write. Separate writes take longer than a task needs to write the lines."""
     if sys.stdout.isatty():
         show(*lines)
     elif lines:
@@ -226,8 +231,8 @@ def _print(lines: list[str]) -> None:
         sys.stdout.flush()
 
 
-def _run_command(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
-    """Return a command that sends an action to a run. All these commands have the same options.
+def _build_run_command(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
+    """Build a command that sends an action to a run. All these commands have the same options.
 
     Args:
         action: The action's name in the client.
@@ -251,7 +256,7 @@ def _run_command(action: str, about: str, *lines: str, option: tuple[str, Any, o
             number = client.runs.act(run, action, **{name: each for name, each in more.items() if each})
             client.commands.wait(number)
             found = client.runs.wait(run) if wait else client.runs.get(run)
-            cause = _failure_causes(client, found) if wait else []
+            cause = _find_failure_causes(client, found) if wait else []
         document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
         print_change(f"run {run}: {action} done; the run is {found.state.value}", document, as_json=as_json)
         if not as_json:
@@ -268,16 +273,16 @@ def _run_command(action: str, about: str, *lines: str, option: tuple[str, Any, o
     return command(*lines)(ask)
 
 
-pause = _run_command(
+pause = _build_run_command(
     "pause", "Start no more tasks of a run. Running tasks complete.", "latchwork workflows pause 12 --wait"
 )
-resume = _run_command("resume", "Continue a paused run.", "latchwork workflows resume 12")
-stop = _run_command(
+resume = _build_run_command("resume", "Continue a paused run.", "latchwork workflows resume 12")
+stop = _build_run_command(
     "stop", "Stop a run: end its running tasks and start no more.", "latchwork workflows stop 12 --wait"
 )
 
 
-recover = _run_command(
+recover = _build_run_command(
     "recover",
     "Retry the failed and stopped tasks of a run, and everything downstream. Succeeded tasks "
     "are kept, unless --from names them.",
@@ -285,7 +290,7 @@ recover = _run_command(
     "latchwork workflows recover 12 --from load",
     option=("start_from", RecoverFrom, None),
 )
-rerun = _run_command(
+rerun = _build_run_command(
     "rerun",
     "Run all tasks of a run again, as a new round of the same run. Its history is kept.",
     "latchwork workflows rerun 12",
@@ -294,8 +299,15 @@ rerun = _run_command(
 )
 
 
-def _task_command(action: str, outcome: str, about: str, *lines: str) -> Any:
-    """Return a command that sends an action to a task."""
+def _build_task_command(action: str, outcome: str, about: str, *lines: str) -> Any:
+    """Build a command that sends an action to a task.
+
+    Args:
+        action: The action's name in the client.
+        outcome: What the command prints afterwards.
+        about: The help text.
+        lines: The examples.
+    """
 
     def force(
         run: RunId,
@@ -327,13 +339,13 @@ def _task_command(action: str, outcome: str, about: str, *lines: str) -> Any:
     return command(*lines)(force)
 
 
-force_success = _task_command(
+force_success = _build_task_command(
     "force-success",
     "is marked as successful",
     "Mark a failed task as successful. If its run has ended, recover the run to continue it.",
     "latchwork workflows force-success 12 load",
 )
-force_start = _task_command(
+force_start = _build_task_command(
     "force-start",
     "does not wait for a slot",
     "Start a queued task without waiting for a slot.",
@@ -342,7 +354,7 @@ force_start = _task_command(
 
 
 def parse_params(given: list[str]) -> dict[str, Any]:
-    """Return the parameters given as ``name=value``."""
+    """Parse parameters that are given as ``name=value``."""
     found: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -353,7 +365,7 @@ def parse_params(given: list[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Return a value given as JSON, or as plain text if it is not JSON."""
+    """Parse a value that is given as JSON. Other text is returned unchanged."""
     try:
         return read_json(text.encode())
     except BadRecord:

@@ -47,7 +47,7 @@ def doctor(
     and changes nothing. With --repair, the masters repair what they find by their usual rules.
     """
     where = resolve_home(home, database, store)
-    from latchwork_workflows.maintenance import Doctor, as_mapping
+    from latchwork_workflows.maintenance import Doctor, to_mapping
 
     repaired = 0
     with open_database(where) as opened, open_store(where) as there:
@@ -60,7 +60,7 @@ def doctor(
             found = looks.check()
             repaired = len(before - {(each.kind, each.subject) for each in found})
     if as_json:
-        say_json({"ok": not found, "repaired": repaired, "findings": [as_mapping(each) for each in found]})
+        say_json({"ok": not found, "repaired": repaired, "findings": [to_mapping(each) for each in found]})
     else:
         _print_findings(found, repaired, is_repair=repair)
     if found:
@@ -89,12 +89,12 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
     where = resolve_home(home, database)
     import time
 
-    from latchwork_workflows import installation_of
+    from latchwork_workflows import load_installation
     from latchwork_workflows.maintenance import export_document
     from latchwork_workflows.model import format_values
 
     with open_database(where) as opened:
-        installation_of(opened)
+        load_installation(opened)
         document = export_document(opened)
     document = {
         "latchwork_workflows": document.pop("latchwork_workflows"),
@@ -124,23 +124,23 @@ def import_(
     Imported schedules do not make up for earlier fire times. Imported accounts have no password.
     """
     where = resolve_home(home, database, None, logs)
-    from latchwork_workflows import DefinitionInvalid, installation_of
+    from latchwork_workflows import DefinitionInvalid, load_installation
     from latchwork_workflows.logs import open_logs
-    from latchwork_workflows.maintenance import import_document, missing_bundles
+    from latchwork_workflows.maintenance import find_missing_bundles, import_document
     from latchwork_workflows.model import parse
 
     text = read_text(file)
     try:
         given = parse(text, most_text=_MAX_TEXT)
         with open_database(where) as opened:
-            installation_of(opened)
+            load_installation(opened)
             changes = import_document(opened, given, by=getpass.getuser(), dry_run=dry_run)
     except DefinitionInvalid as error:
         for problem in error.problems:
             show(Line(str(problem), "red"))
         raise typer.Exit(USAGE) from None
     store = open_logs(where.logs)
-    missing = missing_bundles(given, lambda sha256: store.get_file(f"bundles/{sha256}") is not None)
+    missing = find_missing_bundles(given, lambda sha256: store.get_file(f"bundles/{sha256}") is not None)
     if as_json:
         say_json({"dry_run": dry_run, "changes": [each._asdict() for each in changes], "missing_bundles": missing})
         return

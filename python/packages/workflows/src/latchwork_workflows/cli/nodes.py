@@ -126,10 +126,13 @@ _UNSET = frozenset({"name", "node_id", "debug"})
 
 
 def node_command(*lines: str) -> Callable[[F], F]:
-    """Return a decorator for commands that run a node. Options can be set by variables such as
-    LATCHWORK_WORKFLOWS_SLOTS.
+    """Return a decorator for commands that run a node.
 
-    It also hides the memory of the process, which has secrets, from tasks of the same user.
+    Environment variables such as LATCHWORK_WORKFLOWS_SLOTS set their options. The memory of the process contains
+    secrets, so it is hidden from tasks of the same user.
+
+    Args:
+        lines: The examples of the help text.
     """
 
     def make(function: F) -> F:
@@ -229,7 +232,7 @@ def master(
     set it up. One master sends alerts, with the channel secrets of its machine.
     """
     where = resolve_home(home, database, store, logs)
-    from latchwork_workflows import installation_of
+    from latchwork_workflows import load_installation
     from latchwork_workflows.logs import open_logs
     from latchwork_workflows.master import Master, Retention
     from latchwork_workflows.worker import Secrets
@@ -243,7 +246,7 @@ def master(
         probes = serve_worker("workflows_master", node, probe_host, probe_port)
         with probes, stop_on_signal(partial(node.close, 0.0)) as stop, node:
             if where.has_logs:
-                _set_log_owner(more["logs"], installation_of(opened).id)
+                _set_log_owner(more["logs"], load_installation(opened).id)
             say(f"master {node.node_id} started")
             sys.stdout.flush()
             SYSTEM_CLOCK.wait(stop)
@@ -293,7 +296,7 @@ def worker(
 
     more: dict[str, Any] = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
     more |= {"tenants": tuple(tenants or ()), "work_dir": work_dir or where.folder / "work"}
-    options = worker_options(slots, groups, **more)
+    options = build_worker_options(slots, groups, **more)
     log_to_stderr()
     with open_store(where, store_observers(probe_port)) as there:
         node = Worker(
@@ -420,7 +423,7 @@ secrets_app = group(
 )
 
 
-def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
+def build_worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
     """Return the options of a worker.
 
 
@@ -437,7 +440,10 @@ def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> 
 
 
 def _set_log_owner(logs: LogStore, owner: str) -> None:
-    """Write the owner of a log store. Before, workers claim no tasks: an unmarked folder may be a different one."""
+    """Record in the log store to which installation it belongs.
+
+    Workers claim no tasks before that, because a folder that is not marked may be the wrong one.
+    """
     try:
         logs.set_owner(owner)
     except OSError as error:

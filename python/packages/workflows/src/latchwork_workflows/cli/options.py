@@ -120,7 +120,12 @@ def open_database(home: Home) -> Iterator[Database]:
 
 @contextmanager
 def open_store(home: Home, observers: Sequence[StoreObserver] = ()) -> Iterator[Store]:
-    """Open the store of the workflows, whose calls and sessions these observers see."""
+    """Open the store of the workflows.
+
+    Args:
+        home: The locations of the installation.
+        observers: They observe the calls and sessions of the store.
+    """
     with connect(home.store, observers=observers) as store:
         yield store
 
@@ -157,7 +162,11 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def stop_on_signal(hurry: Callable[[], object]) -> Iterator[Signal]:
-    """Return an event that the first SIGTERM or SIGINT sets. The second calls ``hurry``, the third acts as before."""
+    """Return an event that is set by the first SIGTERM or SIGINT.
+
+    Args:
+        hurry: Called at the second signal. Further signals have their default effect.
+    """
     stop = Signal()
     with on_end_signals(stop.set, hurry):
         yield stop

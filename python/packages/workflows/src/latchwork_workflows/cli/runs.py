@@ -61,11 +61,11 @@ def runs(
     with open_client(resolve_home(home, database), url) as client:
         rows = client.runs.list(name, state=state, limit=limit)
     right = ("run", "version", "took_s")
-    print_list("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
+    print_list("runs", rows, _run_row, plain=_to_run_json, right=right, empty="no runs", as_json=as_json)
 
 
-def _run_json(run: Run) -> dict[str, Any]:
-    """Return a run as JSON."""
+def _to_run_json(run: Run) -> dict[str, Any]:
+    """Convert a run to JSON."""
     names = ("version", "state", "round", "schedule_time", "started_at", "ended_at", "by")
     return {"run": run.id, "workflow": run.workflow, **{name: getattr(run, name) for name in names}}
 
@@ -111,7 +111,7 @@ def show_(
         found = client.runs.get(number)
         attempts = client.runs.attempts(found.id)
     if as_json:
-        say_json({**run_detail_json(found), "attempts": [_attempt_json(each) for each in attempts]})
+        say_json({**to_run_detail_json(found), "attempts": [_attempt_json(each) for each in attempts]})
         return
     style = STYLES.get(found.state.value, "")
     line = f"run {found.id} of {found.workflow}, version {found.version}: {found.state.value}"
@@ -191,11 +191,14 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
 
 
 def check_task(run: int, task: str, there: Iterable[str]) -> None:
-    """Check that a run has a task. The error names some tasks that it has.
+    """Check that a run has a task.
 
-
+    Args:
+        run: ID of the run.
+        task: Name of the task.
+        there: Names of the tasks that the run has.
     Raises:
-        UsageError: The run has no such task.
+        UsageError: The run has no such task. The message names some that it has.
     """
     names = list(there)
     if task not in names:
@@ -287,6 +290,6 @@ def _worker_row(worker: Worker) -> dict[str, str]:
     }
 
 
-def run_detail_json(found: RunDetail) -> dict[str, Any]:
-    """Return a run with the states of its tasks as JSON."""
-    return {**_run_json(found), "tasks": found.task_states}
+def to_run_detail_json(found: RunDetail) -> dict[str, Any]:
+    """Convert a run and the states of its tasks to JSON."""
+    return {**_to_run_json(found), "tasks": found.task_states}

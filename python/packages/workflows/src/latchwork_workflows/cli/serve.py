@@ -19,9 +19,9 @@ from latchwork_workflows.cli.nodes import (
     TakeOrder,
     Tenants,
     WorkDir,
+    build_worker_options,
     check_order,
     node_command,
-    worker_options,
 )
 from latchwork_workflows.cli.options import (
     DatabaseUrl,
@@ -123,10 +123,10 @@ def serve(
 
     log_to_stderr()
     more = {"session_ttl_s": session_ttl_s, "work_dir": work_dir, "tenants": tuple(tenants or ())}
-    runs = worker_options(slots, groups, **more)
+    runs = build_worker_options(slots, groups, **more)
     keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
-    pages = _page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
-    options = _server_options(host=host, port=port, order=check_order(order), worker=runs, keep=keep, **pages)
+    pages = _build_page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _build_server_options(host=host, port=port, order=check_order(order), worker=runs, keep=keep, **pages)
     served = Serve(where, options)
     with stop_on_signal(served.skip_waiting) as stop, served:
         say(f"workflows of {where.folder} at {served.url}")
@@ -159,13 +159,13 @@ def api(
     They change no runs: each action becomes a command for a master. `latchwork workflows users` manages the accounts.
     """
     where = resolve_home(home, database, store, logs)
-    from latchwork_workflows import Serve, installation_of
+    from latchwork_workflows import Serve, load_installation
 
     only: dict[str, Any] = {"worker": None, "has_master": False, "makes_database": False}
-    pages = _page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
-    options = _server_options(host=host, port=port, **only, **pages)
+    pages = _build_page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _build_server_options(host=host, port=port, **only, **pages)
     with open_database(where) as opened:  # first: a file that is not there would be made
-        installation_of(opened)
+        load_installation(opened)
         place = opened.url
     log_to_stderr()
     served = Serve(where, options)
@@ -180,7 +180,7 @@ def api(
         SYSTEM_CLOCK.wait(stop)
 
 
-def _page_options(
+def _build_page_options(
     names: list[str] | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -203,7 +203,7 @@ def _page_options(
     return found
 
 
-def _server_options(**fields: Any) -> ServeOptions:
+def _build_server_options(**fields: Any) -> ServeOptions:
     """Return the options of the server.
 
 

@@ -313,7 +313,7 @@ def show_definition(name: str, *, svg: bool, home: Home, url: str | None, as_jso
 
 
 def read_text(file: str) -> str:
-    """Return the content of a file, or of standard input."""
+    """Return the content of a file, or of standard input if the file is ``-``."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -19,12 +19,12 @@ class AlertsClient:
     def list(
         self, *, state: str = "", run: int | None = None, before: int | None = None, limit: int = 50
     ) -> builtins.list[Alert]:
-        """Return alerts with their deliveries, the newest first.
+        """Return alerts with their deliveries, newest first.
 
         Args:
-            state: Only alerts with a delivery in this state: ``pending``, ``sending``, ``sent``, ``failed`` or
-                ``unsure``. Empty: any.
-            run: Only alerts of this run. None: of any.
+            state: Return only alerts with a delivery in this state: ``pending``, ``sending``, ``sent``, ``failed`` or
+                ``unsure``. Empty: any state.
+            run: Return only alerts of this run. None: any run.
             before: Return only alerts with lower IDs, for the next page.
             limit: The number of alerts, 1 to 500.
         """
@@ -39,7 +39,7 @@ class AlertsClient:
         return self._api.get(resource_path("alerts", alert_id), Alert)
 
     def resend(self, delivery_id: int) -> None:
-        """Send a delivery of an alert again as a new message. Recipients may get the message twice.
+        """Send an alert again to one of its channels, as a new message. Recipients may get the message twice.
 
         Raises:
             UnknownWorkflow: There is no delivery with this ID.
@@ -59,7 +59,7 @@ class ChannelsClient:
         return self._api.get("/channels", list[Channel])
 
     def set(self, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True) -> bool:
-        """Create or replace an alert channel. Return whether the channel is new.
+        """Create or replace an alert channel, and return whether it is new.
 
         Args:
             name: The name by which workflows refer to the channel.
@@ -81,7 +81,8 @@ class ChannelsClient:
         self._api.delete(resource_path("channels", name), type(None))
 
     def test(self, name: str) -> int:
-        """Send a test message through a channel. Return the ID of the alert, whose delivery has the result.
+        """Send a test message through a channel, and return the ID of the test alert. Its delivery shows whether
+        sending succeeded.
 
         Raises:
             UnknownWorkflow: There is no such channel.

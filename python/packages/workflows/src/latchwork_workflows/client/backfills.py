@@ -46,7 +46,7 @@ class BackfillRef:
         return found
 
     def wait(self, timeout_s: float | None = None) -> Backfill:
-        """Wait until the backfill has ended, and return the backfill. Raises the exceptions of ``id``."""
+        """Wait until the backfill has ended, and return it. Raises the exceptions of ``id``."""
         return self._backfills.wait(self.id(timeout_s), timeout_s)
 
 
@@ -124,7 +124,7 @@ class BackfillsClient:
         return self._api.get(where, FollowingBackfills, dependents=dependents).workflows
 
     def list(self, name: str | None = None, *, before: int | None = None, limit: int = 50) -> builtins.list[Backfill]:
-        """Return backfills, the newest first.
+        """Return backfills, newest first.
 
         Args:
             name: Return only backfills of this workflow. None: all workflows.
@@ -149,7 +149,7 @@ class BackfillsClient:
     def runs(
         self, backfill: int, *, state: str = "", after: float | None = None, limit: int = 1000
     ) -> builtins.list[BackfillRun]:
-        """Return the runs of a backfill, the oldest date first.
+        """Return the runs of a backfill, earliest date first.
 
         Args:
             backfill: The ID of the backfill.
@@ -170,7 +170,7 @@ class BackfillsClient:
         return self._api.post(resource_path("backfills", backfill, action="stop"), None, CommandSent).command
 
     def wait(self, backfill: int, timeout_s: float | None = None) -> Backfill:
-        """Wait until a backfill has ended, and return the backfill.
+        """Wait until a backfill has ended, and return it.
 
         Args:
             backfill: The ID of the backfill.

@@ -17,7 +17,7 @@ from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
-from latchwork_workflows.installation import installation_of
+from latchwork_workflows.installation import load_installation
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.services import ServiceContext
@@ -25,10 +25,10 @@ from latchwork_workflows.web import Identity, Role, wrap_with_identity
 
 
 def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
-    """Open the database of a home, and the store and the log store if possible.
+    """Open the database of an installation, and its store and log store if possible.
 
     Returns:
-        The opened services, and a function that closes them.
+        The context for services, and a function that closes everything.
     Raises:
         LatchworkError: There is no database, or the database cannot be opened.
     """
@@ -37,7 +37,7 @@ def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
     with ExitStack() as stack:
         database = Database(home.database)
         stack.callback(database.close)
-        cluster = _cluster(home, installation_of(database).id, stack)
+        cluster = _cluster(home, load_installation(database).id, stack)
         logs = open_logs(home.logs) if home.has_logs else None
         return ServiceContext(database, DatabaseAccounts(database), logs=logs, cluster=cluster), stack.pop_all().close
 
@@ -55,7 +55,13 @@ def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | 
 
 
 def _is_store_of(store: Store, installation: str, home: Home) -> bool:
-    """Return whether a store belongs to the database. A default store may belong to other workflows."""
+    """Return whether a store belongs to the database. The store in the default location may belong to other workflows.
+
+    Args:
+        store: The store.
+        installation: The ID of the database.
+        home: The locations of the installation.
+    """
     if home.has_explicit_store or home.is_local:
         return True
     there = store.get(f"@workflows/{Keys().id}")

@@ -15,19 +15,22 @@ class PoolsClient:
         self._api = api
 
     def list(self) -> builtins.list[Pool]:
-        """Return all pools with the workflows that refer to them, sorted by name."""
+        """Return all pools with the workflows that use them, sorted by name."""
         return self._api.get("/pools", list[Pool])
 
     def get(self, name: str, *, limit: int = 100) -> PoolDetail:
-        """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for a slot.
+        """Return a pool with the tasks that hold its slots and the first tasks that wait for a slot.
 
+        Args:
+            name: The name of the pool.
+            limit: The maximum number of waiting tasks.
         Raises:
             UnknownWorkflow: There is no pool of this name.
         """
         return self._api.get(resource_path("pools", name), PoolDetail, limit=limit)
 
     def set(self, name: str, size: int, admission: str = "suspend") -> PoolSettings:
-        """Create or change a pool. Tasks that already run are not stopped if the size gets smaller.
+        """Create or change a pool. If it becomes smaller, running tasks are not stopped.
 
         Args:
             name: The name to which tasks refer as ``pool``, or ``@<project>`` for all tasks of a project.
@@ -41,10 +44,10 @@ class PoolsClient:
         return self._api.put(resource_path("pools", name), body, PoolSettings)
 
     def remove(self, name: str) -> None:
-        """Remove a pool to which no workflow refers.
+        """Remove a pool that no workflow uses.
 
         Raises:
             UnknownWorkflow: There is no pool of this name.
-            WrongState: Workflows refer to the pool.
+            WrongState: Workflows use the pool.
         """
         self._api.delete(resource_path("pools", name), type(None))

@@ -39,7 +39,7 @@ class CommandsClient:
         return self._api.get(resource_path("commands", command), Command)
 
     def stop(self, command: int) -> None:
-        """Withdraw a start command that no master has carried out yet, or stop the run that the command created.
+        """Withdraw a start command that no master has executed yet, or stop the run that it created.
 
         Raises:
             WrongState: The command started no run, was refused, or its run has ended.
@@ -47,14 +47,14 @@ class CommandsClient:
         self._api.post(resource_path("commands", command, action="stop"), None, type(None))
 
     def wait(self, command: int, timeout_s: float | None = 30.0) -> Command:
-        """Wait until a master has carried out a command, and return the command.
+        """Wait until a master has executed a command, and return the command.
 
         Args:
             command: The ID of the command.
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WrongState: The master refused the command. The message has the reason.
-            WaitTimeout: No master has carried out the command yet. The command stays valid.
+            WaitTimeout: No master has executed the command yet. The command stays valid.
         """
         deadline = PollDeadline(timeout_s)
         while True:
@@ -102,7 +102,7 @@ class RunRef:
         self._runs.commands.stop(self.command)
 
     def wait(self, timeout_s: float | None = None) -> RunDetail:
-        """Wait until the run has ended, and return the run. Raises the exceptions of ``id``."""
+        """Wait until the run has ended or paused, and return it. Raises the exceptions of ``id``."""
         return self._runs.wait(self.id(timeout_s), timeout_s)
 
 
@@ -160,7 +160,7 @@ class RunsClient:
     def list(
         self, name: str | None = None, *, state: str = "", before: int | None = None, limit: int = 50
     ) -> builtins.list[Run]:
-        """Return runs, the newest first.
+        """Return runs, newest first.
 
         Args:
             name: Return only runs of this workflow. None: all workflows.
@@ -176,7 +176,7 @@ class RunsClient:
         return self._api.get("/runs", list[Run], **query)
 
     def get(self, run: int) -> RunDetail:
-        """Return a run with the tasks of its newest round.
+        """Return a run with its current tasks.
 
         Raises:
             UnknownWorkflow: There is no run with this ID.
@@ -184,7 +184,7 @@ class RunsClient:
         return self._api.get(resource_path("runs", run), RunDetail)
 
     def wait(self, run: int, timeout_s: float | None = None) -> RunDetail:
-        """Wait until a run has ended or paused, and return the run.
+        """Wait until a run has ended or paused, and return it.
 
         Args:
             run: The ID of the run.
@@ -202,22 +202,30 @@ class RunsClient:
                 raise WaitTimeout(f"run {run} is {found.state.value} after {timeout_s:g} s; it continues")
 
     def tasks(self, run: int, round: int | None = None) -> builtins.list[Task]:  # noqa: A002 - the name of the resource
-        """Return the tasks of one round of a run, in the order of the definition.
+        """Return the tasks of a run, in the order of the definition.
 
-        ``None`` stands for the newest round.
+        Args:
+            run: The ID of the run.
+            round: Return the tasks of this start or rerun of the run, counted from 1. None: the current tasks.
         """
         return self._api.get(resource_path("runs", run, "tasks"), list[Task], round=round)
 
     def attempts(self, run: int) -> builtins.list[Attempt]:
-        """Return the attempts of all tasks and rounds of a run, the newest first."""
+        """Return all attempts of a run, including those before a rerun, newest first."""
         return self._api.get(resource_path("runs", run, "attempts"), list[Attempt])
 
     def children(self, run: int, *, before: int | None = None, limit: int = 50) -> builtins.list[ChildRun]:
-        """Return the runs that tasks of a run started, the newest first."""
+        """Return the runs that tasks of a run started, newest first.
+
+        Args:
+            run: The ID of the run.
+            before: Return only runs with lower IDs, for the next page.
+            limit: The maximum number of results.
+        """
         return self._api.get(resource_path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
 
     def explain(self, run: int) -> Explanation:
-        """Return why a run waits or failed, and why each of its tasks is in its state."""
+        """Return why a run waits or has failed, and why each of its tasks is in its state."""
         return self._api.get(resource_path("runs", run, "why"), Explanation)
 
     def act(
@@ -262,7 +270,7 @@ class RunsClient:
         return self.act(run, "recover", start_from=start_from)
 
     def rerun(self, run: int, *, no_cache: bool = False) -> int:
-        """Run all tasks again, as a new round of the same run. Raises like ``act``."""
+        """Run all tasks of a completed run again. Raises like ``act``."""
         return self.act(run, "rerun", no_cache=no_cache)
 
 
@@ -283,7 +291,14 @@ class TasksClient:
     def elements(
         self, task: int, *, state: str = "", after: int | None = None, limit: int = 100
     ) -> builtins.list[Task]:
-        """Return the elements of a map task, sorted by index."""
+        """Return the elements of a map task, sorted by index.
+
+        Args:
+            task: The ID of the map task.
+            state: Return only elements in this state. Empty: any state.
+            after: Return only elements with a higher index, for the next page.
+            limit: The maximum number of results.
+        """
         return self._api.get(
             resource_path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit
         )
@@ -298,9 +313,11 @@ class TasksClient:
         return self._api.post(resource_path("tasks", task, action="force-success"), None, CommandSent).command
 
     def force_start(self, task: int) -> int:
-        """Start a queued task without waiting for slots, and return the ID of the command.
+        """Start a queued task without waiting for a pool slot, and return the ID of the command.
 
-        Raises like ``force_success``.
+        Raises:
+            UnknownWorkflow: There is no task with this ID.
+            WrongState: The task is not queued.
         """
         return self._api.post(resource_path("tasks", task, action="force-start"), None, CommandSent).command
 

@@ -32,14 +32,16 @@ class ConnectionsClient:
         self._api = api
 
     def list(self, project: str | None = None) -> builtins.list[Connection]:
-        """Return the connections of a project and those shared by all projects, sorted.
+        """Return stored connections, sorted by project and name.
 
-        None: the connections of every project.
+        Args:
+            project: Return the connections of this project and those shared by all projects. None: the connections of
+                every project.
         """
         return self._api.get("/connections", list[Connection], project=project)
 
     def set(self, name: str, url: str, *, secret: str = "", project: str = "") -> bool:
-        """Store a connection for ``sql("name", ...)``. Return whether the connection is new.
+        """Store a connection for ``sql("name", ...)``, and return whether it is new.
 
         Args:
             name: The name of the connection.
@@ -53,7 +55,7 @@ class ConnectionsClient:
         return self._api.put(resource_path("connections", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
-        """Delete a connection. Return the workflows that still refer to it.
+        """Delete a connection, and return the workflows that still use it.
 
         Raises:
             UnknownWorkflow: There is no connection of this name.

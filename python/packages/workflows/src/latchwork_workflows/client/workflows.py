@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from latchwork_workflows.bundles import pack
+from latchwork_workflows.bundles import pack_bundle
 from latchwork_workflows.client.transport import Transport, project_and_name, resource_path
-from latchwork_workflows.deployment import code_path, with_bundle, workflows_of
+from latchwork_workflows.deployment import find_code_path, list_workflows, set_bundle
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as DefinitionProblem
 from latchwork_workflows.model.builder import Workflow as BuiltWorkflow
@@ -53,16 +53,23 @@ class WorkflowsClient:
             after = found[-1].key
 
     def get(self, name: str, version: int | None = None) -> WorkflowDetail:
-        """Return a workflow with the definition of one version. ``None`` stands for the newest version.
+        """Return a workflow with the definition of one version.
 
+        Args:
+            name: The workflow.
+            version: The version. None: the newest one.
         Raises:
             UnknownWorkflow: There is no such workflow or version.
         """
         return self._api.get(resource_path("workflows", *project_and_name(name)), WorkflowDetail, version=version)
 
     def versions(self, name: str, *, before: int | None = None, limit: int = 50) -> builtins.list[WorkflowVersion]:
-        """Return the versions of a workflow, the newest first.
+        """Return the versions of a workflow, newest first.
 
+        Args:
+            name: The workflow.
+            before: Return only lower version numbers, for the next page.
+            limit: The maximum number of results.
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
@@ -108,14 +115,14 @@ class WorkflowsClient:
             DefinitionInvalid: A workflow is invalid. Contains the problems of the first one.
             BadBundle: The code cannot be packed.
         """
-        found = workflows_of(module)
+        found = list_workflows(module)
         if not found:
             raise UnknownWorkflow(f"module {module.__name__} has no workflows; put @workflow before a function")
         definitions = [each.definition for each in found]
         if bundle:
-            data = pack(code_path(module)).data
+            data = pack_bundle(find_code_path(module)).data
             sha256 = self._api.upload("/bundles", data, StoredBundle).sha256
-            definitions = [with_bundle(each, module, sha256) for each in definitions]
+            definitions = [set_bundle(each, module, sha256) for each in definitions]
         for each in definitions:
             if problems := self.validate(each):
                 raise DefinitionInvalid(problems)
@@ -123,7 +130,7 @@ class WorkflowsClient:
         return list(zip(found, applied, strict=True))
 
     def set_online(self, name: str, *, online: bool) -> None:
-        """Set a workflow online or offline. Active runs continue."""
+        """Set a workflow online, so that it may be started, or offline. Active runs continue."""
         where = resource_path("workflows", *project_and_name(name), "online")
         self._api.put(where, OnlineChange(online=online), type(None))
 

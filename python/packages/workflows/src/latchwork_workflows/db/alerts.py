@@ -26,7 +26,7 @@ from latchwork_workflows.db.tables import (
     workflow_run,
 )
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import rows_file
+from latchwork_workflows.keys import build_rows_file
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.state import FAILED, Fact, WorkflowRun
 from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
@@ -195,7 +195,7 @@ def create_rows_alert(
         "schedule_time": run.schedule_time,
         "n": n,
         "count_rows": outputs.get("rows"),
-        "log_ref": rows_file(ref),
+        "log_ref": build_rows_file(ref),
         "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
     }
     cause = f"{run.ids[name]}.{n}"

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db.tables import IS_GOING, definition, definition_version, pool, task, workflow_run
-from latchwork_workflows.keys import pools_of
+from latchwork_workflows.keys import list_pool_keys
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.state import TaskState
@@ -96,7 +96,7 @@ def count_waiting_tasks_by_pool(connection: sa.Connection) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for _, lane, _ in _iter_queued_tasks(connection):
-        for name in pools_of(lane):
+        for name in list_pool_keys(lane):
             found[name] = found.get(name, 0) + 1
     return found
 
@@ -109,7 +109,9 @@ def find_waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tupl
         name: The key of the pool in the store.
         limit: The maximum number of IDs.
     """
-    mine = [(sort_key, number) for number, lane, sort_key in _iter_queued_tasks(connection) if name in pools_of(lane)]
+    mine = [
+        (sort_key, number) for number, lane, sort_key in _iter_queued_tasks(connection) if name in list_pool_keys(lane)
+    ]
     return len(mine), [number for _, number in nsmallest(limit, mine)]
 
 

@@ -27,8 +27,14 @@ _LOOK_S = 0.1
 
 
 def run_while_killing_worker(say: Callable[[str], None]) -> bool:
-    """Run a workflow on two workers, kill one worker meanwhile, and check that the result is still correct."""
-    with _fleet() as (client, workers):
+    """Run a workflow on two workers, kill one of them meanwhile, and check that the result is correct.
+
+    Args:
+        say: Prints a line.
+    Returns:
+        Whether the result is correct.
+    """
+    with _run_fleet() as (client, workers):
         client.workflows.apply(demo)
         run = client.runs.start(demo.name).id(_TIMEOUT_S)
         say(f"started run {run} of a workflow of {PARTS + 2} tasks on {len(workers)} workers")
@@ -46,8 +52,13 @@ def run_while_killing_worker(say: Callable[[str], None]) -> bool:
     return bool(outputs == demo.test().check().outputs["total"] and all(each.n == 1 for each in found.tasks))
 
 
-def work(folder: Path, name: str) -> None:
-    """Run a worker process until it gets SIGTERM."""
+def run_worker(folder: Path, name: str) -> None:
+    """Run a worker until the process gets SIGTERM.
+
+    Args:
+        folder: Folder of the installation.
+        name: Name of the worker.
+    """
     home = _home(folder)
     with connect(home.store) as store:
         options = WorkerOptions(slots=_SLOTS, work_dir=folder / "work")
@@ -61,7 +72,7 @@ def _home(folder: Path) -> Home:
 
 
 @contextmanager
-def _fleet() -> Iterator[tuple[WorkflowClient, dict[str, subprocess.Popen[bytes]]]]:
+def _run_fleet() -> Iterator[tuple[WorkflowClient, dict[str, subprocess.Popen[bytes]]]]:
     """Run a master in this process and two worker processes, in a temporary folder, and stop them at the end."""
     with tempfile.TemporaryDirectory(prefix="latchwork-demo-") as name:
         home = _home(Path(name))
@@ -91,4 +102,4 @@ def _count_done(client: WorkflowClient, run: int) -> int:
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), sys.argv[2])
+    run_worker(Path(sys.argv[1]), sys.argv[2])

@@ -28,16 +28,16 @@ from latchwork_workflows.db.schedules import describe_clock_ahead
 from latchwork_workflows.db.tables import command, definition, task, workflow_run
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.errors import StoreMismatch
-from latchwork_workflows.installation import check_pair, installation_of
+from latchwork_workflows.installation import check_pair, load_installation
 from latchwork_workflows.keys import (
     PROJECT,
     ItemName,
     Keys,
-    attempt_key_of,
+    build_pool_key,
+    format_attempt_key,
+    get_workflows_store,
     is_attempt_key,
-    pool_key,
-    pools_of,
-    workflows_store,
+    list_pool_keys,
 )
 from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.state import RunState, TaskState
@@ -136,7 +136,12 @@ class DoctorFacts:
 
 
 def find_problems(facts: DoctorFacts, now: float) -> list[Finding]:
-    """Return the inconsistencies between the database and the store. Pure."""
+    """Return the inconsistencies between the database and the store. Pure.
+
+    Args:
+        facts: The contents of both.
+        now: Seconds since the epoch.
+    """
     found = [
         *_master_findings(facts),
         *_item_findings(facts),
@@ -242,20 +247,18 @@ class Doctor:
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._database = database
-        self._store = workflows_store(store)
+        self._store = get_workflows_store(store)
         self._keys = keys or Keys()
         self._now = now
         self._wait = wait
 
     def check(self) -> list[Finding]:
-        """Check twice, and return the inconsistencies that both checks have found.
-
-        Empty if everything is consistent.
+        """Check twice, and return the inconsistencies that both checks have found. Empty if everything is consistent.
 
         Raises:
-            Unavailable: Database or store is out of reach.
+            Unavailable: Database or store cannot be reached.
         """
-        installation = installation_of(self._database)
+        installation = load_installation(self._database)
         there = self._store.get(self._keys.id)
         if there is not None and there.value != installation.id.encode():
             why = "give the right pair, or join these two with `latchwork workflows adopt-store`"
@@ -276,7 +279,7 @@ class Doctor:
         return [*both, *self._missing()]
 
     def _missing(self) -> list[Finding]:
-        """Return the references of workflows to settings that do not exist. Their tasks will fail."""
+        """Return the references of workflows to settings that do not exist. Tasks with such a reference will fail."""
         with self._database.read() as connection:
             found = find_missing_references(connection)
         return [
@@ -285,11 +288,15 @@ class Doctor:
         ]
 
     def request_repair(self, findings: Sequence[Finding], *, by: str) -> list[int]:
-        """Request the masters of the affected shards to repair these findings. Return the IDs of the commands.
+        """Request the masters of the affected shards to repair inconsistencies, and return the IDs of the commands.
 
-        A repair reads everything again and removes entries that nothing needs.
+        A repair reads everything again and deletes store entries that nothing needs.
+
+        Args:
+            findings: The inconsistencies.
+            by: The user, for the audit log.
         """
-        every = range(installation_of(self._database).shards)
+        every = range(load_installation(self._database).shards)
         with self._database.write() as connection:
             shards = {each.shard for each in findings if each.can_repair and each.shard is not None}
             if any(each.can_repair and each.shard is None for each in findings):
@@ -300,7 +307,14 @@ class Doctor:
         return [each.id for each in asked]
 
     def wait_done(self, commands: Sequence[int], timeout_s: float) -> bool:
-        """Wait until masters have carried out these commands. Return False if the timeout passes first."""
+        """Wait until masters have executed these commands.
+
+        Args:
+            commands: IDs of the commands.
+            timeout_s: Seconds to wait.
+        Returns:
+            False if the time has elapsed.
+        """
         until = self._now() + timeout_s
         open_ = sa.select(command.c.id).where(command.c.id.in_(commands), command.c.done_at.is_(None)).limit(1)
         while True:
@@ -314,9 +328,9 @@ class Doctor:
     # Read
 
     def _read_facts(self) -> DoctorFacts:
-        """Read the database first, then queue items, running keys and results.
+        """Read everything that is compared: first the database, then queue items, claims and results.
 
-        The order matters, because the end of an attempt replaces its running key with a result.
+        The order matters, because the end of an attempt replaces its claim with a result.
         """
         facts = DoctorFacts()
         self._read_database(facts)
@@ -374,7 +388,7 @@ class Doctor:
             }
             late = alerts.list_overdue_deliveries(connection, now - STUCK_S)
             facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
-            facts.pools = {pool_key(each.name): each.size for each in pools.list_pools(connection)}
+            facts.pools = {build_pool_key(each.name): each.size for each in pools.list_pools(connection)}
             facts.pool_users = pools.list_workflows_by_pool(connection)
         for each in rows:
             name = f"{each.project}.{each.name}"
@@ -413,14 +427,14 @@ def _held(connection: sa.Connection) -> dict[str, ActiveAttempt]:
     # Tasks that the master runs itself are not in the work queue.
     chosen = chosen.join(workflow_run, now).where(workflow_run.c.active, in_hands, task.c.queue_key.is_not(None))
     return {
-        attempt_key_of(row.id, row.n): ActiveAttempt(
+        format_attempt_key(row.id, row.n): ActiveAttempt(
             row.run_id,
             row.name,
             row.shard,
             TaskState(row.state),
             row.changed_at,
             row.goes == RunState.RUNNING.value,
-            pools_of(row.queue_key.partition("/")[0]),
+            list_pool_keys(row.queue_key.partition("/")[0]),
         )
         for row in connection.execute(chosen.limit(_MAX))
     }
@@ -442,6 +456,6 @@ def _ended_at(entry: Entry, now: float) -> float:
         return now  # its master reports the error
 
 
-def as_mapping(finding: Finding) -> Mapping[str, Any]:
-    """Convert a finding to a mapping for JSON output."""
+def to_mapping(finding: Finding) -> Mapping[str, Any]:
+    """Convert an inconsistency to a mapping for JSON output."""
     return finding._asdict()

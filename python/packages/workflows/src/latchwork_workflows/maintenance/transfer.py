@@ -133,7 +133,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
 
 
 def export_document(database: Database) -> dict[str, Any]:
-    """Return everything that users have stored in a database, as plain values sorted by name."""
+    """Return everything that users have stored in a database, as plain values sorted by name. See the module."""
     with database.read() as connection:
         return _document(connection).model_dump(mode="json")
 
@@ -141,18 +141,18 @@ def export_document(database: Database) -> dict[str, Any]:
 def import_document(
     database: Database, document: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
 ) -> list[Change]:
-    """Compare a document with a database, and store the differences. Return the changes.
+    """Compare a document with a database, and store the differences.
 
     Args:
         database: Database to write to.
         document: A document made by ``export_document``.
         types: Task types that its workflows may have. None: all installed ones.
         by: User who imports it.
-        dry_run: Only return the changes.
+        dry_run: Store nothing, and only return the differences.
     Returns:
         One change for each object of the document, in its order.
     Raises:
-        DefinitionInvalid: With every problem and its place. Nothing was written.
+        DefinitionInvalid: Contains every problem with its path. Nothing was written.
     """
     wanted = _read(document)
     found = _checked(wanted, types or TaskTypes())
@@ -164,12 +164,14 @@ def import_document(
     return changes
 
 
-def missing_bundles(document: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
-    """Return the code bundles that the workflows of a document need and that a log store does not have.
+def find_missing_bundles(document: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
+    """Return the code bundles that workflows of a document need but that a log store does not have.
 
     Args:
         document: The document.
         has: Returns whether the log store has the bundle with a SHA-256.
+    Returns:
+        The SHA-256 of each such bundle.
     """
     wanted = {
         task["params"]["bundle"]
@@ -208,7 +210,7 @@ def _checked(document: ExportDocument, types: TaskTypes) -> list[ValidDefinition
             validate_channel(way.name, way.kind, way.options)
         except ChannelInvalid as error:
             problems += [Problem(f"channels[{number}].{path}", why) for path, why in error.problems]
-    problems += _setting_problems(document)
+    problems += _find_setting_problems(document)
     if problems:
         raise DefinitionInvalid(problems)
     return found
@@ -221,8 +223,8 @@ def _check_cycles(connection: sa.Connection, found: Sequence[ValidDefinition]) -
         raise DefinitionInvalid(problems)
 
 
-def _setting_problems(document: ExportDocument) -> Iterator[Problem]:
-    """Yield the problems of the settings in a document. No message contains a value that may be a password."""
+def _find_setting_problems(document: ExportDocument) -> Iterator[Problem]:
+    """Yield the problems of the settings in a document. No message contains a value, because it could be a password."""
     found: list[tuple[str, int, str, Iterable[Problem]]] = []
     for number, one in enumerate(document.connections):
         found.append(("connections", number, one.project, find_connection_problems(one.name, one.url, one.secret)))
@@ -243,13 +245,13 @@ def _document(connection: sa.Connection) -> ExportDocument:
     made: dict[str, Any] = {"latchwork_workflows": FORMAT, "workflows": _workflows(connection)}
     for section, _, table, key in _PLAIN:
         rows = connection.execute(sa.select(table).order_by(*(table.c[each] for each in key)))
-        made[section] = [_plain(dict(row._mapping)) for row in rows]  # noqa: SLF001 - public, in spite of its name
+        made[section] = [_to_plain_values(dict(row._mapping)) for row in rows]  # noqa: SLF001 - public, in spite of its name
     made["accounts"] = _accounts(connection)
     return ExportDocument.model_validate(made)
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as plain values, without its author and the time of its last change."""
+def _to_plain_values(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as plain values, without its author and without the time of its last change."""
     return {name: each for name, each in row.items() if name not in {"changed_at", "by"}}
 
 
@@ -295,9 +297,9 @@ def _compare(there: ExportDocument, given: ExportDocument, found: Sequence[Valid
             plain.scheduled = True
         yield _change("workflow", one.definition.key, before, plain)
     for section, kind, _, key in _PLAIN:
-        rows = {_name(each, key): each for each in getattr(there, section)}
+        rows = {_get_record_name(each, key): each for each in getattr(there, section)}
         for each in getattr(given, section):
-            yield _change(kind, _name(each, key), rows.get(_name(each, key)), each)
+            yield _change(kind, _get_record_name(each, key), rows.get(_get_record_name(each, key)), each)
     accounts = {each.name: each for each in there.accounts}
     for account in given.accounts:
         yield _change("account", account.name, accounts.get(account.name), account)
@@ -318,8 +320,8 @@ def _key(definition: Mapping[str, Any]) -> str:
     return f"{definition.get('project', 'default')}.{definition['name']}"
 
 
-def _name(record: BaseModel, key: Sequence[str]) -> str:
-    """Return a name that identifies a record: its key values joined by slashes."""
+def _get_record_name(record: BaseModel, key: Sequence[str]) -> str:
+    """Return the values of a record's key fields, joined by slashes."""
     return "/".join(getattr(record, each) for each in key if getattr(record, each))
 
 
@@ -343,7 +345,7 @@ def _write(
                 connection.execute(timed.values(enabled=each.scheduled))
     for section, kind, table, key in _PLAIN:
         for record in getattr(document, section):
-            if (kind, _name(record, key)) in todo:
+            if (kind, _get_record_name(record, key)) in todo:
                 changed = {"changed_at": time.time(), "by": by[:200]} if "changed_at" in table.c else {}
                 _put(connection, table, key, {**record.model_dump(mode="json"), **changed})
     wrong = [

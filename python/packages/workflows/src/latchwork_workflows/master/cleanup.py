@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork.spi import counted, reason
 from latchwork_workflows.db import Database, alerts, result_cache, retention
-from latchwork_workflows.installation import installation_of
+from latchwork_workflows.installation import load_installation
 from latchwork_workflows.logs import LogStore
 
 _log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Cleanup:
         if self._logs is None:
             return False
         try:
-            self._logs.check_owner(installation_of(self._database).id)
+            self._logs.check_owner(load_installation(self._database).id)
         except (LatchworkError, OSError) as error:
             _log.warning("old runs are kept, because their logs cannot be deleted here: %s", reason(error))
             return False

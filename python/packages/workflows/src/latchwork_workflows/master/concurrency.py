@@ -13,7 +13,7 @@ from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.commands import may_concern_one_run
 from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
-from latchwork_workflows.schemas.pools import project_pool
+from latchwork_workflows.schemas.pools import get_pool_of_project
 from latchwork_workflows.state.concurrency import GOING, ActiveRun, StartDecision, decide_start, get_max_active_runs
 from latchwork_workflows.state.records import OVER, RunState
 
@@ -36,7 +36,7 @@ class ConcurrencyControl:
     def is_limited(self, project: str) -> bool:
         """Return whether a project has a pool that limits its tasks. Each task then needs a slot of that pool."""
         if project not in self._limited:
-            self._limited[project] = pools.find(self._connection, project_pool(project)) is not None
+            self._limited[project] = pools.find(self._connection, get_pool_of_project(project)) is not None
         return self._limited[project]
 
     def must_wait(
@@ -104,7 +104,7 @@ class ConcurrencyControl:
             WrongState: The pool is full and refuses runs instead of letting them wait.
         """
         project = version.definition.project
-        name = project_pool(project)
+        name = get_pool_of_project(project)
         pool = pools.find(self._connection, name)
         if pool is None or pool.admission == "suspend":
             return True

@@ -22,7 +22,7 @@ from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import ItemName, Keys
 from latchwork_workflows.master.commands import get_error_text, may_concern_one_run
 from latchwork_workflows.master.state_cache import LoadedVersion, StateCache, SubmittedAttempt, VersionCache
-from latchwork_workflows.messages import cancel_request
+from latchwork_workflows.messages import encode_cancel_request
 from latchwork_workflows.model.logical import choose_branch
 from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import CONNECTION, iter_names
@@ -465,7 +465,7 @@ class Dispatcher:
         for x, place in places.items():
             try:
                 self._commit(
-                    [Exists(self.get_item_key(place))], [Put(self.keys.cancel(x), cancel_request(time.time()))]
+                    [Exists(self.get_item_key(place))], [Put(self.keys.cancel(x), encode_cancel_request(time.time()))]
                 )
             except Conflict:
                 continue  # it has ended

@@ -25,7 +25,7 @@ from latchwork_workflows.db import Database
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import join_store
-from latchwork_workflows.keys import Keys, Order, shard_name, workflows_store
+from latchwork_workflows.keys import Keys, Order, format_shard_name, get_workflows_store
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.master import cleanup
 from latchwork_workflows.master.shard import POLL_S as SHARD_POLL_S
@@ -89,7 +89,7 @@ class Master:
         alerts_every_s: float = POLL_S,
     ) -> None:
         self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
-        self._store = store = workflows_store(store)
+        self._store = store = get_workflows_store(store)
         self._lock_ttl_s = lock_ttl_s
         self._observers = tuple(observers)
         self._logs = logs
@@ -175,7 +175,7 @@ class Master:
     def _create_node(self) -> JobManager:
         shards = Job(
             SHARDS_JOB,
-            work_pool=[shard_name(each) for each in range(self._shards)],
+            work_pool=[format_shard_name(each) for each in range(self._shards)],
             run=self._run_shard,
             schedule=FixedDelay(0.5),
             initial_delay_s=0.0,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from latchwork.types import Delete, Op, Put
 from latchwork_workflows.db import pools
-from latchwork_workflows.keys import PROJECT, pool_key
+from latchwork_workflows.keys import PROJECT, build_pool_key
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.schemas.pools import MAX_SIZE
 
@@ -41,7 +41,7 @@ class PoolSizes:
     def read_from_database(self, connection: sa.Connection) -> None:
         """Read the sizes of all pools from the database."""
         if self._is_ours:
-            self._wanted = {pool_key(each.name): each.size for each in pools.list_pools(connection)}
+            self._wanted = {build_pool_key(each.name): each.size for each in pools.list_pools(connection)}
 
     def write_to_store(self) -> None:
         """Update the pool sizes in the store that differ from those in the database.

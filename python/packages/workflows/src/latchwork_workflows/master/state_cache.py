@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from latchwork.spi import mutex
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.runs import StoredRun
-from latchwork_workflows.keys import attempt_key_of
+from latchwork_workflows.keys import format_attempt_key
 from latchwork_workflows.model.cache_key import compute_cache_key
 from latchwork_workflows.model.model import Definition, TaskSpec, build_plan
 from latchwork_workflows.model.settings.usage import list_connections, list_environments
@@ -52,7 +52,7 @@ class SubmittedAttempt(NamedTuple):
     @property
     def attempt_key(self) -> str:
         """The name of the attempt in keys, ``<task>.<attempt number>``."""
-        return attempt_key_of(self.task, self.n)
+        return format_attempt_key(self.task, self.n)
 
 
 class StateCache:
@@ -104,8 +104,8 @@ class StateCache:
     def _update_task(self, stored: StoredRun, name: str, was: TaskRun | None, *, is_going: bool) -> None:
         row, task = stored.ids[name], stored.known.tasks[name]
         for n in {was.n if was is not None else task.n, task.n}:
-            self.to_put.pop(attempt_key_of(row, n), None)
-            self.running.pop(attempt_key_of(row, n), None)
+            self.to_put.pop(format_attempt_key(row, n), None)
+            self.running.pop(format_attempt_key(row, n), None)
         attempt = SubmittedAttempt(stored.id, name, row, task.n)
         self.to_choose.pop((stored.id, name), None)
         if task.runs_on_master:  # the master runs it itself
@@ -124,7 +124,7 @@ class StateCache:
         for name, row in stored.ids.items():
             self._of_task.pop(row, None)
             self.to_choose.pop((stored.id, name), None)
-            x = attempt_key_of(row, stored.known.tasks[name].n)
+            x = format_attempt_key(row, stored.known.tasks[name].n)
             self.to_put.pop(x, None)
             self.running.pop(x, None)
 

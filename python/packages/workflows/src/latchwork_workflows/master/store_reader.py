@@ -11,7 +11,7 @@ from latchwork.errors import BadRecord, InvalidKey
 from latchwork.spi import counted
 from latchwork.types import Entry
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.keys import attempt_key_of, is_attempt_key, parse_attempt_key
+from latchwork_workflows.keys import format_attempt_key, is_attempt_key, parse_attempt_key
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt
 from latchwork_workflows.messages import AttemptResult, RunningRecord
@@ -291,7 +291,7 @@ _log = logging.getLogger(__name__)
 def list_attempts_at_workers(cache: StateCache) -> set[str]:
     """Return the keys of a shard's attempts that are queued for workers or claimed by one."""
     return {
-        attempt_key_of(stored.ids[name], task.n)
+        format_attempt_key(stored.ids[name], task.n)
         for stored in cache.runs.values()
         for name, task in stored.known.tasks.items()
         if task.is_at_worker

@@ -18,7 +18,7 @@ from latchwork_workflows.db.commands import CommandRow, CommandType
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.keys import Order, log_ref, parse_attempt_key
+from latchwork_workflows.keys import Order, build_log_ref, parse_attempt_key
 from latchwork_workflows.master.backfills import BackfillAdvancer
 from latchwork_workflows.master.commands import (
     BACKFILLS,
@@ -251,7 +251,7 @@ class TurnWriter:
 
         def claimed(attempt: SubmittedAttempt, runs_: RunningClaim) -> None:
             run_id, code = known[attempt.task]
-            ref = log_ref(code, run_id, attempt.attempt_key, runs_.claim)
+            ref = build_log_ref(code, run_id, attempt.attempt_key, runs_.claim)
             who = runs_.record
             row = AttemptRow(attempt.task, attempt.n, runs_.claim, who.worker, who.host, who.claimed_at, ref)
             rows.append((run_id, row))

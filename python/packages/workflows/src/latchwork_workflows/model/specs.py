@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.keys import Order, partition_of, sort_key_of
+from latchwork_workflows.keys import Order, build_partition, build_sort_key
 from latchwork_workflows.messages import TaskHead, TaskMessage
 from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill_references, iter_names
 from latchwork_workflows.model.values import RunContext, compute_values
-from latchwork_workflows.schemas.pools import project_pool
+from latchwork_workflows.schemas.pools import get_pool_of_project
 from latchwork_workflows.state import OnTimeout, element_name
 
 
@@ -123,7 +123,7 @@ def build_queue_key(
     """
     pools = [] if forced or task.pool is None else [task.pool]
     if is_limited and not forced:
-        pools.append(project_pool(definition.project))
-    lane = partition_of(task.worker_group or definition.worker_group, *pools)
+        pools.append(get_pool_of_project(definition.project))
+    lane = build_partition(task.worker_group or definition.worker_group, *pools)
     in_run = PRIORITIES.index(task.priority)
-    return f"{lane}/{sort_key_of(order, run_id, priority, in_run, now)}/{in_run}"
+    return f"{lane}/{build_sort_key(order, run_id, priority, in_run, now)}/{in_run}"

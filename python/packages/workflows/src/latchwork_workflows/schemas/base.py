@@ -14,6 +14,11 @@ class Document(BaseModel):
 
     @classmethod
     def of(cls, row: object, **more: Any) -> Self:
-        """Create a document from a database row with the same field names. ``more`` has the other fields."""
+        """Create a document from a database row.
+
+        Args:
+            row: The row, whose columns have the names of the fields.
+            more: Values of fields that the row does not have.
+        """
         columns = cls.model_fields.keys() - more.keys()
         return cls(**{name: getattr(row, name) for name in columns}, **more)

@@ -75,11 +75,11 @@ class PoolDetail(Pool):
     queue: list[ActiveTask]
 
 
-def project_of(pool: str) -> str | None:
-    """Return the project to which a pool belongs. None: the pool is one to which tasks refer by name."""
+def get_project_of_pool(pool: str) -> str | None:
+    """Return the project whose tasks a pool limits, or None if tasks refer to the pool by name."""
     return pool[1:] if pool.startswith(PROJECT) else None
 
 
-def project_pool(project: str) -> str:
+def get_pool_of_project(project: str) -> str:
     """Return the name of the pool of a project."""
     return PROJECT + project

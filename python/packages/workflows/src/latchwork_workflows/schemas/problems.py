@@ -60,10 +60,9 @@ class ProblemDocument(BaseModel):
         return kind(self.detail)
 
 
-def status_and_type(error: Exception) -> tuple[int, str] | None:
-    """Return the HTTP status and the ``type`` of the error document for an exception.
-
-    None: the exception is unexpected.
+def get_status_and_type(error: Exception) -> tuple[int, str] | None:
+    """Return the HTTP status and the ``type`` of the error document for an exception. None if the exception is
+    unexpected.
     """
     found = [(status, _TYPE + word) for kind, status, word in KINDS if isinstance(error, kind)]
     exact = [(status, _TYPE + word) for kind, status, word in KINDS if type(error) is kind]

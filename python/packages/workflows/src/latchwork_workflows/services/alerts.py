@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from latchwork_workflows.alerts import ChannelInvalid, validate_channel
-from latchwork_workflows.alerts.channels import secret_names
+from latchwork_workflows.alerts.channels import list_secret_names
 from latchwork_workflows.db import alerts
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.alerts import Alert, Channel, Delivery
@@ -100,7 +100,8 @@ def list_channels(context: ServiceContext, user: Identity) -> list[Channel]:
     with context.database.read() as connection:
         rows, named = alerts.list_channels(connection), alerts.list_workflows_by_channel(connection)
     return [
-        Channel.of(row, secrets=secret_names(row.options), workflows=sorted(named.get(row.name, ()))) for row in rows
+        Channel.of(row, secrets=list_secret_names(row.options), workflows=sorted(named.get(row.name, ())))
+        for row in rows
     ]
 
 

@@ -8,7 +8,7 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.db.accounts import UnknownAccount
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.logs import LogMissing
-from latchwork_workflows.schemas.problems import status_and_type
+from latchwork_workflows.schemas.problems import get_status_and_type
 from latchwork_workflows.web import HttpProblem, TooManyAttempts
 
 EXPECTED: tuple[type[Exception], ...] = (LatchworkError,)
@@ -21,7 +21,7 @@ def to_http_problem(error: Exception) -> HttpProblem | None:
         error = UnknownWorkflow(str(error))
     if isinstance(error, TooManyAttempts):
         return HttpProblem(429, str(error), headers={"Retry-After": str(math.ceil(error.wait_s))})
-    found = status_and_type(error)
+    found = get_status_and_type(error)
     if found is None:
         return HttpProblem(400, str(error)) if isinstance(error, LatchworkError) else None
     status, kind = found

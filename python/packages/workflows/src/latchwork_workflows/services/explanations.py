@@ -26,7 +26,7 @@ from latchwork_workflows.explain import (
     explain_task,
     find_failed_upstream_tasks,
 )
-from latchwork_workflows.keys import ItemName, attempt_key_of, pool_key, pools_of
+from latchwork_workflows.keys import ItemName, build_pool_key, format_attempt_key, list_pool_keys
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
@@ -109,7 +109,7 @@ def explain_tasks(  # noqa: PLR0917 - one run, as it was read
             cached_from=ended.cached_from,
             until=task.until,
             ahead=ahead.get(task.id),
-            cancel_sent_at=cancelled.get(attempt_key_of(task.id, task.n)),
+            cancel_sent_at=cancelled.get(format_attempt_key(task.id, task.n)),
         )
         found[task.name] = explain_task(task.name, around, body, now)
     return found
@@ -144,7 +144,7 @@ def _is_queued(task: Row) -> bool:
 
 def _get_pools_of_task(task: Row) -> tuple[str, ...]:
     """Return the names of the pools in which a queued task needs a slot."""
-    return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
+    return list_pool_keys(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
 def _find_queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) -> dict[int, QueuePosition]:
@@ -194,7 +194,7 @@ def _get_cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -
         return {}
     in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
     queued = [each for each in asked if each.state in in_hand and each.queue_key is not None]
-    return context.get_cancel_times([attempt_key_of(each.id, each.n) for each in queued[:_MAX_CANCELS]])
+    return context.get_cancel_times([format_attempt_key(each.id, each.n) for each in queued[:_MAX_CANCELS]])
 
 
 def _find_full_pools(
@@ -210,9 +210,9 @@ def _find_full_pools(
     """
     found = {}
     for name, size in sizes.items():
-        holders = taken.get(pool_key(name), ())
-        if pool_key(name) in taken and len(holders) >= size:
-            found[pool_key(name)] = FullPool(
+        holders = taken.get(build_pool_key(name), ())
+        if build_pool_key(name) in taken and len(holders) >= size:
+            found[build_pool_key(name)] = FullPool(
                 name, size, tuple(map(_holder_text, list_tasks_of_attempts(connection, user, holders)))
             )
     return found

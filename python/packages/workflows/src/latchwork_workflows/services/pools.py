@@ -7,8 +7,8 @@ from typing import Any
 
 from latchwork_workflows.db import pools
 from latchwork_workflows.db.history import record_event
-from latchwork_workflows.keys import pool_key
-from latchwork_workflows.schemas.pools import Pool, PoolDetail, PoolSettings, project_of
+from latchwork_workflows.keys import build_pool_key
+from latchwork_workflows.schemas.pools import Pool, PoolDetail, PoolSettings, get_project_of_pool
 from latchwork_workflows.services.context import ServiceContext, require_any_role, require_role, validate
 from latchwork_workflows.services.workers import list_queued_tasks, list_tasks_of_attempts
 from latchwork_workflows.web import HttpProblem, Identity, Role
@@ -27,13 +27,17 @@ def list_pools(context: ServiceContext, user: Identity) -> list[Pool]:
     with context.database.read() as connection:
         found = [each for each in pools.list_pools(connection) if _may_see(user, each.name)]
         users, waiting = pools.list_workflows_by_pool(connection), pools.count_waiting_tasks_by_pool(connection)
-        active = {each.name: pools.count_active_tasks(connection, x) for each in found if (x := project_of(each.name))}
+        active = {
+            each.name: pools.count_active_tasks(connection, x)
+            for each in found
+            if (x := get_project_of_pool(each.name))
+        }
     used = context.get_slot_holders()
     return [
         Pool(
             **each.model_dump(),
-            used=None if used is None else len(used.get(pool_key(each.name), ())),
-            waiting=waiting.get(pool_key(each.name), 0),
+            used=None if used is None else len(used.get(build_pool_key(each.name), ())),
+            waiting=waiting.get(build_pool_key(each.name), 0),
             active=active.get(each.name),
             workflows=_visible(user, users.get(each.name, [])),
         )
@@ -59,7 +63,7 @@ def get_pool(context: ServiceContext, user: Identity, name: str, *, limit: int =
         found = pools.find(connection, name) if _may_see(user, name) else None
         if found is None:
             raise _missing(name)
-        project, key = project_of(name), pool_key(name)
+        project, key = get_project_of_pool(name), build_pool_key(name)
         waiting, ids = pools.find_waiting_tasks(connection, key, limit)
         holders = None if taken is None else list(list_tasks_of_attempts(connection, user, taken.get(key, ())))
         return PoolDetail(
@@ -93,7 +97,7 @@ def set_pool(context: ServiceContext, user: Identity, **values: Any) -> PoolSett
             connection,
             "pool set",
             by=user.name,
-            project=project_of(given.name) or "",
+            project=get_project_of_pool(given.name) or "",
             details={**given.model_dump(), "is_new": is_new},
         )
     context.notify_master(FIRST_SHARD)
@@ -115,12 +119,14 @@ def remove_pool(context: ServiceContext, user: Identity, name: str) -> None:
             raise HttpProblem(409, f"pool {name} is named by {shown}; apply these without it first")
         if not pools.remove(connection, name):
             raise _missing(name)
-        record_event(connection, "pool remove", by=user.name, project=project_of(name) or "", details={"name": name})
+        record_event(
+            connection, "pool remove", by=user.name, project=get_project_of_pool(name) or "", details={"name": name}
+        )
     context.notify_master(FIRST_SHARD)
 
 
 def _may_see(user: Identity, name: str) -> bool:
-    project = project_of(name)
+    project = get_project_of_pool(name)
     return project is None or user.has_role(Role.VIEWER, project)
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db import overview, workflow_queries
-from latchwork_workflows.keys import worker_group_of
+from latchwork_workflows.keys import get_worker_group
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.context import WorkerStatus, get_context, list_visible_codes
 from latchwork_workflows.ui.frame import render_page
@@ -51,5 +51,5 @@ def _find_groups_without_workers(
         workers: The workers that are online.
     """
     living = {group for each in workers for group in each.groups}
-    wanted = {run: {worker_group_of(each) for each in some} for run, some in lanes.items()}
+    wanted = {run: {get_worker_group(each) for each in some} for run, some in lanes.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.db import workflow_queries
-from latchwork_workflows.schemas.pools import MAX_SIZE, project_of, project_pool
+from latchwork_workflows.schemas.pools import MAX_SIZE, get_pool_of_project, get_project_of_pool
 from latchwork_workflows.services import pools
 from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.frame import parse_integer, redirect, render_page
@@ -41,7 +41,7 @@ def show_pool(
     found = pools.get_pool(get_context(request), user, name, limit=limit)
     more = min(limit * 5, _MAX_EVER) if len(found.queue) < found.waiting and limit < _MAX_EVER else 0
     bar = _bar(found.used, found.size)
-    project = project_of(name)
+    project = get_project_of_pool(name)
     return render_page(
         request, user, "pool.html", pool=found, project=project, bar=bar, more=more, admissions=_ADMISSIONS
     )
@@ -102,9 +102,11 @@ def _page(
     refused: HttpProblem | None = None,
 ) -> HTMLResponse:
     context = get_context(request)
-    found = [(each, project_of(each.name), _bar(each.used, each.size)) for each in pools.list_pools(context, user)]
+    found = [
+        (each, get_project_of_pool(each.name), _bar(each.used, each.size)) for each in pools.list_pools(context, user)
+    ]
     with context.database.read() as connection:
-        known = [project_pool(each) for each in sorted({*workflow_queries.list_projects(connection), "default"})]
+        known = [get_pool_of_project(each) for each in sorted({*workflow_queries.list_projects(connection), "default"})]
     values: dict[str, Any] = {"pools": found, "known": known, "max_size": MAX_SIZE, "admissions": _ADMISSIONS}
     values |= {"sent": sent or {}, "refused": refused}
     return render_page(request, user, "pools.html", status, may_change=user.has_role(Role.EDITOR), **values)

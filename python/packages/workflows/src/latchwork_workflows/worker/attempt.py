@@ -13,7 +13,7 @@ from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.primitives import QueueClaim
 from latchwork.spi import read_json, short
 from latchwork.tasks.children import ChildEnd
-from latchwork_workflows.keys import log_ref
+from latchwork_workflows.keys import build_log_ref
 from latchwork_workflows.messages import AttemptResult, TaskHead
 from latchwork_workflows.state import Outcome
 
@@ -50,7 +50,7 @@ class ActiveAttempt:
     @property
     def log_ref(self) -> str:
         """The reference of the attempt's log in the log store."""
-        return log_ref(self.head.code, self.head.run_id, self.x, self.token)
+        return build_log_ref(self.head.code, self.head.run_id, self.x, self.token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from latchwork.clock import Clock
 from latchwork.spi import mutex
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
-from latchwork_workflows.keys import PROJECT, Keys, pools_of
+from latchwork_workflows.keys import PROJECT, Keys, list_pool_keys
 
 #: Seconds for which a slot that we picked, and may not have got, is not picked again.
 _WANTED_S = 2.0
@@ -105,8 +105,8 @@ class PoolSlots:
         lanes = self._all_partitions()
         if len(lanes) == len(self._groups):
             return self._groups
-        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in pools_of(lane)}}
-        open_ = [lane for lane in lanes if all(is_open[name] for name in pools_of(lane))]
+        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in list_pool_keys(lane)}}
+        open_ = [lane for lane in lanes if all(is_open[name] for name in list_pool_keys(lane))]
         return sorted(open_, key=self._first_sort_key)  # stable: equal partitions keep their order
 
     def _first_sort_key(self, partition: str) -> str:
@@ -146,7 +146,7 @@ class PoolSlots:
         Returns:
             The preconditions and writes that take the slots, or None if a pool has no free slot.
         """
-        names = pools_of(partition)
+        names = list_pool_keys(partition)
         if not names:
             return (), ()
         with self._lock:

@@ -9,7 +9,7 @@ import socket
 from latchwork.spi import Node, check_store, default_node_id
 from latchwork.store import Session, Store, session_ttl_s
 from latchwork_workflows.home import Home as WorkflowsHome
-from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.keys import Keys, get_workflows_store
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
@@ -65,7 +65,7 @@ class Worker(Node[WorkflowSession]):
         self._secrets = secrets or Secrets()
         self._host = socket.gethostname()
         super().__init__(
-            workflows_store(store),
+            get_workflows_store(store),
             self.name,
             what=f"worker {self.name!r} of {', '.join(self.options.groups)}",
             slots=self.options.slots,
