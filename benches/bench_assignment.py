@@ -27,8 +27,8 @@ def python_owner(key, workers):
 
 def peer(workers, items):
     """Return the Python hasher as a candidate, after a check that its owners are those of compat mode."""
-    ids, keys = bench.worker_ids_and_keys(workers, items)
-    keys = keys[: bench.items_for_pairs(PEER_PAIRS, workers)]
+    ids, keys = bench.build_worker_ids_and_keys(workers, items)
+    keys = keys[: bench.get_item_count(PEER_PAIRS, workers)]
     compat = RendezvousHasher(ids, mode="compat").assign(keys[:20])
     if compat != [python_owner(key, ids) for key in keys[:20]]:
         raise SystemExit("compat mode and mmh3 disagree; run tests/assignment first")
@@ -70,27 +70,27 @@ def main():
 @pytest.mark.parametrize("workers", [10, 100, 1000])
 @pytest.mark.parametrize("mode", ["fast", "compat"])
 def test_assign_10k_keys(benchmark, workers, mode):
-    ids, keys = bench.worker_ids_and_keys(workers, 10_000)
+    ids, keys = bench.build_worker_ids_and_keys(workers, 10_000)
     keys = keys if mode == "fast" else keys[:1000]
     benchmark(RendezvousHasher(ids, mode=mode).assign, keys)
 
 
 def test_assign_10k_keys_by_weight(benchmark):
-    ids, keys = bench.worker_ids_and_keys(100, 10_000)
+    ids, keys = bench.build_worker_ids_and_keys(100, 10_000)
     benchmark(RendezvousHasher(ids, [1.0 + n % 3 for n in range(100)]).assign, keys)
 
 
 def test_python_peer_100_keys(benchmark):
-    ids, keys = bench.worker_ids_and_keys(100, 100)
+    ids, keys = bench.build_worker_ids_and_keys(100, 100)
     benchmark(lambda: [python_owner(key, ids) for key in keys])
 
 
 @pytest.mark.parametrize("name", ["rendezvous", "evenly-rendezvous", "evenly-spread", "balanced"])
 @pytest.mark.parametrize("state", ["cold", "one worker left"])
 def test_strategy_10k_items_100_workers(benchmark, name, state):
-    problem = bench.cold_problem(100, 10_000)
+    problem = bench.build_cold_problem(100, 10_000)
     if state != "cold":
-        problem = bench.problem_after_leave(problem, strategy_by_name(name).assign(problem).owners)
+        problem = bench.build_problem_after_leave(problem, strategy_by_name(name).assign(problem).owners)
     benchmark(strategy_by_name(name).assign, problem)
 
 

@@ -45,7 +45,7 @@ def in_rust(program, workers, items):
 
 def in_python(workers, items):
     """Return the seconds of each operation through the Python bindings."""
-    ids, keys = bench.worker_ids_and_keys(workers, items)
+    ids, keys = bench.build_worker_ids_and_keys(workers, items)
     more = [f"job:more-{n:08}" for n in range(items // 100)]
     gone = ids[workers // 2]
     found = dict.fromkeys(("hash", "assign", "leave", "join", "add"), float("inf"))

@@ -17,21 +17,21 @@ from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
 from latchwork_testkit.assign_bench import bench
-from latchwork_testkit.assign_bench.peers import PEERS
+from latchwork_testkit.assign_bench.libraries import LIBRARIES
 
 
 def batches(workers, items, repeats):
     """Assign keys to owners with all libraries. Return rows with items, seconds and items_per_s, and for other
     libraries how many times faster latchwork is, with the goal.
     """
-    ids, keys = bench.worker_ids_and_keys(workers, items)
+    ids, keys = bench.build_worker_ids_and_keys(workers, items)
     hasher = RendezvousHasher(ids)
     candidates = [
         bench.Candidate("latchwork", items, lambda: hasher.assign(keys)),
-        *bench.peer_candidates(workers, items),
+        *bench.build_library_candidates(workers, items),
     ]
     rows = bench.measure(candidates, repeats)
-    goals = {peer.name: peer.goals.get(workers) for peer in PEERS}
+    goals = {peer.name: peer.goals.get(workers) for peer in LIBRARIES}
     for row in rows[1:]:
         row["factor"] = rows[0]["items_per_s"] / row["items_per_s"]
         row["goal"] = goals[row["name"]]
@@ -44,7 +44,7 @@ KEPT_GOALS = {"a worker joins": 1 / 80, "a worker leaves": 1 / 80, "the best 3":
 
 def stateful(workers, items, repeats):
     """Measure the changes of an `Assignment`, with goals. First compares a change with a fresh assignment."""
-    ids, keys = bench.worker_ids_and_keys(workers, min(items, 10_000))
+    ids, keys = bench.build_worker_ids_and_keys(workers, min(items, 10_000))
     made = RendezvousHasher(ids).assign(ItemSet(keys))
     made.leave(ids[workers // 2])
     if list(made.to_dict().values()) != RendezvousHasher(made.workers).assign(keys):

@@ -38,4 +38,4 @@ def test_sizes_that_make_no_sense_are_refused(workers, items, repeats):
 def test_progress_is_reported_as_often_as_announced():
     reported = []
     bench.run_benchmark(workers=3, items=50, repeats=2, progress=reported.append)
-    assert len(reported) == bench.progress_steps(2)
+    assert len(reported) == bench.count_progress_calls(2)

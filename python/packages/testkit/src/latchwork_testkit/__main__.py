@@ -13,7 +13,7 @@ from latchwork_testkit.binaries import (
     ETCD_VERSIONS,
     ServerMissing,
     find_etcd,
-    find_ip,
+    find_ip_command,
     find_java,
     find_zookeeper_classpath,
 )
@@ -29,7 +29,7 @@ def main() -> int:
     searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
     searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
     if os.geteuid() == 0:  # only root can create network namespaces
-        searches["ip"] = find_ip
+        searches["ip"] = find_ip_command
     status = 0
     for name, search in searches.items():
         try:

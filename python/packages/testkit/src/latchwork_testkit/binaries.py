@@ -81,11 +81,11 @@ def find_java() -> Path:
     return Path(found)
 
 
-def find_ip() -> Path:
-    """Return the path of the program `ip` of iproute2, which creates test networks.
+def find_ip_command() -> Path:
+    """Return the path of the command `ip` (package iproute2), which creates test networks.
 
     Raises:
-        ServerMissing: The program is not installed.
+        ServerMissing: The command is not installed.
     """
     found = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
     if found is None:

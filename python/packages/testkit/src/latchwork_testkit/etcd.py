@@ -47,8 +47,8 @@ class EtcdServer(Server):
         self._links: SharedAddressLinks | None = None
 
     def is_leader(self) -> bool:
-        """Return whether the server reports that it leads its cluster. Return False if it does not answer. Not for
-        servers with TLS.
+        """Return whether the server reports that it leads its cluster. False if it does not answer. Not for servers
+        with TLS.
         """
         try:
             status = _http(self._host, self._port("client"), "POST", "/v3/maintenance/status", body="{}")

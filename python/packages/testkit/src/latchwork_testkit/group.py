@@ -50,7 +50,7 @@ class Group(Launcher, Generic[_Member]):
         """The links between the members, which tests can cut.
 
         Raises:
-            ServerFailed: The group was created without `network`.
+            ServerFailed: The servers were created without `network`.
         """
         if self._network is None:
             raise ServerFailed(
@@ -71,7 +71,7 @@ class Group(Launcher, Generic[_Member]):
     def leader(self, *, timeout_s: float = 10.0) -> _Member:
         """Wait until a member reports that it is the leader, and return it.
 
-        A member that was cut off may still report so.
+        A former leader that was cut off may still report this.
 
         Args:
             timeout_s: Seconds to wait.

@@ -41,8 +41,9 @@ _LOCAL_ADDRESS, _INODE = 1, 9
 
 
 class ProxyLinks:
-    """The links between the members of a cluster, with a proxy in each. Members are numbered from 0. Not thread-
-    safe.
+    """The links between the members of a cluster, with a proxy in each. Members are numbered from 0.
+
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class ProxyLinks:
                 proxy.release()
 
     def close(self) -> None:
-        """Close all proxies. Call it after the members have ended. Idempotent."""
+        """Close the proxies between the members. Call this after the member processes have ended. Idempotent."""
         for proxies in self._links.values():
             for proxy in proxies:
                 proxy.close()
@@ -106,8 +107,11 @@ class HostsFileLinks(ProxyLinks):
         return f"member{number + 1}"
 
     def hosts_file(self, number: int) -> str:
-        """Return the content of a member's hosts file: its own name is a loopback address, the other names are
+        """Return the content of a member's hosts file. Its own name is a loopback address, and the other names are
         proxies.
+
+        Args:
+            number: Number of the member.
         """
         lines = [f"{HOST} localhost {socket.gethostname()} {self.name(number)}"]
         lines += [f"{self._address(number, other)} {self.name(other)}" for other in range(self.size) if other != number]
@@ -115,8 +119,13 @@ class HostsFileLinks(ProxyLinks):
 
     @staticmethod
     def _address(here: int, there: int) -> str:
-        """Return the loopback address of the proxy from one member to another. The port is reserved, so any address of
-        127.0.0.0/8 is free.
+        """Return the loopback address of the proxy from one member to another.
+
+        The port is reserved, so any address of 127.0.0.0/8 is free.
+
+        Args:
+            here: Number of the member that connects.
+            there: Number of the member that it connects to.
         """
         return f"127.0.{here + 1}.{there + 1}"
 
@@ -131,8 +140,9 @@ class _ElectionProxy(Proxy):
         super().__init__(member, address=address)
 
     def _rewrite_first_chunk(self, chunk: bytes) -> bytes:
-        """Replace the address in the first message, which has the protocol version, the caller's ID, the length of the
-        address and the address.
+        """Replace the sender's address in the first message of a ZooKeeper election by the address of a proxy.
+
+        The message contains the protocol version, the ID of the sender, the length of the address, and the address.
         """
         if len(chunk) < _ELECTION_HEADER.size:
             return chunk
@@ -145,8 +155,9 @@ class _ElectionProxy(Proxy):
 
 
 class SharedAddressLinks(ProxyLinks):
-    """Links for servers that all use the same address for a member, such as etcd. The connections to that address are
-    distributed to the proxies of the links.
+    """Links for servers that all use the same address for a member, such as etcd.
+
+    Connections to that address are distributed to the proxies of the links.
 
     Args:
         ports: The port of each member that the other members connect to.
@@ -173,7 +184,7 @@ class SharedAddressLinks(ProxyLinks):
         return self._endpoints[number].endpoint
 
     def close(self) -> None:
-        """Close all proxies. Call it after the members have ended. Idempotent."""
+        """Close the proxies between the members. Call this after the member processes have ended. Idempotent."""
         for endpoint in self._endpoints:
             endpoint.close()
         super().close()
@@ -190,7 +201,7 @@ class _SharedAddressProxy(Proxy):
         super().__init__(member)
 
     def _target_of(self, client: asyncio.StreamWriter) -> tuple[str, int]:
-        owner = _number_of_owner(
+        owner = _find_member_of_port(
             client.get_extra_info("peername")[1], {self._pid_of(number): number for number in self._link_endpoints}
         )
         if owner is None:
@@ -199,8 +210,13 @@ class _SharedAddressProxy(Proxy):
         return host, int(port)
 
 
-def _number_of_owner(port: int, numbers: dict[int | None, int]) -> int | None:
-    """Return the number of the process that owns the local end of a connection, or None if no listed process does."""
+def _find_member_of_port(port: int, numbers: dict[int | None, int]) -> int | None:
+    """Return the number of the member whose process opened a connection, or None if it is no member.
+
+    Args:
+        port: The local port of the connection.
+        numbers: The number of each member, by process ID.
+    """
     inode = _socket_inode(port)
     for pid, number in numbers.items():
         if pid is not None and f"socket:[{inode}]" in _open_files(pid):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
-from latchwork_testkit.binaries import find_ip
+from latchwork_testkit.binaries import find_ip_command
 
 if TYPE_CHECKING:
     from typing import Self
@@ -63,7 +63,7 @@ class Network:
 
     def command_prefix(self, host: int) -> list[str]:
         """Return the arguments to put before a command so that it runs on this host."""
-        return [str(find_ip()), "netns", "exec", self._namespace_of(host)]
+        return [str(find_ip_command()), "netns", "exec", self._namespace_of(host)]
 
     def cut(self, one: int, other: int) -> None:
         """Cut the link between two hosts until `heal`. Data that was sent before may still arrive."""
@@ -117,14 +117,14 @@ class Network:
 
 
 def _run_ip(*arguments: str) -> None:
-    done = subprocess.run([str(find_ip()), *arguments], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([str(find_ip_command()), *arguments], capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         message = done.stderr.strip() or f"status {done.returncode}"
         raise NetworkUnavailable(f"ip {' '.join(arguments)} failed: {message}; network namespaces need root")
 
 
 def _remove_orphaned_namespaces() -> None:
-    """Remove the namespaces that killed test processes have left. The name contains the process ID."""
+    """Remove the network namespaces that killed test processes have left. Their names contain the process ID."""
     for namespace in _NAMESPACES.glob(f"{_PREFIX}*-*n*") if _NAMESPACES.is_dir() else ():
         owner, _, rest = namespace.name.removeprefix(_PREFIX).partition("-")
         if not owner.isdigit() or Path(f"/proc/{owner}").exists():

@@ -102,7 +102,7 @@ class PostgresServer(Server):
         if not self.running:
             return []
         pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-        return [pid for pid in pids if _stat_fields(pid)[1:2] == [str(self.pid)]]
+        return [pid for pid in pids if _read_process_stat(pid)[1:2] == [str(self.pid)]]
 
     def is_leader(self) -> bool:
         """Return whether the server is running and accepts writes, which a standby does not."""
@@ -247,8 +247,8 @@ def find_faketime() -> Path:
     return found[0]
 
 
-def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process has ended."""
+def _read_process_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat, starting with the process state. Empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -256,7 +256,7 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def _process_state(pid: int) -> str:
-    return (_stat_fields(pid) or ["X"])[0]
+    return (_read_process_stat(pid) or ["X"])[0]
 
 
 def _send_signal(pid: int, number: signal.Signals) -> None:
@@ -270,7 +270,7 @@ def _major_version(folder: Path) -> int:
 
 
 def unprivileged_user() -> str | None:
-    """Return the user for servers that refuse to run as root, or None if we are not root."""
+    """Return the user for servers that refuse to run as root, or None if this process does not run as root."""
     if os.geteuid() != 0:
         return None
     user_names = {each.pw_name for each in pwd.getpwall()}
@@ -278,7 +278,11 @@ def unprivileged_user() -> str | None:
 
 
 def run_as(user: str | None) -> list[str]:
-    """Return the arguments to put before a command so that it runs as this user. None keeps the current user."""
+    """Return the arguments to put before a command so that it runs as a user.
+
+    Args:
+        user: The user. None: the current user.
+    """
     return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={_group_id(user)}", "--clear-groups"]
 
 

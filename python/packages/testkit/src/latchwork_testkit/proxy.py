@@ -69,7 +69,7 @@ class Proxy:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes that were held so far. A test can check with it that its fault had an effect."""
+        """Number of bytes that were held so far. It shows a test whether its fault had an effect."""
         return self._held_bytes
 
     @property
@@ -98,8 +98,9 @@ class Proxy:
         self._await(self._listen())
 
     def hold(self, direction: Direction = "both", *, open_only: bool = False) -> int:
-        """Hold all data in this direction until `release` is called. To hold one direction is a one-way cut, to hold
-        both is a black hole.
+        """Hold all data in one or both directions until `release` is called.
+
+        Holding one direction is a one-way cut. Holding both is a black hole.
 
         Args:
             direction: "requests" to the server, "answers" to the clients, or "both".
@@ -110,7 +111,7 @@ class Proxy:
         return self._run_on_loop(lambda: self._hold(_directions(direction), open_only=open_only))
 
     def drop(self, direction: Direction = "both") -> int:
-        """Drop all data in this direction until `release` is called, also of new connections.
+        """Drop all data in one or both directions until `release` is called, also of new connections.
 
         Args:
             direction: "requests" to the server, "answers" to the clients, or "both".
@@ -120,13 +121,11 @@ class Proxy:
         return self._run_on_loop(lambda: self._drop(_directions(direction)))
 
     def release(self) -> None:
-        """Forward all held data, and pass all later data. Close the connections of which data was dropped."""
+        """Forward all held data and let later data pass. Connections whose data was dropped are closed."""
         self._run_on_loop(self._release)
 
     def cut_clients(self) -> None:
-        """Close all open connections on the side of the clients only. The server does not notice while requests are
-        held.
-        """
+        """Close the client side of all open connections. The server does not notice this while requests are held."""
         self._run_on_loop(self._cut_clients)
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
@@ -200,7 +199,7 @@ class Proxy:
         await asyncio.sleep(0)
 
     async def _end_connections(self) -> None:
-        """Close all connections and wait until their handlers have ended. asyncio would log a cancelled handler as an
+        """Close all connections and wait for their handlers. A handler that is cancelled instead would be logged as an
         error.
         """
         await self._refuse()
@@ -244,7 +243,14 @@ class Proxy:
     async def _pump(
         self, connection: _ProxiedConnection, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Read one direction of a connection, and queue each chunk with the time at which it may be sent."""
+        """Read one direction of a connection, and queue each chunk with the time at which it may be sent.
+
+        Args:
+            connection: The connection.
+            direction: "requests" or "answers".
+            reader: Where the data comes from.
+            writer: Where the data goes to.
+        """
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(connection, direction, queue, writer))
         chunk, is_first = b"x", direction == "requests"
@@ -337,8 +343,9 @@ class _ProxiedConnection:
             self.gates[direction].set()
 
     async def wait_for_late_data(self) -> None:
-        """Wait some seconds before the connection to the server ends. If it ended at once, the server would cancel the
-        requests that arrived late.
+        """Wait some seconds before closing the connection to the server.
+
+        If it were closed immediately, the server would cancel the requests that arrived late.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _LINGER_S)

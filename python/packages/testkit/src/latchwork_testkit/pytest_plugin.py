@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and set up the conformance kit if the run names it."""
+    """Register the marker, and set up the conformance kit if it is selected on the command line."""
     config.addinivalue_line(
         "markers",
         "latchwork(backend, **options): the backend of latchwork_store and options of its URL, such as session_ttl_s",

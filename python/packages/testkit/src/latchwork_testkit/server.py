@@ -211,7 +211,7 @@ class Server(Launcher):
             return self._given_data_dir
         if self._own_data_dir is None:
             self._own_data_dir = Path(tempfile.mkdtemp(prefix=f"latchwork-{self.SCHEME}-"))
-            self._discard_data = weakref.finalize(self, _remove_unless_forked, self._own_data_dir, os.getpid())
+            self._discard_data = weakref.finalize(self, _remove_data, self._own_data_dir, os.getpid())
         return self._own_data_dir
 
     @property
@@ -285,7 +285,7 @@ class Server(Launcher):
         self._process = SupervisedProcess(
             [*self._command_prefix, *self._command()],
             log_path=self.log_path,
-            environment=_environment(),
+            environment=_get_environment(),
             remove_directory=self._own_data_dir,
         )
 
@@ -324,16 +324,22 @@ class Server(Launcher):
         return f"<{self.LABEL}{where}, {'running' if self.running else 'stopped'}>"
 
 
-def _remove_unless_forked(directory: Path, owner_pid: int) -> None:
-    """Remove the data of a server that was not closed. Does nothing in a forked child, because the parent still uses
-    it.
+def _remove_data(directory: Path, owner_pid: int) -> None:
+    """Remove the data of a server that was not closed.
+
+    Does nothing in a forked child, because the parent process still uses the data.
+
+    Args:
+        directory: The data directory.
+        owner_pid: ID of the process that created it.
     """
     if os.getpid() == owner_pid:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _environment() -> Mapping[str, str]:
-    """Return the environment variables without ETCD_*. etcd reads flags from them, and refuses a flag that is given
-    twice.
+def _get_environment() -> Mapping[str, str]:
+    """Return the environment variables without those of etcd (ETCD_*).
+
+    etcd reads flags from them, and refuses a flag that is also given on the command line.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}

@@ -66,8 +66,8 @@ class ZooKeeperServer(Server):
         self._links: HostsFileLinks | None = None
 
     def is_leader(self) -> bool:
-        """Return whether the server reports that it leads its ensemble or is a single server. Return False if it does
-        not answer.
+        """Return whether the server reports that it leads its ensemble, or is a single server. False if it does not
+        answer.
         """
         try:
             return self.mode() in {"leader", "standalone"}
@@ -75,7 +75,7 @@ class ZooKeeperServer(Server):
             return False
 
     def mode(self) -> str:
-        """Return the mode that the server reports: leader, follower or standalone, or "" while it does not serve
+        """Return the mode that the server reports: leader, follower or standalone. Empty while it does not serve
         clients.
 
         Raises:
@@ -146,9 +146,7 @@ class ZooKeeperServer(Server):
         }
 
     def _hosts_file_arguments(self) -> list[str]:
-        """Write the member's hosts file, and return the argument with which Java uses it. Return no argument without
-        proxies.
-        """
+        """Write the hosts file of the member, and return the argument that makes Java use it. Empty without proxies."""
         if self._links is None:
             return []
         path = self.data_dir / "hosts"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork._core import Assignment, ItemSet, RendezvousHasher
 from latchwork.assignment import JobProblem, Problem, strategy_by_name
-from latchwork_testkit.assign_bench.peers import installed_peers
+from latchwork_testkit.assign_bench.libraries import list_installed_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ def measure(
     """Run each candidate several times, in turn, and return the fastest time of each.
 
     Args:
-        candidates: At least one, with different names.
+        candidates: The functions to time, at least one, with different names.
         repeats: Number of runs of each candidate.
         progress: Called with the name of a candidate before each of its runs.
     Returns:
@@ -66,18 +66,27 @@ def measure(
     ]
 
 
-def worker_ids_and_keys(workers: int, items: int) -> tuple[list[str], list[str]]:
-    """Return this number of worker IDs and of item keys, with lengths that are typical in practice."""
+def build_worker_ids_and_keys(workers: int, items: int) -> tuple[list[str], list[str]]:
+    """Build worker IDs and item keys for a benchmark. Their lengths are typical in practice.
+
+    Args:
+        workers: Number of worker IDs.
+        items: Number of item keys.
+    """
     return [f"worker-{n:05}" for n in range(workers)], [f"job:item-{n:08}" for n in range(items)]
 
 
-def hashing_candidates(workers: int, items: int) -> list[Candidate]:
-    """Return the hashers of latchwork in both modes, and one in pure Python that uses a hash of the standard
+def build_hashing_candidates(workers: int, items: int) -> list[Candidate]:
+    """Build the candidates that hash: latchwork in both modes, and a hasher in pure Python that uses the standard
     library.
+
+    Args:
+        workers: Number of workers.
+        items: Number of items.
     """
-    ids, keys = worker_ids_and_keys(workers, items)
+    ids, keys = build_worker_ids_and_keys(workers, items)
     fast, compat = RendezvousHasher(ids), RendezvousHasher(ids, mode="compat")
-    fewer, fewest = keys[: items_for_pairs(_COMPAT_PAIRS, workers)], keys[: items_for_pairs(_PYTHON_PAIRS, workers)]
+    fewer, fewest = keys[: get_item_count(_COMPAT_PAIRS, workers)], keys[: get_item_count(_PYTHON_PAIRS, workers)]
     return [
         Candidate("fast", len(keys), lambda: fast.assign(keys)),
         Candidate("compat", len(fewer), lambda: compat.assign(fewer)),
@@ -85,21 +94,26 @@ def hashing_candidates(workers: int, items: int) -> list[Candidate]:
     ]
 
 
-def peer_candidates(workers: int, items: int) -> list[Candidate]:
-    """Return a candidate for each installed peer library. Slow libraries get only some of the items."""
-    ids, keys = worker_ids_and_keys(workers, items)
+def build_library_candidates(workers: int, items: int) -> list[Candidate]:
+    """Build a candidate for each installed library to compare with. Slow libraries get only some of the items.
+
+    Args:
+        workers: Number of workers.
+        items: Number of items.
+    """
+    ids, keys = build_worker_ids_and_keys(workers, items)
     found = []
-    for peer in installed_peers():
+    for peer in list_installed_libraries():
         work, fewer = peer.build(ids), keys[: min(items, peer.max_items(workers))]
         found.append(Candidate(peer.name, len(fewer), partial(work, fewer)))
     return found
 
 
-def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
-    """Return a candidate for each built-in strategy on this problem.
+def build_strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
+    """Build a candidate for each built-in assignment strategy.
 
     Args:
-        problem: The assignment problem.
+        problem: The assignment problem to solve.
         suffix: Appended to the names of the strategies.
     """
     items = sum(len(job.items) for job in problem.jobs)
@@ -111,21 +125,31 @@ def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
     return [candidate(name) for name in _STRATEGIES]
 
 
-def items_for_pairs(pairs: int, workers: int) -> int:
-    """Return the number of items, at least 10, that gives about this number of (item, worker) pairs."""
+def get_item_count(pairs: int, workers: int) -> int:
+    """Return the number of items that gives about this number of (item, worker) pairs. At least 10.
+
+    Args:
+        pairs: Number of pairs.
+        workers: Number of workers.
+    """
     return max(10, pairs // workers)
 
 
 def measure_stateful(
     workers: int, items: int, repeats: int, progress: Callable[[str], None] = _ignore_progress
 ) -> list[dict[str, Any]]:
-    """Measure how long it takes to create and change an `Assignment`, which stays in Rust memory, on one thread.
+    """Measure how long it takes to create and change an `Assignment`, which is kept in Rust memory, on one thread.
 
+    Args:
+        workers: Number of workers.
+        items: Number of items.
+        repeats: Number of runs of each operation.
+        progress: Called with the name of an operation before each of its runs.
     Returns:
         A dictionary for each operation: name, items, seconds, and ratio, which is the seconds divided by those of a
             plain assign.
     """
-    ids, keys = worker_ids_and_keys(workers, items)
+    ids, keys = build_worker_ids_and_keys(workers, items)
     hasher, item_set = RendezvousHasher(ids), ItemSet(keys)
     weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
     leaving = ids[workers // 2]
@@ -165,21 +189,21 @@ def measure_stateful(
     ]
 
 
-def progress_steps(repeats: int, peers: int = 0) -> int:
+def count_progress_calls(repeats: int, extra_candidates: int = 0) -> int:
     """Return how often `run_benchmark` calls `progress`.
 
     Args:
         repeats: Number of runs of each candidate.
-        peers: Number of additional candidates.
+        extra_candidates: Number of candidates in addition to those of latchwork.
     """
-    return repeats * (3 + peers + 8 + 2 * len(_STRATEGIES))
+    return repeats * (3 + extra_candidates + 8 + 2 * len(_STRATEGIES))
 
 
 def run_benchmark(
     workers: int,
     items: int,
     repeats: int = 3,
-    peers: Iterable[Candidate] = (),
+    extra_candidates: Iterable[Candidate] = (),
     progress: Callable[[str], None] = _ignore_progress,
 ) -> dict[str, Any]:
     """Measure hashing, stateful assignments and strategies for one number of workers and items.
@@ -188,7 +212,7 @@ def run_benchmark(
         workers: Number of workers, at least 2.
         items: Number of items, at least 1.
         repeats: Number of runs of each candidate, at least 1. The fastest counts.
-        peers: Additional candidates to run in turn with the hashers of latchwork.
+        extra_candidates: Candidates in addition to those of latchwork, such as other libraries. They run in turn with its hashers.
         progress: Called with the name of what is measured next.
     Returns:
         A dictionary with workers, items, repeats, machine; `hashing`: the rows of `measure` for the hashers;
@@ -205,27 +229,27 @@ def run_benchmark(
         "items": items,
         "repeats": repeats,
         "machine": describe_machine(),
-        "hashing": measure([*hashing_candidates(workers, items), *peers], repeats, progress),
+        "hashing": measure([*build_hashing_candidates(workers, items), *extra_candidates], repeats, progress),
         "stateful": measure_stateful(workers, items, repeats, progress),
         "strategies": [*_measure_strategies(workers, items, repeats, progress)],
     }
 
 
 def describe_machine() -> dict[str, str]:
-    """Return the processor architecture, the operating system and the Python version, on which the figures depend."""
+    """Return the processor architecture, the operating system and the Python version, which the results depend on."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"processor": platform.machine(), "system": platform.system(), "python": python}
 
 
-def cold_problem(workers: int, items: int) -> Problem:
-    """Return an assignment problem with ten jobs and workers of equal weight. No item has an owner yet."""
-    weights = dict.fromkeys(worker_ids_and_keys(workers, 0)[0], 1.0)
+def build_cold_problem(workers: int, items: int) -> Problem:
+    """Build an assignment problem with ten jobs and workers of equal weight. No item has an owner yet."""
+    weights = dict.fromkeys(build_worker_ids_and_keys(workers, 0)[0], 1.0)
     texts = [f"item-{n:08}" for n in range(items)]
     return Problem(tuple(JobProblem(f"job-{n}", tuple(texts[n::_JOBS]), weights) for n in range(_JOBS)))
 
 
-def problem_after_leave(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
-    """Return the problem that arises when the middle worker leaves.
+def build_problem_after_leave(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
+    """Build the assignment problem that arises when the middle worker leaves.
 
     Args:
         problem: The problem before.
@@ -239,9 +263,11 @@ def problem_after_leave(problem: Problem, owners: Mapping[str, Mapping[str, str]
 def _measure_strategies(
     workers: int, items: int, repeats: int, progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    cold = cold_problem(workers, items)
-    left = problem_after_leave(cold, strategy_by_name("balanced").assign(cold).owners)
-    rows = measure([*strategy_candidates(cold), *strategy_candidates(left, ", one worker left")], repeats, progress)
+    cold = build_cold_problem(workers, items)
+    left = build_problem_after_leave(cold, strategy_by_name("balanced").assign(cold).owners)
+    rows = measure(
+        [*build_strategy_candidates(cold), *build_strategy_candidates(left, ", one worker left")], repeats, progress
+    )
     for row in rows:
         name, _, when = row["name"].partition(",")
         row["moves"] = _count_moves(name, cold, left=bool(when))
@@ -249,12 +275,16 @@ def _measure_strategies(
 
 
 def _count_moves(name: str, cold: Problem, *, left: bool) -> int:
-    """Return how many items a strategy moves, starting from no owners, or from its own assignment after a worker
-    left.
+    """Return how many items a strategy moves to another worker.
+
+    Args:
+        name: Name of the strategy.
+        cold: An assignment problem without owners.
+        left: Start from the strategy's own assignment, after a worker has left. Otherwise start without owners.
     """
     strategy = strategy_by_name(name)
     plan = strategy.assign(cold)
-    return len(strategy.assign(problem_after_leave(cold, plan.owners)).moves if left else plan.moves)
+    return len(strategy.assign(build_problem_after_leave(cold, plan.owners)).moves if left else plan.moves)
 
 
 def _python_owner(key: str, workers: list[str]) -> str:

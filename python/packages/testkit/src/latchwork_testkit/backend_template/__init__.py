@@ -13,12 +13,11 @@ TEMPLATE = Path(__file__).parent / "project"
 
 
 def copy_template(folder: Path) -> None:
-    """Copy the template of a backend to a folder.
+    """Copy the template of a backend to a new folder.
 
     Args:
         folder: The folder to create.
-
     Raises:
-        FileExistsError: If the folder exists.
+        FileExistsError: The folder exists already.
     """
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))

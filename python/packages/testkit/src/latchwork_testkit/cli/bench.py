@@ -35,8 +35,8 @@ def assign(
     so compare the rates.
     """
     with Progress(console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as display:
-        others = bench.peer_candidates(workers, items) if peers else []
-        task = display.add_task("starting", total=bench.progress_steps(repeats, len(others)))
+        others = bench.build_library_candidates(workers, items) if peers else []
+        task = display.add_task("starting", total=bench.count_progress_calls(repeats, len(others)))
         figures = bench.run_benchmark(
             workers, items, repeats, others, progress=lambda name: display.update(task, advance=1, description=name)
         )

@@ -6,6 +6,6 @@ that dies during the bench has its own session.
 """
 
 from latchwork_testkit.cluster_bench.measure import measure
-from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, goals
+from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, list_goals
 
-__all__ = ["BenchOptions", "Figures", "Goal", "goals", "measure"]
+__all__ = ["BenchOptions", "Figures", "Goal", "list_goals", "measure"]

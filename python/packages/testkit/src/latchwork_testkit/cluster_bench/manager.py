@@ -39,7 +39,7 @@ def run_manager(connection: BenchConnection, options: BenchOptions, namespace: s
     of live workers changes.
 
     Args:
-        connection: Connection to the bench.
+        connection: Connection to the process that runs the benchmark.
         options: Size of the cluster and URL of the store.
         namespace: Namespace of the keys of the cluster.
     """
@@ -64,7 +64,7 @@ def run_manager(connection: BenchConnection, options: BenchOptions, namespace: s
         manager = new_manager()
         with store.mirror(keys.ALIVE) as alive:
             _report_live_workers(alive, connection)
-            before = resident_bytes()
+            before = measure_resident_bytes()
             connection.send(Ready(time.monotonic()))
             while (command := connection.recv()) is not None:
                 if command == "lead":
@@ -75,7 +75,7 @@ def run_manager(connection: BenchConnection, options: BenchOptions, namespace: s
                     manager = new_manager()
                     connection.send(Ready(time.monotonic()))
                 elif command == "memory":
-                    connection.send(MemoryUse(before, resident_bytes()))
+                    connection.send(MemoryUse(before, measure_resident_bytes()))
                     connection.send(Ready(time.monotonic()))
                 else:
                     current_options[0] = replace(manager_options, debounce_s=command, debounce_max_s=10 * command)
@@ -96,9 +96,7 @@ def _report_live_workers(alive: Mirror, connection: BenchConnection) -> None:
     alive.on_change(report)
 
 
-def resident_bytes() -> int:
-    """Return the physical memory (resident set size) of this process in bytes, after a garbage collection. Linux
-    only.
-    """
+def measure_resident_bytes() -> int:
+    """Return the physical memory that this process uses, in bytes, after a garbage collection. Linux only."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()

@@ -32,8 +32,8 @@ from latchwork_testkit.cluster_bench.model import (
     RebalanceReport,
     ReleaseLocks,
     StepFigures,
-    checksum,
-    text_memory_bytes,
+    compute_checksum,
+    count_text_bytes,
 )
 from latchwork_testkit.cluster_bench.processes import BenchFailed, BenchRefused, Processes
 
@@ -49,7 +49,7 @@ StepReporter = Callable[[str], None]
 
 
 def measure(options: BenchOptions, report_step: StepReporter = lambda _what: None) -> Figures:
-    """Run all steps of the bench on a store, and return the measured figures.
+    """Run all steps of the benchmark on a store, and return the measured figures.
 
     All keys are written below a new namespace, which is removed at the end, also after an error.
 
@@ -70,7 +70,7 @@ def measure(options: BenchOptions, report_step: StepReporter = lambda _what: Non
             )
         namespace = f"bench-{uuid.uuid4().hex[:8]}"
         bench = _Measurement(cluster_store(root, namespace), options, report_step)
-        with _keys_removed_after(bench.store, options, report_step):
+        with _remove_keys_afterwards(bench.store, options, report_step):
             bench.run(namespace)
         return bench.figures
 
@@ -85,7 +85,7 @@ class _Measurement:
         self._report_step = report_step
         self._processes = Processes(self._receive_message, options.timeout_s)
         self._pools = options.pools()
-        self._expected = (options.items, sum(checksum(items) for items in self._pools.values()))
+        self._expected = (options.items, sum(compute_checksum(items) for items in self._pools.values()))
         self._holdings: dict[str, ItemsHeld] = {}
         self._live_workers: list[LiveWorkers] = []
         self._rebalances: list[RebalanceReport] = []
@@ -142,7 +142,7 @@ class _Measurement:
     def _write_work_pools(self) -> Registration:
         """Write the items of all jobs to the store, and record how long it takes.
 
-        Registers a node to write them. The node never becomes ready, so the manager assigns no items to it.
+        A node must be registered to write them. It never becomes ready, so the manager assigns no items to it.
 
         Returns:
             The registration of that node, for later writes.
@@ -180,9 +180,12 @@ class _Measurement:
         self.figures.deaths.append(self._step_figures(seen_at, moved, self._options.debounce_s))
 
     def _measure_added_items(self, owner: Registration) -> None:
-        """Add a few items, one after another, to different jobs, and measure how long each takes to reach a worker.
+        """Add a few items to different jobs, one after another, and measure how long each takes to reach a worker.
 
-        The manager does not wait for further changes in this step (debounce time 0).
+        The manager does not wait for further changes in this step (its debounce time is 0).
+
+        Args:
+            owner: The registration that can write items.
         """
         self._processes.run_command(_MANAGER, 0.0)
         for number in range(_ADDED_ITEMS):
@@ -190,7 +193,7 @@ class _Measurement:
             job = list(self._pools)[number % len(self._pools)]
             item = f"order-{self._options.items + number:09d}"
             self._pools[job] = (*self._pools[job], item)
-            self._expected = (self._expected[0] + 1, self._expected[1] + checksum([item]))
+            self._expected = (self._expected[0] + 1, self._expected[1] + compute_checksum([item]))
             self._rebalances.clear()
             token = self.store.put(_PROBE_KEY, b"").token
             version = read_pool_version(self.store, job)
@@ -202,7 +205,8 @@ class _Measurement:
             self.figures.added.append(self._step_figures(began, len(item), 0.0, more_bytes=written))
 
     def _measure_takeover(self) -> None:
-        """Replace the manager by a new one in the same process, and measure how long it takes to read the state.
+        """Replace the manager by a new one in the same process, and measure how long the new one takes to read the
+        state.
 
         Raises:
             BenchFailed: The new manager moved items, although nothing had changed.
@@ -221,7 +225,7 @@ class _Measurement:
         self._processes.run_command(_MANAGER, "memory")
         assert self._memory is not None
         grown = self._memory.now_bytes - self._memory.before_bytes
-        self.figures.item_bytes_in_manager = (grown - text_memory_bytes(self._pools.values())) / self._options.items
+        self.figures.item_bytes_in_manager = (grown - count_text_bytes(self._pools.values())) / self._options.items
 
     def _measure_idle(self, processes: list[str]) -> None:
         self._report_step(f"{len(self._options.locking_workers())} workers acquire the locks of their items")
@@ -289,9 +293,14 @@ def _is_written_at(entry: Entry | None, token: int) -> bool:
 
 
 @contextlib.contextmanager
-def _keys_removed_after(store: Store, options: BenchOptions, report_step: StepReporter) -> Iterator[None]:
-    """Remove the keys of the bench when the block ends. An error of the removal does not replace an error of the
-    block.
+def _remove_keys_afterwards(store: Store, options: BenchOptions, report_step: StepReporter) -> Iterator[None]:
+    """Remove the keys of the benchmark when the block ends. If the block raises an error, an error of the removal is
+    ignored.
+
+    Args:
+        store: Store with the keys.
+        options: Options of the benchmark.
+        report_step: Called before the removal.
     """
     try:
         yield

@@ -51,7 +51,7 @@ class BenchOptions:
         return [f"w{number:05d}" for number in range(self.workers)]
 
     def workers_by_process(self) -> list[list[str]]:
-        """Return the worker IDs of each process. Workers are distributed round robin, so the dying ones are in
+        """Return the worker IDs of each process. Workers are distributed round robin, so that those that die run in
         different processes.
         """
         ids = self.worker_ids()
@@ -62,7 +62,7 @@ class BenchOptions:
         return self.worker_ids()[: self.deaths]
 
     def locking_workers(self) -> list[str]:
-        """Return the IDs of the workers that hold the locks of their items while writes are counted."""
+        """Return the IDs of the workers that hold the locks of all their items while writes are counted."""
         return self.worker_ids()[self.deaths :][: self.lock_owners]
 
     def strategy_by_job(self) -> dict[str, str]:
@@ -83,11 +83,11 @@ class BenchOptions:
         return found
 
 
-def checksum(items: Iterable[str]) -> int:
+def compute_checksum(items: Iterable[str]) -> int:
     """Return a checksum of items that does not depend on their order.
 
-    The sum over all shares is the same however the items are distributed, and changes if an item is missing or occurs
-    twice.
+    The sum over all workers does not depend on how the items are distributed. It changes if an item is missing or
+    occurs twice.
     """
     return sum(crc32(item.encode()) for item in items)
 
@@ -257,7 +257,7 @@ class Figures:
     item_bytes_in_manager: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures and their goals as a dictionary for JSON. It does not contain the URL of the store."""
+        """Return the figures and their goals as a dictionary for JSON. The URL of the store is left out."""
         options = self.options
         return {
             "backend": self.backend,
@@ -275,7 +275,8 @@ class Figures:
             "idle": None if self.idle is None else {name: getattr(self.idle, name) for name in IdleFigures.__slots__},
             "manager_bytes_per_item": self.item_bytes_in_manager,
             "goals": [
-                {"what": g.what, "found": g.found, "goal": g.goal, "unit": g.unit, "met": g.is_met} for g in goals(self)
+                {"what": g.what, "found": g.found, "goal": g.goal, "unit": g.unit, "met": g.is_met}
+                for g in list_goals(self)
             ],
         }
 
@@ -302,10 +303,10 @@ class Goal:
         return self.found <= self.goal
 
 
-def goals(figures: Figures) -> list[Goal]:
+def list_goals(figures: Figures) -> list[Goal]:
     """Return the goals of all figures that were measured.
 
-    Of several deaths the slowest one counts, and of several added items the median.
+    If several workers died, the slowest case counts. If several items were added, the median counts.
     """
     found = []
     if figures.cold_start is not None:
@@ -327,8 +328,12 @@ def goals(figures: Figures) -> list[Goal]:
     return found
 
 
-def text_memory_bytes(pools: Iterable[Iterable[str]]) -> int:
-    """Return the memory in bytes that the strings of all items take."""
+def count_text_bytes(pools: Iterable[Iterable[str]]) -> int:
+    """Return the memory that the strings of all items take, in bytes.
+
+    Args:
+        pools: The items of each job.
+    """
     return sum(sys.getsizeof(item) for items in pools for item in items)
 
 

@@ -37,7 +37,7 @@ class BenchConnection:
         self._mutex = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message to the bench. Does nothing if the bench has ended."""
+        """Send a message to the process that runs the benchmark. Does nothing if that process has ended."""
         with self._mutex:
             try:
                 self._connection.send(message)
@@ -52,7 +52,11 @@ class BenchConnection:
             return None
 
     def poll(self, timeout_s: float) -> bool:
-        """Return whether `recv` would return at once, after waiting for at most `timeout_s` seconds."""
+        """Wait for a message, and return whether there is one.
+
+        Args:
+            timeout_s: Seconds to wait.
+        """
         return self._connection.poll(timeout_s)
 
 
@@ -131,7 +135,7 @@ class Processes:
 
         Args:
             condition: Called after each message.
-            description: What is waited for, for the error message.
+            description: Describes the condition, for the error message.
         Raises:
             BenchFailed: The wait timed out, or a process failed.
         """

@@ -1,5 +1,5 @@
-"""A process of the cluster bench with many workers. They register, and watch and decode their shares as real workers
-do, but run no jobs.
+"""A process of the cluster bench with many workers. They register and read their assigned items as real workers do, but
+run no jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latchwork_testkit.cluster_bench.model import (
     Progress,
     Ready,
     ReleaseLocks,
-    checksum,
+    compute_checksum,
 )
 
 if TYPE_CHECKING:
@@ -55,16 +55,16 @@ class BenchWorkers:
         self._locking_workers = set(options.locking_workers())
         self._item_locks: list[ItemLocks] = []
         self._sessions: dict[str, Session] = {}
-        self._shares: dict[str, _WatchedShare] = {}
+        self._shares: dict[str, _WatchedAssignment] = {}
         self._changed = threading.Event()
         self._mutex = threading.Lock()
         self._decoded_at, self._decoded_shares = 0.0, 0
 
     def register(self, connection: BenchConnection) -> None:
-        """Register all workers with a few threads, and report the progress to the bench.
+        """Register all workers with a few threads, and report the progress.
 
         Args:
-            connection: Connection to the bench.
+            connection: Connection to the process that runs the benchmark.
         Raises:
             RuntimeError: Another process has registered a worker of this name.
         """
@@ -79,16 +79,17 @@ class BenchWorkers:
                 if done % 50 == 0:
                     connection.send(Progress(done))
 
-    def watch_shares(self) -> None:
-        """Watch the share of each worker, which is the set of items assigned to it."""
+    def watch_assignments(self) -> None:
+        """Watch the items that are assigned to each worker."""
         for worker in self._workers:
-            share = self._shares[worker] = _WatchedShare()
+            share = self._shares[worker] = _WatchedAssignment()
             share.stored = ShareCache(self._store, worker, partial(self._apply_change, share))
             share.stored.wait_ready()
             self._apply_change(share)
 
     def acquire_locks(self) -> int:
-        """Acquire the locks of all items of the workers that the options choose. Each worker has its own lock owner.
+        """Acquire the locks of all items of some workers, which the options choose. Each of them has its own lock
+        owner.
 
         Returns:
             The number of locks that are now held.
@@ -108,20 +109,20 @@ class BenchWorkers:
             release.result()
 
     def end_worker(self, worker: str) -> None:
-        """End a worker and its session. Its items have no worker until the manager assigns them to others."""
+        """End a worker and its session. Its items have no owner until the manager assigns them to other workers."""
         share = self._shares.pop(worker)
         assert share.stored is not None
         share.stored.close()
         self._sessions.pop(worker).close()
         self._changed.set()
 
-    def take_change(self, timeout_s: float) -> ItemsHeld | None:
-        """Wait until a share changes, and return the items that all workers hold now.
+    def wait_for_change(self, timeout_s: float) -> ItemsHeld | None:
+        """Wait until the assignment of a worker changes, and return the number of items of all workers together.
 
         Args:
             timeout_s: Seconds to wait.
         Returns:
-            The items, or None if no share changed in this time.
+            The items, or None if nothing changed in this time.
         """
         if not self._changed.wait(timeout_s):
             return None
@@ -151,11 +152,11 @@ class BenchWorkers:
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
         return held
 
-    def _apply_change(self, share: _WatchedShare) -> None:
-        if share.stored is None:  # called before `watch_shares` set it, which then applies the change itself
+    def _apply_change(self, share: _WatchedAssignment) -> None:
+        if share.stored is None:  # called before `watch_assignments` set it, which then applies the change itself
             return
         with share.mutex:
-            changed = share.update(self._job_ids)
+            changed = share.refresh(self._job_ids)
         if changed:
             with self._mutex:
                 self._decoded_shares += changed
@@ -163,7 +164,7 @@ class BenchWorkers:
             self._changed.set()
 
 
-class _WatchedShare:
+class _WatchedAssignment:
     """The items assigned to one worker, as last decoded. Hold `mutex` to update them."""
 
     def __init__(self) -> None:
@@ -174,12 +175,12 @@ class _WatchedShare:
         self._known: dict[str, tuple[tuple[str, ...], int]] = {}  # items of each job, and their checksum
 
     def items_by_job(self) -> dict[str, tuple[str, ...]]:
-        """Return the items of each job."""
+        """Return the items that are assigned to the worker, by job."""
         with self.mutex:
             return {job: items for job, (items, _) in self._known.items()}
 
-    def update(self, jobs: list[str]) -> int:
-        """Decode the stored share and update the items, their number and their checksum.
+    def refresh(self, jobs: list[str]) -> int:
+        """Decode the stored assignment of this worker, and update the items, their number and their checksum.
 
         Args:
             jobs: IDs of the jobs.
@@ -195,7 +196,7 @@ class _WatchedShare:
             self.items -= len(items)
             self.checksum -= items_checksum
         for job in changed:
-            items_checksum = checksum(current[job])
+            items_checksum = compute_checksum(current[job])
             self._known[job] = (current[job], items_checksum)
             self.items += len(current[job])
             self.checksum += items_checksum
@@ -208,7 +209,7 @@ def run_workers(connection: BenchConnection, options: BenchOptions, namespace: s
     Sends `Ready` after the registration and after each command, and `ItemsHeld` when the items of the workers change.
 
     Args:
-        connection: Connection to the bench.
+        connection: Connection to the process that runs the benchmark.
         options: Size of the cluster and URL of the store.
         namespace: Namespace of the keys of the cluster.
         workers: IDs of the workers of this process.
@@ -216,7 +217,7 @@ def run_workers(connection: BenchConnection, options: BenchOptions, namespace: s
     with connect(options.url) as root:
         bench_workers = BenchWorkers(cluster_store(root, namespace), options, workers)
         bench_workers.register(connection)
-        bench_workers.watch_shares()
+        bench_workers.watch_assignments()
         connection.send(Ready(time.monotonic()))
         while True:
             if connection.poll(_REPORT_EVERY_S):
@@ -225,7 +226,7 @@ def run_workers(connection: BenchConnection, options: BenchOptions, namespace: s
                     return
                 _execute_command(bench_workers, command, connection)
                 connection.send(Ready(time.monotonic()))
-            changed = bench_workers.take_change(0.0)
+            changed = bench_workers.wait_for_change(0.0)
             if changed is not None:
                 connection.send(changed)
 
@@ -239,4 +240,4 @@ def _execute_command(
         bench_workers.release_locks()
     else:
         bench_workers.end_worker(command.worker)
-        connection.send(bench_workers.take_change(0.0))
+        connection.send(bench_workers.wait_for_change(0.0))

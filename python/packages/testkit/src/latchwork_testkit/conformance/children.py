@@ -12,7 +12,7 @@ HANG_S = 20
 
 
 def run_in_fork(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Fork this process and call the functions in the child.
+    """Fork this process and call functions in the child.
 
     Args:
         calls: Functions without arguments, by name.

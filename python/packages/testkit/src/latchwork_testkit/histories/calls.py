@@ -85,13 +85,13 @@ class Call:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the call certainly did not change the store."""
+        """Whether it is certain that the call did not change the store."""
         if self.is_read or self.outcome in {CONFLICT, REFUSED}:
             return True
         return not self.ops or (self.outcome == OK and not self.written and not self.deleted)
 
     def describe(self) -> str:
-        """Return the call and its answer as one line of text."""
+        """Format the call and its response as one line of text."""
         if self.is_read:
             request = f"get {self.key}"
         else:
@@ -131,12 +131,12 @@ class History:
     calls: list[Call] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
-        """Return the history as a dictionary for JSON; `history_from_json` reads it."""
+        """Return the history as a dictionary for JSON. `history_from_json` reads it."""
         return asdict(self)
 
 
 def history_from_json(data: dict) -> History:
-    """Return the history that `History.as_json` wrote as a dictionary."""
+    """Convert the dictionary from `History.as_json` to a history."""
     start = {key: None if seen is None else ReportedEntry(*seen) for key, seen in data["start"].items()}
     calls = [Call(**{name: _from_json(name, value) for name, value in each.items()}) for each in data["calls"]]
     return History(tuple(data["keys"]), start, data["after"], calls)

@@ -43,11 +43,11 @@ def check_history(history: History) -> HistoryCheck:
 
 
 def minimize_history(history: History) -> History:
-    """Return a shorter history that is not linearizable either.
+    """Shorten a history that is not linearizable, so that it can be read. The result is not linearizable either.
 
-    Removes calls from the end, calls from the beginning, and calls that changed nothing. Keeps the writes, because
-    without a write the rest would be wrong for another reason. Writes are removed only before the last time at which
-    the state of the store was certain.
+    Removes calls from the end, calls from the beginning, and calls that changed nothing. Writes are removed only before
+    the last time at which the state of the store was certain, because without them later calls would be wrong for
+    another reason.
 
     Raises:
         ValueError: The history is linearizable.
@@ -86,7 +86,12 @@ def _cut_beginning(history: History) -> History:
 
 
 def _drop_unchanging_calls(history: History, step: int) -> History:
-    """Remove calls that changed nothing, while the history stays not linearizable. Tries `step` calls at a time."""
+    """Remove calls that changed nothing, as long as the history stays not linearizable.
+
+    Args:
+        history: The history.
+        step: Number of calls to remove at a time.
+    """
     at = 0
     while at < len(history.calls):
         chosen = history.calls[at : at + step]

@@ -73,7 +73,7 @@ class Workload:
         self._exists[key] = False
 
     def _delete_at(self, key: str) -> None:
-        entry = self._known_entry(key)
+        entry = self._choose_known_entry(key)
         if entry is not None:
             self._recorder.delete(key, at=entry)
             self._exists[key] = False
@@ -91,7 +91,7 @@ class Workload:
 
     def _random_check(self, key: str, tokens: Tokens) -> At | Absent | Exists:
         likely = self._exists[key] == (self._rng.random() < 0.85)
-        entry = self._known_entry(key)
+        entry = self._choose_known_entry(key)
         if likely and entry is not None and self._rng.random() < 0.6:
             check = At(entry)
             tokens[check] = entry.token
@@ -106,8 +106,10 @@ class Workload:
             return Create(key, self._value())
         return Put(key, self._value())
 
-    def _known_entry(self, key: str) -> Entry | None:
-        """Return the newest known entry of a key, or sometimes an older one, whose version is no longer current."""
+    def _choose_known_entry(self, key: str) -> Entry | None:
+        """Choose a known entry of a key for a check. Sometimes this is an older one, whose version is no longer
+        current.
+        """
         entries = list(self._known_entries[key])
         if not entries:
             return None
@@ -181,7 +183,7 @@ class Clients:
         """Wait until every client has stopped and none of its calls can take effect any more.
 
         Returns:
-            A sentence for each unexpected error since the last call, and for each client that hangs.
+            A sentence for each unexpected error since the previous `finish`, and for each client that hangs.
         """
         deadline = time.monotonic() + _FINISH_TIMEOUT_S
         problems = []

@@ -93,7 +93,7 @@ class Recorder:
         return self._record(call, lambda: self.store.delete(key, version=version), answer, tokens)
 
     def commit(self, checks: list[At | Absent | Exists], ops: list[Put | Create | Delete], tokens: Tokens) -> Committed:
-        """Commit operations under checks, and record the call.
+        """Commit operations if their checks hold, and record the call.
 
         Args:
             checks: Checks that must hold.
@@ -111,15 +111,15 @@ class Recorder:
         return self._record(call, lambda: self.store.commit(checks, ops), answer, tokens)
 
     def new_value(self) -> bytes:
-        """Return a value that no client writes again."""
+        """Return a value that no client has written or will write again."""
         self._values += 1
         return f"{self.client}.{self._values}".encode()
 
     def settle(self) -> None:
         """Wait until no call of this client can take effect any more.
 
-        Waits for the calls that were given up, and reads until the store answers. Adds a problem to `unexpected` if it
-        never answers.
+        Waits for the calls that were given up, and reads until the store responds. If it never responds, adds a problem
+        to `unexpected`.
         """
         deadline = time.monotonic() + _SETTLE_S
         wait(self._given_up, _SETTLE_S)

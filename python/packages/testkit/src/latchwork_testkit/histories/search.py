@@ -99,7 +99,7 @@ class SearchResult:
 
 
 def search_linearization(history: History) -> SearchResult:
-    """Search for an order of the calls that explains every answer of a history."""
+    """Search for an order of the calls in which every response of a history is possible."""
     return _Search(history).run()
 
 
@@ -107,15 +107,15 @@ class _Search:
     def __init__(self, history: History) -> None:
         entries = _reported_entries(history.calls)
         self.spec = SequentialSpec(history.keys, entries)
-        self.pending = _pending_calls(history.calls, entries)
-        self._previous_token = _predecessors(self.pending, history.after)
+        self.pending = _build_pending_calls(history.calls, entries)
+        self._previous_token = _map_predecessors(self.pending, history.after)
         self.active: dict[int, PendingCall] = {}
         self.configurations = {Configuration(self.spec.initial_state(history), 0)}
         self.result = SearchResult()
         self._last_certain: tuple[int, Configuration, dict[int, PendingCall]] | None = None
 
     def run(self) -> SearchResult:
-        for at, is_return, each in _events(self.pending):
+        for at, is_return, each in _list_events(self.pending):
             before = self.configurations
             if is_return:
                 self._process_return(each)
@@ -151,7 +151,7 @@ class _Search:
             }
 
     def _process_return(self, each: PendingCall) -> None:
-        configurations = self._configurations_with(each)
+        configurations = self._find_configurations_with(each)
         if each.is_unobserved:
             configurations |= self.configurations
         del self.active[each.bit]
@@ -160,9 +160,12 @@ class _Search:
             frontier.add(Configuration(configuration.state, configuration.done & ~each.bit))
         self.configurations = frontier.configurations()
 
-    def _configurations_with(self, target: PendingCall) -> set[Configuration]:
-        """Return the configurations in which a call has taken effect, reached from all current ones by further
+    def _find_configurations_with(self, target: PendingCall) -> set[Configuration]:
+        """Return the configurations in which a call has taken effect. They are reached from the current ones by further
         effects.
+
+        Args:
+            target: The call.
         """
         frontier = self._new_frontier()
         unexplored = deque(configuration for configuration in self.configurations if frontier.add(configuration))
@@ -172,17 +175,21 @@ class _Search:
             if configuration.done & target.bit:
                 with_target.add(configuration)
                 continue
-            unexplored.extend(each for each in self._next_configurations(configuration) if frontier.add(each))
+            unexplored.extend(each for each in self._find_next_configurations(configuration) if frontier.add(each))
         return with_target
 
-    def _next_configurations(self, configuration: Configuration) -> Iterable[Configuration]:
-        """Return the configurations that one more write leads to. Calls that change nothing are applied at once."""
+    def _find_next_configurations(self, configuration: Configuration) -> Iterable[Configuration]:
+        """Return the configurations that follow from one more write. Calls that change nothing are applied immediately.
+
+        Args:
+            configuration: The configuration to start from.
+        """
         for each in self.active.values():
             if configuration.done & each.bit or each.changes_nothing:
                 continue
             if each.token and self._previous_token[each.token] != configuration.state[1]:
                 continue
-            state = self.spec.state_after(configuration.state, each.call, each.token)
+            state = self.spec.compute_state_after(configuration.state, each.call, each.token)
             if state is not None:
                 yield from self._apply_unchanging_calls(
                     Configuration(state, self._mark_effective(configuration.done, each)), self.active.values()
@@ -191,14 +198,18 @@ class _Search:
     def _apply_unchanging_calls(
         self, configuration: Configuration, candidates: Iterable[PendingCall]
     ) -> list[Configuration]:
-        """Return the configurations after calls that change nothing have taken effect, for those whose answer fits the
-        state.
+        """Apply calls that change nothing, as far as their responses fit the state. Return the resulting
+        configurations.
+
+        Args:
+            configuration: The configuration to start from.
+            candidates: The calls.
         """
         choices = []
         for each in candidates:
             if configuration.done & each.bit or not each.changes_nothing:
                 continue
-            if self.spec.state_after(configuration.state, each.call, each.token) is not None:
+            if self.spec.compute_state_after(configuration.state, each.call, each.token) is not None:
                 if any(
                     ruled_out.bit & ~configuration.done for ruled_out in each.rules_out if ruled_out.bit in self.active
                 ):
@@ -227,8 +238,9 @@ class _Search:
 
 
 class _Frontier:
-    """A set of configurations, without any that another one makes unnecessary because it has the same state and at
-    least the same calls left to apply.
+    """A set of configurations without redundant ones.
+
+    A configuration is redundant if another one has the same state and at least the same calls left to apply.
     """
 
     def __init__(self, unobserved: int, reads: int) -> None:
@@ -237,7 +249,7 @@ class _Frontier:
         self._costs: dict[tuple[State, int], dict[int, Configuration]] = {}
 
     def add(self, configuration: Configuration) -> bool:
-        """Add a configuration, unless another one makes it unnecessary. Return whether it was added."""
+        """Add a configuration unless it is redundant. Return whether it was added."""
         state, done = configuration
         cost = (done & self._unobserved) | (~done & self._reads)
         costs = self._costs.setdefault((state, done & ~self._unobserved & ~self._reads), {})
@@ -260,10 +272,14 @@ def _reported_entries(calls: Iterable[Call]) -> dict[tuple[int, str], ReportedEn
     return entries
 
 
-def _pending_calls(calls: list[Call], entries: dict[tuple[int, str], ReportedEntry]) -> list[PendingCall]:
+def _build_pending_calls(calls: list[Call], entries: dict[tuple[int, str], ReportedEntry]) -> list[PendingCall]:
     """Return the calls that the search must order, with their tokens and the times by which they must take effect.
 
-    Calls that were refused, and reads without an answer, are left out.
+    Calls that were refused, and reads without a response, are left out.
+
+    Args:
+        calls: The calls of the history.
+        entries: Every entry that a response contained, by token and key.
     """
     token_of = {(each.key, each.value): each.token for each in entries.values()}
     pending, open_calls = [], {}
@@ -288,14 +304,19 @@ def _pending_calls(calls: list[Call], entries: dict[tuple[int, str], ReportedEnt
     return pending
 
 
-def _predecessors(pending: list[PendingCall], after: int) -> dict[int, int]:
-    """Return, for the token of each write, the token of the write before it."""
+def _map_predecessors(pending: list[PendingCall], after: int) -> dict[int, int]:
+    """Return, for the token of each write, the token of the previous write.
+
+    Args:
+        pending: The calls to order.
+        after: The token of the last write before the history.
+    """
     tokens = sorted({each.token for each in pending if each.token and not each.changes_nothing})
     return dict(zip(tokens, [after, *tokens], strict=False))
 
 
-def _events(pending: list[PendingCall]) -> list[tuple[int, bool, PendingCall]]:
-    """Return the invocations and returns of all calls, sorted by time. At the same time, invocations come first."""
+def _list_events(pending: list[PendingCall]) -> list[tuple[int, bool, PendingCall]]:
+    """Return the beginning and the end of each call, sorted by time. At equal times, beginnings come first."""
     events = []
     for index, each in enumerate(pending):
         events.append((each.call.invoked, False, index, each))

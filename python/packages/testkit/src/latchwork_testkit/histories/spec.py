@@ -1,4 +1,5 @@
 """The sequential specification of a store: the effect and the answer of each call if calls are made one after another.
+
 No I/O.
 
 A state is a tuple with one item per key, and the greatest token so far. An item is (value, token, created). A token of
@@ -33,8 +34,8 @@ class SequentialSpec:
         items = [history.start.get(key) for key in history.keys]
         return tuple(None if each is None else (each.value, each.token, each.created) for each in items), history.after
 
-    def state_after(self, state: State, call: Call, token: int | None) -> State | None:
-        """Return the state after a call, or None if the call cannot have given its answer in this state.
+    def compute_state_after(self, state: State, call: Call, token: int | None) -> State | None:
+        """Return the state after a call, or None if the call cannot have had its response in this state.
 
         Args:
             state: State before the call.
@@ -76,7 +77,7 @@ class SequentialSpec:
                     deleted.append(op.key)
                 items[at] = None
                 continue
-            item = self._item_after_put(items[at], op, token, answers.get(op.key))
+            item = self._compute_item_after_put(items[at], op, token, answers.get(op.key))
             if item is None:
                 return None
             items[at] = item
@@ -84,10 +85,17 @@ class SequentialSpec:
             return None
         return tuple(items), max(state[1], token)
 
-    def _item_after_put(
+    def _compute_item_after_put(
         self, before: Item | None, op: Operation, token: int, answer: ReportedEntry | None
     ) -> Item | None:
-        """Return the item of a key after a put, or None if an answer contradicts it."""
+        """Return the item of a key after a put, or None if the response contradicts it.
+
+        Args:
+            before: The item before. None: the key does not exist.
+            op: The put.
+            token: Token of the commit.
+            answer: The entry that the response contained. None: it contained none.
+        """
         created = token if before is None else before[2]
         reported = answer or self._entries.get((token, op.key))
         if reported is not None:
@@ -98,7 +106,5 @@ class SequentialSpec:
 
 
 def is_unobserved(call: Call, token: int | None) -> bool:
-    """Return whether a write has an unknown outcome and no answer shows its effect, so that it may not have been
-    applied.
-    """
+    """Return whether a write has an unknown outcome and no response shows its effect. It may not have been applied."""
     return call.outcome == UNKNOWN and not call.is_read and token is None

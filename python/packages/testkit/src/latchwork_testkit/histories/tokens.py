@@ -55,7 +55,7 @@ def _reported_entries(history: History) -> list[tuple[Call, ReportedEntry]]:
 
 
 def _check_real_time(history: History) -> list[str]:
-    """Check that each write has a greater token than all writes that were answered before it began."""
+    """Check that each write has a greater token than all writes that had a response before it began."""
     problems = []
     writes = _writes(history)
     answered = sorted(writes, key=lambda call: call.returned)
@@ -71,7 +71,7 @@ def _check_real_time(history: History) -> list[str]:
 
 
 def _check_origins(history: History) -> list[str]:
-    """Check that every value that was read was written by a call that had begun and may have been applied."""
+    """Check that every value that was read comes from a write that had begun before and may have been applied."""
     origin = {(op.key, op.value): call for call in history.calls for op in call.ops if op.kind != "delete"}
     problems = []
     for call, entry in _reported_entries(history):
@@ -91,7 +91,7 @@ def _check_origins(history: History) -> list[str]:
 def _check_reads(history: History) -> list[str]:
     problems = []
     for key in history.keys:
-        reported = sorted(_reported_tokens(history, key))
+        reported = sorted(_list_reported_tokens(history, key))
         ends = [returned for returned, _, _ in reported]
         newest: list[tuple[int, str]] = []
         for _, token, description in reported:
@@ -105,9 +105,11 @@ def _check_reads(history: History) -> list[str]:
     return problems
 
 
-def _reported_tokens(history: History, key: str) -> list[tuple[int, int, str]]:
-    """Return each token of a key that an answer showed: the time of the answer, the token, and the description of the
-    call.
+def _list_reported_tokens(history: History, key: str) -> list[tuple[int, int, str]]:
+    """Return every token of a key that a response contained, in the order of the calls.
+
+    Returns:
+        The time of the response, the token, and a description of the call.
     """
     reported = []
     for call in history.calls:

@@ -80,6 +80,8 @@ def send_command(
         project: The project of the unique key. Other projects may use the same key.
         unique_key: At most 200 characters. Repeating the same command with this key returns the stored command.
         by: The account that sends the command.
+    Raises:
+        KeyReused: The key was used for a different command.
     """
     given = dict(args or {})
     row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}

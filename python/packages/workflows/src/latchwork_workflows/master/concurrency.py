@@ -59,7 +59,7 @@ class ConcurrencyControl:
             ancestors: IDs of the ancestors of the run.
             exclude: ID of the run itself, if it exists already.
         Raises:
-            WrongState: The policy of the workflow or the pool of the project refuses the run.
+            WrongState: The policy or the pool refuses the run, or the run would wait for itself.
         """
         if dry:
             return False

@@ -311,8 +311,8 @@ def request_action(
         no_cache: For ``rerun``: run every task, even if a cached result exists.
         unique_key: Idempotency key: repeating it with the same command changes nothing.
     Raises:
-        HttpProblem: 403 (forbidden) if the account may not do this, 404 (not found) if there is no such run or action,
-            409 (conflict) with the actions that the state of the run allows.
+        HttpProblem: 403 (forbidden) if the account may not do this or only masters send this command, 404 (not found)
+            if there is no such run or action, 409 (conflict) with the actions that the state of the run allows.
         KeyReused: The key was used before, for another command.
     """
     row = find_row(context, user, run_id)

@@ -147,7 +147,7 @@ def test_closing_a_namespace_leaves_the_store_open_and_not_the_other_way_round(b
 
 
 def in_callback_of_a_put(store, call):
-    """What the call did in a callback of a future: its result or error, the thread, and how long it took."""
+    """Make a call in the callback of a put's future. Return its result or error, its thread, and how long it took."""
     did, told = [], threading.Event()
 
     def callback(_):

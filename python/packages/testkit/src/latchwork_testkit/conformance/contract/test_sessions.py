@@ -14,8 +14,8 @@ from latchwork import At, Closed, Conflict, Delete, InvalidKey, Put, SessionLost
 from latchwork.clock import SYSTEM_CLOCK
 
 
-def gone(store, key, within_s):
-    """Wait until a key is gone; seconds it took."""
+def wait_until_gone(store, key, within_s):
+    """Wait until a key no longer exists, and return the seconds that this took."""
     begun = SYSTEM_CLOCK.now()
     with store.mirror(key) as mirror:
         mirror.wait_until(lambda state: key not in state, within_s)
@@ -234,7 +234,7 @@ def test_something_that_is_no_session_is_refused(store):
 
 
 def expire(session):
-    """Make the deadline pass as it does when no renewal is confirmed any more."""
+    """Let the deadline of a session pass, as if no renewal were confirmed any more."""
     renewer = session._renewer
     with renewer._lock:
         renewer._lease._counted = SYSTEM_CLOCK.now() - session.ttl_s
@@ -253,7 +253,7 @@ def test_a_lost_session_fires_once_frees_its_keys_and_never_comes_back(store, ot
     assert session.lost.wait(2)
     assert session.state == "lost"
     assert session.remaining_s() == 0
-    gone(other, "bound", session.ttl_s + 2)
+    wait_until_gone(other, "bound", session.ttl_s + 2)
     with pytest.raises(SessionLost):
         store.put("again", b"", session=session)
     fresh = store.session

@@ -206,7 +206,7 @@ def other(backend_url, store):
 
 
 def apply_changes(changes, key, store, other):
-    """Change a key in these ways. If a change needs keys below a session-bound key, unbind the key first."""
+    """Change a key in the given ways. If a change needs keys below a session-bound key, unbind the key first."""
     for change in changes:
         before = store.get(key)
         if change is be_an_implied_parent and before is not None and before.owner is not None:
@@ -280,7 +280,7 @@ with latchwork.connect(sys.argv[1]) as store:
 
 
 def bind_until_expiry(url, store, stale):
-    """Bind three keys to a session of another process, add their entries to `stale`, and kill the process."""
+    """Bind three keys to a session of another process, and kill that process. The entries are added to `stale`."""
     doomed = subprocess.Popen(
         [sys.executable, "-c", DOOMED, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -290,8 +290,8 @@ def bind_until_expiry(url, store, stale):
         doomed.kill()
 
 
-def bind_unrenewed(store, stale):
-    """Bind three keys to a session that is not renewed, and add their entries to `stale`. For stores in memory."""
+def bind_to_unrenewed_session(store, stale):
+    """Bind three keys to a session that is not renewed. The entries are added to `stale`. For stores in memory."""
     session = store._core.backend.open_session(0.25, lambda: None).result(WAIT_S)
     for key in "abc":
         store._core.backend.commit([], [Put(key, b"v", SimpleNamespace(id=session.id))]).result(WAIT_S)
@@ -303,7 +303,7 @@ def test_no_version_outlives_the_expiry_of_its_session(backend_url, store, other
     if store.capabilities.multi_process:
         bind_until_expiry(backend_url, store, stale)
     else:
-        bind_unrenewed(store, stale)
+        bind_to_unrenewed_session(store, stale)
     with store.mirror("") as mirror:
         mirror.wait_until(lambda state: not state, timeout_s=WAIT_S)
     with pytest.raises(Conflict):

@@ -11,7 +11,13 @@ from latchwork.spi import Current, Snapshot
 
 
 def collect(watch, until, timeout_s=5.0):
-    """Fold batches until the state satisfies a condition; the state as key to value."""
+    """Apply batches of changes from a watch until a condition is true, and return the values by key.
+
+    Args:
+        watch: The watch.
+        until: Called with the values after each batch.
+        timeout_s: Seconds to wait.
+    """
     state: dict[str, bytes] = {}
     while not until(state):
         for change in watch.next(timeout_s):

@@ -130,8 +130,9 @@ class JsonFileBackend(Backend):
         return self._write(work)
 
     def end_session(self, session):
-        """End a session and remove its keys. If the file cannot be written, the keys are removed when the TTL has
-        passed.
+        """End a session and remove its keys.
+
+        If the file cannot be written, the keys are removed when the TTL has passed.
         """
         if session.id in self._ended:
             return completed(None)
@@ -154,7 +155,7 @@ class JsonFileBackend(Backend):
     # Watches.
 
     def watch(self, prefix, sink, *, leaf=False, siblings=False, beats=True):
-        """Watch the key at the prefix and all keys below it."""
+        """Send the changes of the key at a prefix, and of all keys below it, to a sink."""
         return self._poller.watch(prefix, sink, beats=beats)
 
     def current_state(self):
@@ -189,7 +190,9 @@ class JsonFileBackend(Backend):
             return failed(Closed("the store was closed"))
 
     def _write(self, work):
-        """Call a function that changes the state, and save the state. Waiting writes are saved together."""
+        """Call a function that changes the state, and save the state. Writes that wait at the same time are saved
+        together.
+        """
         write = Write(work, time.monotonic() + self._call_timeout_s)
         self._waiting.append(write)
         try:
@@ -199,7 +202,7 @@ class JsonFileBackend(Backend):
         return write.future
 
     def _write_all(self):
-        """Apply the waiting writes one after another, and save the state once. Each write succeeds or fails alone."""
+        """Apply all waiting writes and save the state once. A write that fails does not affect the others."""
         writes = []
         while self._waiting:
             writes.append(self._waiting.popleft())
@@ -249,7 +252,7 @@ class Write:
         self._result = None
 
     def applied_to(self, state):
-        """Return the state after the write, or the same state if the write fails."""
+        """Apply the write to a state, and return the new state. If the write fails, return the old state."""
         after = state.copy()
         try:
             _refuse_late(self.deadline)
@@ -260,7 +263,7 @@ class Write:
         return after
 
     def end(self):
-        """Complete the future. Call this after the state was saved."""
+        """Complete the future of the write with its result. Called after the state was saved."""
         if self.error is None:
             self.future.set_result(self._result)
         else:
@@ -306,7 +309,7 @@ class Poller:
         self._thread.start()
 
     def watch(self, prefix, sink, *, beats):
-        """Add a watch. Its first event is a snapshot of the state."""
+        """Add a watch. Its first event is a snapshot of the current state."""
         watch = DeliveringWatch(prefix, sink, self._forget)
         watch.beats, watch.is_new, watch.heard_at = beats, True, 0.0
         with self._mutex:

@@ -50,7 +50,10 @@ class StateFile:
 
     @contextlib.contextmanager
     def locked(self, deadline):
-        """Lock the file, so that no other thread or process can write. Raises Unavailable at the deadline."""
+        """Lock the file for the block, so that no other thread or process can write.
+
+        Raises Unavailable if the lock is not free before the deadline.
+        """
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unavailable(f"{self._path} was locked by this process until the timeout; nothing was written")
         try:

@@ -56,7 +56,7 @@ class State:
     # Reads.
 
     def below(self, prefix):
-        """Return the keys below a prefix, sorted. First segments that start with @ are hidden in the whole root."""
+        """Return the keys below a prefix, sorted. At the root, keys whose first segment starts with @ are left out."""
         start = f"{prefix}/" if prefix else ""
         return sorted(key for key in self.entries if key.startswith(start) and is_under(key, prefix) and key != prefix)
 
@@ -95,7 +95,7 @@ class State:
         return Committed(token, tuple(written), tuple(deleted))
 
     def number_for(self, key):
-        """Return the next number of a key's parent. A number is never returned twice."""
+        """Return the next number for a sequential key of this parent. A number is never returned twice."""
         parent = key.rpartition("/")[0]
         self.numbers[parent] = self.numbers.get(parent, 0) + 1
         return self.numbers[parent]
@@ -136,7 +136,7 @@ class State:
         return entry
 
     def _check_leaves(self, written):
-        """Refuse keys below a session-bound key. Only the written keys can violate this rule."""
+        """Check that no written key is below a session-bound key. Other keys cannot violate this rule."""
         for entry in written:
             if entry.owner is not None and any(key.startswith(f"{entry.key}/") for key in self.entries):
                 raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session")

@@ -20,7 +20,7 @@ _RING_ITEMS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ComparedLibrary:
     """A library to compare with.
 
     Attributes:
@@ -38,13 +38,13 @@ class Peer:
     goals: dict[int, float] = field(default_factory=dict)
 
 
-def installed_peers() -> list[Peer]:
-    """Return the libraries of `PEERS` that are installed."""
-    return [peer for peer in PEERS if importlib.util.find_spec(peer.module)]
+def list_installed_libraries() -> list[ComparedLibrary]:
+    """Return the libraries to compare with that are installed."""
+    return [peer for peer in LIBRARIES if importlib.util.find_spec(peer.module)]
 
 
 def _build_numpy(workers: Sequence[str]) -> Assign:
-    """Return a rendezvous hasher that hashes each text once and combines blocks of keys and workers with numpy."""
+    """Build a rendezvous hasher that hashes each text once, and combines blocks of keys and workers with numpy."""
     import mmh3
     import numpy as np
 
@@ -66,7 +66,7 @@ def _build_numpy(workers: Sequence[str]) -> Assign:
 
 
 def _build_xxhash(workers: Sequence[str]) -> Assign:
-    """Return a rendezvous hasher that calls a hash written in C for each pair, which is the fastest way in pure
+    """Build a rendezvous hasher that calls a hash function in C for each pair. This is the fastest way in pure
     Python.
     """
     import xxhash
@@ -81,7 +81,7 @@ def _build_xxhash(workers: Sequence[str]) -> Assign:
 
 
 def _build_uhashring(workers: Sequence[str]) -> Assign:
-    """Return the consistent-hashing ring of the package uhashring."""
+    """Build the consistent-hashing ring of the package uhashring."""
     from uhashring import HashRing
 
     ring: Any = HashRing(nodes=list(workers))
@@ -89,22 +89,22 @@ def _build_uhashring(workers: Sequence[str]) -> Assign:
 
 
 def _build_tooz(workers: Sequence[str]) -> Assign:
-    """Return the consistent-hashing ring of the package tooz."""
+    """Build the consistent-hashing ring of the package tooz."""
     from tooz.hashring import HashRing
 
     ring: Any = HashRing(list(workers))
     return lambda keys: [next(iter(ring.get_nodes(key.encode()))) for key in keys]
 
 
-PEERS = (
-    Peer("numpy", "numpy", _build_numpy, lambda workers: _NUMPY_PAIRS // workers, {1000: 15, 100: 10}),
-    Peer(
+LIBRARIES = (
+    ComparedLibrary("numpy", "numpy", _build_numpy, lambda workers: _NUMPY_PAIRS // workers, {1000: 15, 100: 10}),
+    ComparedLibrary(
         "python, xxhash",
         "xxhash",
         _build_xxhash,
         lambda workers: max(200, _PYTHON_PAIRS // workers),
         {1000: 700, 100: 250},
     ),
-    Peer("uhashring", "uhashring", _build_uhashring, lambda _: _RING_ITEMS, {1000: 14, 100: 35}),
-    Peer("tooz HashRing", "tooz", _build_tooz, lambda _: _RING_ITEMS, {1000: 120, 100: 100}),
+    ComparedLibrary("uhashring", "uhashring", _build_uhashring, lambda _: _RING_ITEMS, {1000: 14, 100: 35}),
+    ComparedLibrary("tooz HashRing", "tooz", _build_tooz, lambda _: _RING_ITEMS, {1000: 120, 100: 100}),
 )
