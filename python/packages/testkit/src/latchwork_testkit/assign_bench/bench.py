@@ -212,7 +212,7 @@ def run_benchmark(
         workers: Number of workers, at least 2.
         items: Number of items, at least 1.
         repeats: Number of runs of each candidate, at least 1. The fastest counts.
-        extra_candidates: Candidates in addition to those of latchwork, such as other libraries. They run in turn with its hashers.
+        extra_candidates: Candidates in addition to those of latchwork, such as other libraries.
         progress: Called with the name of what is measured next.
     Returns:
         A dictionary with workers, items, repeats, machine; `hashing`: the rows of `measure` for the hashers;

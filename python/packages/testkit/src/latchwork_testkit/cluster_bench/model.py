@@ -144,7 +144,7 @@ class ItemsHeld:
     Attributes:
         at: Time at which the last share was decoded, on the monotonic clock.
         items: Number of items.
-        checksum: Checksum of the items; see `checksum`.
+        checksum: Checksum of the items; see `compute_checksum`.
         decoded: Number of shares decoded since the start.
     """
 
