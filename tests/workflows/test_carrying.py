@@ -60,7 +60,7 @@ def test_what_is_exported_is_imported_and_then_the_same(full, other):
         assert (row.online, row.scheduled) == (True, False)
         kinds = connection.execute(sa.select(tables.event.c.kind)).scalars().all()
     assert kinds == ["import"]
-    (eve,) = DatabaseAccounts(other).accounts()
+    (eve,) = DatabaseAccounts(other).list_accounts()
     assert (eve.has_password, eve.roles) == (False, {"billing": "editor"})
 
 
@@ -100,7 +100,7 @@ def test_an_import_keeps_the_password_of_who_is_there(full):
     document = export_document(full)
     document["accounts"][0]["roles"] = {}
     import_document(full, document, by="test")
-    (eve,) = DatabaseAccounts(full).accounts()
+    (eve,) = DatabaseAccounts(full).list_accounts()
     assert (eve.has_password, eve.roles) == (True, {})
 
 

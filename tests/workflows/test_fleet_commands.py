@@ -172,7 +172,7 @@ def test_a_link_of_a_command_signs_a_browser_in_once(flows, served):
 
 def test_what_an_account_is_called_moves_no_cursor(flows, served):
     database = Database(served.home.database)
-    DatabaseAccounts(database).create(EVIL, None, by="test")
+    DatabaseAccounts(database).create_account(EVIL, None, by="test")
     database.close()
     assert not BAD.search(flows("users", "list").out)
 
