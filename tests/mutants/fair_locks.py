@@ -75,8 +75,8 @@ DEFECTS = (
     Defect(
         "Work",
         "a renewal withdraws a stop that the work has seen",
-        "primitives/waiting/work.py",
-        "            self._tell()  # who",
+        "primitives/waiting/ownership.py",
+        "            self._stop_with_warning()  # who",
         "            pass  # who",
         id_of(
             "primitives/work", "a_stop_that_the_work_has_seen_is_not_taken_back_though_its_thread_saw_the_renewal_only"
@@ -124,7 +124,7 @@ DEFECTS = (
         "LeaderLatch",
         "a latch leaves the queue before its listeners have ended",
         "primitives/fair/latch.py",
-        "        await self._announcer.settle(self._store.clock, _REVOKE_TIMEOUT_S)\n",
+        "        await self._announcer.wait_delivered(self._store.clock, _REVOKE_TIMEOUT_S)\n",
         "",
         id_of("primitives/latch", "revoked_listeners_end_before_the_next_candidate_leads", on="memory"),
     ),

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a view is written without checking the previous one",
-        "primitives/group/log.py",
+        "primitives/group/view_log.py",
         "[Absent(self.head_key) if at is None else At(at)], ops)",
         "[], ops)",
         id_of("primitives/group", "a_view_that_another_wrote_meanwhile_is_not_overwritten", on="memory"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Group",
         "a view is written from a stale watch",
-        "primitives/group/log.py",
+        "primitives/group/view_log.py",
         "                if name in self._stored:\n                    gone.append(name)\n",
         "                pass\n",
         id_of("primitives/group", "a_view_is_never_older_than_the_one_before_it", on="memory"),

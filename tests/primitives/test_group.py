@@ -24,7 +24,7 @@ from latchwork.errors import (
 from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import log as logs
 from latchwork.primitives.group.follower import Replica, SharedViews
-from latchwork.primitives.group.log import ViewLog, ViewState
+from latchwork.primitives.group.view_log import ViewLog, ViewState
 from latchwork.primitives.group.views import ViewChange
 from latchwork.store.steps import run
 from latchwork.types import Exists, Put

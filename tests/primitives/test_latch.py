@@ -262,7 +262,7 @@ def test_a_candidate_whose_ticket_is_deleted_by_hand_leads_only_by_another(candi
     store.delete(deleted)
     first.close()
     fence = second.wait(10.0)
-    assert [each.ticket for each in second.candidates()] == [second._place.ticket.key] != [deleted]
+    assert [each.ticket for each in second.candidates()] == [second._position.ticket.key] != [deleted]
     store.commit([fence], [])
 
 

@@ -18,7 +18,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Once
-from latchwork.primitives.waiting.work import Work
+from latchwork.primitives.waiting.ownership import Work
 from latchwork.testing import Fault, FaultyStore
 from latchwork.types import Put
 from primitives.lost_answers import lose_answer

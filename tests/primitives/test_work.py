@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LockLost, NotLeader
-from latchwork.primitives.waiting.work import Ownership
+from latchwork.primitives.waiting.ownership import Ownership
 from latchwork.types import Fence
 
 

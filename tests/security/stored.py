@@ -135,15 +135,15 @@ KINDS = {
     ),
     "evicted member": Kind("primitives.group.views", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
     "views": Kind(
-        "primitives.group.log", HEAD.to_bytes(), lambda value: views.LogHead.from_entry(at(value)).to_bytes()
+        "primitives.group.view_log", HEAD.to_bytes(), lambda value: views.LogHead.from_entry(at(value)).to_bytes()
     ),
     "view": Kind(
-        "primitives.group.log",
+        "primitives.group.view_log",
         views.write_step(STEP),
         lambda value: views.ViewState().apply(views.read_step(at(value))),
     ),
     "base of views": Kind(
-        "primitives.group.log",
+        "primitives.group.view_log",
         views.ViewState(2, {"a": STORED}).chunks()[0],
         lambda value: views.ViewState.from_base(HEAD, [at(value)]).view(),
     ),

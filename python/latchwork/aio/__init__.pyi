@@ -33,7 +33,7 @@ from latchwork.executor.stored import TaskState
 from latchwork.executor.submitter import OnSessionLost
 from latchwork.executor.targets import Target
 from latchwork.primitives.barrier.member import Lacking, Parties
-from latchwork.primitives.fair.election import _Seat
+from latchwork.primitives.fair.election import _CampaignLock
 from latchwork.primitives.fair.latch import Candidate, LatchState, Leader
 from latchwork.primitives.fair.rwlock import Mode
 from latchwork.primitives.fair.tickets import Ticket, TicketQueue
@@ -45,7 +45,7 @@ from latchwork.primitives.queue.claims import CreateClaimed
 from latchwork.primitives.queue.item_taker import Accept, Extra
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.partition_reader import TakerShard
-from latchwork.primitives.waiting.work import Ownership
+from latchwork.primitives.waiting.ownership import Ownership
 from latchwork.store.calls import Entries, Names
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.session import SessionState
@@ -316,7 +316,7 @@ class Election:
     ) -> T: ...
 
 class Term:
-    def __init__(self, election: Election, seat: _Seat) -> None: ...
+    def __init__(self, election: Election, campaign_lock: _CampaignLock) -> None: ...
     async def __aenter__(self) -> Term: ...
     async def __aexit__(self, *_: object) -> None: ...
     async def close(self) -> None: ...

@@ -23,7 +23,7 @@ from latchwork.primitives.queue.partition_reader import TakerShard
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.removal import forget
-from latchwork.primitives.waiting.work import Work
+from latchwork.primitives.waiting.ownership import Work
 
 __all__ = [
     "Barrier",

@@ -35,8 +35,8 @@ from latchwork.errors import (
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closable, Deadline, check_integer, check_name
+from latchwork.primitives.waiting.ownership import MARGIN_PART, Ownership, Work, check_function
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
-from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven
 from latchwork.store.store import Store
@@ -157,7 +157,7 @@ class Once(Closable):
                 entry = await self._wait_for_outcome(fn, waiter, deadline)
                 if entry is not None:
                     return _decode_result(entry, self._what)
-                self._waits.refuse_ended(waiter)
+                self._waits.raise_if_ended(waiter)
             if deadline.has_passed:
                 runner = await self._queue.describe_first()
                 raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")

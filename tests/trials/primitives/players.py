@@ -85,7 +85,7 @@ class Owner(Player):
     def __init__(self, store, name, role, report, kind="Lock", ttl_s=1.0):
         super().__init__(store, name, role, report)
         self._owner = OWNERS[kind](store, name, role, ttl_s)
-        self._owned = None
+        self._get_ownership = None
         self._fences = []
         self._last_held = 0.0
         self._spawn(self._look)
@@ -95,13 +95,13 @@ class Owner(Player):
 
     def begin(self):
         """Own it as soon as that is possible; see ``owned``."""
-        self._owned = None
+        self._get_ownership = None
         self._spawn(self._own)
 
     def owned(self):
         """When it was ours at the latest, and by which token; None while it is not."""
         self._raise()
-        return self._owned
+        return self._get_ownership
 
     def write(self):
         """Write under the fence of our last ownership: the token of the write, and of the fence."""
@@ -131,7 +131,7 @@ class Owner(Player):
             self._fences = self._insist(self._owner.own)
         except Closed:
             return
-        self._owned = [time.monotonic(), self._fences[0].token]
+        self._get_ownership = [time.monotonic(), self._fences[0].token]
 
     def _look(self):
         while not self._stop.wait(_LOOK_EVERY_S):
@@ -178,14 +178,14 @@ class Counting(Looper):
         self._lock = Lock(store, f"{name}-lock", label=role)
         self._counter = Counter(store, name)
         self._fence = None
-        self._owned = None
+        self._get_ownership = None
 
     def own(self):
         """Hold the lock as soon as it can be had; see ``owned``."""
         self._spawn(self._own)
 
     def owned(self):
-        return self._owned
+        return self._get_ownership
 
     def late(self):
         """Once more, under the fence of the lock."""
@@ -208,7 +208,7 @@ class Counting(Looper):
             self._fence = self._insist(lambda: self._lock.acquire(PATIENCE_S))
         except Closed:
             return
-        self._owned = True
+        self._get_ownership = True
 
     def _once(self, fence=None):
         self._counter.add(fence=fence, timeout_s=20.0)

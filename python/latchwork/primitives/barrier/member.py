@@ -373,7 +373,7 @@ class BarrierMember:
         if await waiter.keep_trying(lambda: self._end_if_complete(seen), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
         if not await waiter.watch_until(self._board_key, PhaseEndWatcher(seen), deadline):
-            self._waits.refuse_ended(waiter)
+            self._waits.raise_if_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(
@@ -415,7 +415,7 @@ class BarrierMember:
             board = await self._end_in_turn(seen, arrival, waiter, deadline, look_s)
         if board is not None:
             return board
-        self._waits.refuse_ended(waiter)
+        self._waits.raise_if_ended(waiter)
         late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
         return await waiter.keep_trying(lambda: self._end_as_broken(phase, late), deadline)
 

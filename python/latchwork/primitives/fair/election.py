@@ -19,12 +19,12 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
-from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
+from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
-from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Election:
-    """Leadership for a term: ``with election.campaign(b"10.0.0.7:80") as term:``.
+    """Leadership for one term at a time: ``with election.campaign(b"10.0.0.7:80") as term:``.
 
     Construction does no I/O. Thread-safe: each campaign queues separately. A paused process may write late, so pass
     ``term.fence`` to every write that matters.
@@ -44,7 +44,7 @@ class Election:
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the tickets.
-        node_id: The name of this candidate for others: any non-empty text.
+        node_id: The name of this candidate, shown to others: any non-empty text.
         session: The session of the tickets, which the caller closes. None uses the store's primary session.
     """
 
@@ -58,7 +58,7 @@ class Election:
         self._waits = WaiterRegistry(store, self._what, session)
         self._queue = TicketQueue(store, name, self._what, node_id)
         self._lock = mutex()
-        self._seats: set[_Seat] = set()
+        self._campaign_locks: set[_CampaignLock] = set()
 
     def __repr__(self) -> str:
         return f"<Election {self.name!r} {self.node_id!r}>"
@@ -68,10 +68,10 @@ class Election:
         """Join the queue of candidates and wait to be elected.
 
         Args:
-            value: The public value during the term; see ``Term.proclaim``.
+            value: The public value of the leader during the term; see ``Term.proclaim``.
             timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Returns:
-            The term. Use it in a ``with``, or resign at the end.
+            The term. Use it in a ``with`` statement, or call ``resign`` at the end.
         Raises:
             WaitTimeout: Another candidate still leads. Our ticket has been removed.
             SessionLost: Our session ended while waiting.
@@ -81,16 +81,18 @@ class Election:
         """
         self._waits.check()
         check_bytes(value, f"the value of {self._what}")
-        seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
+        campaign_lock = _CampaignLock(
+            self._store, self._what, self._queue, session=self._session, value=value, on_end=self._forget
+        )
         with self._lock:
             self._waits.check()
-            self._seats.add(seat)
+            self._campaign_locks.add(campaign_lock)
         try:
-            await steps_of(seat.acquire)(timeout_s)
+            await steps_of(campaign_lock.acquire)(timeout_s)
         except BaseException:
-            await seat.give_up()
+            await campaign_lock.give_up()
             raise
-        return Term(self, seat)
+        return Term(self, campaign_lock)
 
     @driven
     async def run(
@@ -103,16 +105,16 @@ class Election:
     ) -> T:
         """Campaign, run ``fn(term, work)`` in this thread, and resign.
 
-        ``work`` stops it before the term can end. When it has returned after a stop, the campaign starts again. It may
-        run several times on several nodes, but never on two at a time as long as it stops in time.
+        ``work`` asks the function to stop before the term can end. If it returns after that, the campaign starts again.
+        The function may run several times on several nodes, but never on two at a time as long as it stops in time.
 
         Args:
-            fn: Checks ``work`` regularly, and writes with ``work.fence``.
-            value: The public value at the beginning of each term.
+            fn: Called as ``fn(term, work)``. It must check ``work`` regularly, and write with ``work.fence``.
+            value: The public value of the leader at the beginning of each term.
             timeout_s: Seconds to wait for each election. None waits forever.
-            margin_s: Seconds between the stop and the end of a term. None uses a tenth of the session's TTL.
+            margin_s: Seconds between the request to stop and the end of a term. None uses a tenth of the session's TTL.
         Returns:
-            The result of ``fn`` when it returned without a stop.
+            The result of ``fn`` when it returned without a request to stop.
         Raises:
             WaitTimeout, SessionLost, Closed: As for ``campaign``.
             TypeError: ``fn`` cannot be called as ``fn(term, work)``, or is async or a generator.
@@ -133,18 +135,22 @@ class Election:
 
     @driven
     async def leader(self) -> Leader | None:
-        """Read the current leader from the store. Return None if there is none. No campaign is needed."""
+        """Return the current leader, read from the store. None if there is none. This process need not be a
+        candidate.
+        """
         return next(iter(await steps_of(self.candidates)()), None)
 
     @driven
     async def candidates(self) -> list[Leader]:
-        """Return all candidates in the order in which they will lead, the leader first. No campaign is needed."""
+        """Return all candidates in the order in which they will lead, the leader first. This process need not be
+        one.
+        """
         return [Leader.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     def observe(self) -> Observer:
-        """Return an iterator over the leaders and their values.
+        """Return an iterator over the leaders and their values, as they change.
 
-        Close it after use: it continues after ``close`` of this object.
+        Close the iterator after use. The ``close`` of this election does not end it.
 
         Raises:
             Closed: The election was closed.
@@ -154,36 +160,38 @@ class Election:
 
     @shielded
     async def close(self) -> None:
-        """Resign from all terms of this object, and end its campaigns. Thread-safe and idempotent."""
+        """Resign from all terms of this object, and make its waiting calls raise ``Closed``. Thread-safe and
+        idempotent.
+        """
         if self._waits.home.is_foreign:
             return
         self._waits.close()  # first: new campaigns are refused from now on
         with self._lock:
-            seats = list(self._seats)
+            campaign_locks = list(self._campaign_locks)
         try:
-            for seat in seats:
-                await seat.give_up()
+            for campaign_lock in campaign_locks:
+                await campaign_lock.give_up()
         except BaseException:
-            for seat in seats:
-                seat.abandon()
+            for campaign_lock in campaign_locks:
+                campaign_lock.abandon()
             raise
 
-    def _forget(self, seat: _Seat) -> None:
+    def _forget(self, campaign_lock: _CampaignLock) -> None:
         if self._waits.home.is_foreign:
             return
         with self._lock:
-            self._seats.discard(seat)
+            self._campaign_locks.discard(campaign_lock)
 
 
 class Term(GuardsWork):
-    """A term of leadership, from an election until it is resigned or lost. ``Election.campaign`` returns it.
+    """A term of leadership, from the election until it is resigned or lost. ``Election.campaign`` returns it.
 
-    Thread-safe. ``with`` resigns at the end.
+    Thread-safe. The end of a ``with`` block resigns.
     """
 
-    def __init__(self, election: Election, seat: _Seat) -> None:
+    def __init__(self, election: Election, campaign_lock: _CampaignLock) -> None:
         self._election = election
-        self._seat = seat
+        self._campaign_lock = campaign_lock
 
     def __repr__(self) -> str:
         return f"<Term {self._election.name!r} {self._election.node_id!r} {self.remaining_s():.2f}s>"
@@ -207,34 +215,32 @@ class Term(GuardsWork):
         Raises:
             NotLeader: The term has ended.
         """
-        return self._seat.fence
+        return self._campaign_lock.fence
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process certainly leads. Performs no I/O.
+        """Whether this process certainly leads now. Performs no I/O.
 
         It becomes False by the local clock before another candidate can lead.
         """
-        return self._seat.is_held
+        return self._campaign_lock.is_held
 
     @property
     def lost(self) -> Signal:
         """A signal that is set when the term is lost, but not when it is resigned."""
-        return self._seat.lost
+        return self._campaign_lock.lost
 
     def remaining_s(self) -> float:
-        """Return for how many seconds this process certainly leads without a further renewal. Performs no I/O.
-
-        The result is 0 after the end of the term.
+        """Return for how many seconds this process certainly leads without a further renewal, 0 after the term.
+        Performs no I/O.
         """
-        return self._seat.remaining_s()
+        return self._campaign_lock.remaining_s()
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when the term is lost, but not when it is resigned.
-
-        Return a function that removes the listener.
+        """Call ``fn()`` when the term is lost, but not when it is resigned. Return a function that removes the
+        listener.
         """
-        return self._seat.on_lost(fn)
+        return self._campaign_lock.on_lost(fn)
 
     @driven
     async def proclaim(self, value: bytes) -> None:
@@ -244,29 +250,29 @@ class Term(GuardsWork):
             NotLeader: The term has ended. Nothing was published.
             Unavailable, OutcomeUnknown: As for any write. Publishing again is safe.
         """
-        await self._seat.proclaim(value)
+        await self._campaign_lock.proclaim(value)
 
     @shielded
     async def resign(self) -> None:
         """End the term, so that the next candidate is elected. Idempotent.
 
         Raises:
-            NotLeader: It had been lost, even if only the store knew.
+            NotLeader: The term had been lost, even if this process did not know it yet.
         """
-        if not self._seat.has_ended:
-            await self._seat.resign()
+        if not self._campaign_lock.has_ended:
+            await self._campaign_lock.resign()
 
     @shielded
     async def close(self) -> None:
-        """End the term. Raises no error if it was already lost."""
-        await self._seat.give_up()
+        """End the term. Unlike ``resign``, raise no error if it was lost."""
+        await self._campaign_lock.give_up()
 
-    def _owned(self) -> Ownership:
-        return self._seat.owned()
+    def _get_ownership(self) -> Ownership:
+        return self._campaign_lock.owned()
 
 
-class _Seat(SessionLock):
-    """A candidate's campaign and the term of leadership that follows it."""
+class _CampaignLock(SessionLock):
+    """The lock behind a campaign and the term of leadership that follows. The leader is the client that holds it."""
 
     error = NotLeader
 
@@ -278,15 +284,15 @@ class _Seat(SessionLock):
         *,
         session: Session | None,
         value: bytes,
-        on_over: Callable[[_Seat], None],
+        on_end: Callable[[_CampaignLock], None],
     ) -> None:
         super().__init__(store, what, queue, session=session)
         self._value = value
-        self._on_over = on_over
+        self._on_over = on_end
         self.has_ended = False
 
     def owned(self) -> Ownership:
-        return self._owned()
+        return self._get_ownership()
 
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
@@ -317,15 +323,12 @@ class _Seat(SessionLock):
         finally:
             self._on_over(self)
 
-    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+    async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         return await wait_for_turn(self._queue, waiter, deadline, body=_encode_value(self._value))
 
 
 def _encode_value(value: bytes) -> dict[str, object]:
-    """Return the fields to store for a leader's value.
-
-    A value that is text is stored as text, so that people can read it.
-    """
+    """Return the fields of a ticket that store a leader's value. A value that is text is stored as readable text."""
     try:
         return {"value": value.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

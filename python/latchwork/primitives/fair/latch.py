@@ -1,8 +1,9 @@
 """Leader election: candidates queue, and the first one leads until it leaves or its session ends.
 
 Keys:   <name>/t-<nonce>  one ticket per candidate, bound to its session; node ID as label, host and PID as JSON
-Leader: the oldest ticket. Each other candidate watches the ticket directly before its own. ``Observer`` follows the
-leader without being a candidate.
+
+The leader is the oldest ticket. Each other candidate watches the ticket directly before its own. ``Observer`` follows
+the leader without being a candidate.
 
 docs/design/locks.md has the states, and which fence closes which race.
 """
@@ -33,9 +34,9 @@ from latchwork.primitives.fair.tickets import (
     wait_until_gone,
 )
 from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_node_id
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waits import Waiter
-from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
@@ -57,10 +58,10 @@ _WATCH_AFTER_S = 0.002
 
 
 class LeaderLatch(GuardsWork, Participant):
-    """A candidate for leadership. ``with`` joins the queue without waiting, and leaves it at the end.
+    """A candidate for leadership. ``with`` joins the queue of candidates without waiting, and leaves it at the end.
 
     Construction does no I/O. Thread-safe. After a lost session it joins again at the end of the queue with the store's
-    next session. With a given session it cannot, and ``wait`` raises ``SessionLost``.
+    next session. If ``session`` is given, it cannot, and ``wait`` raises ``SessionLost``.
 
     ``is_leader`` becomes False by our own clock before any other candidate can lead. This does not prevent a paused
     process from writing late: pass ``fence`` to every write that matters.
@@ -68,7 +69,7 @@ class LeaderLatch(GuardsWork, Participant):
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the tickets.
-        node_id: The name of this candidate for others: any non-empty text.
+        node_id: The name of this candidate, shown to others: any non-empty text.
         session: The session of the ticket, which the caller closes. None uses the store's primary session.
     """
 
@@ -79,10 +80,10 @@ class LeaderLatch(GuardsWork, Participant):
         what = f"latch {name!r}"
         super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}")
         self._queue = TicketQueue(store, name, what, node_id)
-        self._place: QueuePosition | None = None
+        self._position: QueuePosition | None = None
         self._session: Session | None = None
         self._state: LatchState = "new"
-        self._led: Ownership | None = None
+        self._leadership: Ownership | None = None
         self._elected_listeners: dict[object, Callable[[], None]] = {}
         self._revoked_listeners: dict[object, Callable[[], None]] = {}
 
@@ -95,11 +96,12 @@ class LeaderLatch(GuardsWork, Participant):
     async def start(self) -> None:
         """Join the queue of candidates in a background thread, without waiting.
 
-        Idempotent. Works again after ``leave``.
+        Idempotent. Can be called again after ``leave``.
 
         Raises:
             Closed: The latch was closed.
-            LatchworkError: The call is inside a listener of the latch, which is leaving and waits for the listener.
+            LatchworkError: A listener of the latch called this while the latch is leaving. Waiting here would be a
+                deadlock, because leaving waits for the listener.
         """
         self._home.check()
         while (leaving := self._start_unless_leaving()) is not None:
@@ -108,9 +110,10 @@ class LeaderLatch(GuardsWork, Participant):
             await self._ended(leaving)
 
     def _start_unless_leaving(self) -> Background | None:
-        """Start the background thread unless it is running.
+        """Start the background thread if it is not running.
 
-        If an earlier thread is still leaving the queue, return that one.
+        Returns:
+            The earlier thread if it is still leaving the queue; the caller waits for it. Otherwise None.
         """
         with self._changed.mutex:
             self._check_open()
@@ -125,25 +128,23 @@ class LeaderLatch(GuardsWork, Participant):
 
     @shielded
     async def leave(self) -> None:
-        """Leave the queue like ``close``, but allow ``start`` to join it again."""
-        await self._end(for_good=False)
+        """Leave the queue like ``close``. Unlike ``close``, ``start`` can join it again."""
+        await self._stop(permanently=False)
 
     @shielded
     async def close(self) -> None:
-        """Leave the queue of candidates permanently.
+        """Leave the queue of candidates permanently. Thread-safe and idempotent.
 
-        ``is_leader`` becomes False at once, and ``on_revoked`` listeners are called.
-
-        Only then can the next candidate lead. Returns once the ticket is deleted, or will be because its session has
-        ended. Listeners get 5 seconds. Thread-safe and idempotent.
+        ``is_leader`` becomes False at once. Then ``on_revoked`` listeners are called, for at most 5 seconds, before the
+        next candidate can lead. The call returns when our ticket is deleted or its session has ended.
         """
-        await self._end(for_good=True)
+        await self._stop(permanently=True)
 
-    async def _end(self, *, for_good: bool) -> None:
+    async def _stop(self, *, permanently: bool) -> None:
         if self._home.is_foreign:
             return
         with self._changed.mutex:
-            self._closed = self._closed or for_good
+            self._closed = self._closed or permanently
             is_first, self._leaving = not self._leaving, True
             background, waiter = self._background, self._waiter
             if background is None and self._closed:
@@ -152,7 +153,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._revoke("it leaves")
         try:
             try:
-                if is_first and await self._announcer.settle(self._store.clock, 0.0):
+                if is_first and await self._announcer.wait_delivered(self._store.clock, 0.0):
                     await self._delete_ticket_early()
             finally:
                 self._wake.set()
@@ -162,23 +163,23 @@ class LeaderLatch(GuardsWork, Participant):
                 await self._ended(background)
                 await self._leave()  # if our thread ended while handing over failed
         except BaseException:
-            self._end_soon(for_good=for_good)
+            self._stop_in_background(permanently=permanently)
             raise
-        if for_good and (background is None or not background.is_alive):  # else it does so at its end
+        if permanently and (background is None or not background.is_alive):  # else it does so at its end
             self._dispatcher.close()
 
     def close_in_background(self) -> None:
         """Leave the queue permanently in the background, without waiting."""
-        self._end_soon(for_good=True)
+        self._stop_in_background(permanently=True)
 
-    def _end_soon(self, *, for_good: bool) -> None:
+    def _stop_in_background(self, *, permanently: bool) -> None:
         """Make the background thread leave the queue, without waiting for it. Idempotent.
 
         Args:
-            for_good: Whether the latch must not be started again.
+            permanently: Whether the latch can never be started again.
         """
         with self._changed.mutex:
-            self._closed = self._closed or for_good
+            self._closed = self._closed or permanently
             self._leaving = True
             background, waiter = self._background, self._waiter
         self._revoke("it leaves")
@@ -189,11 +190,8 @@ class LeaderLatch(GuardsWork, Participant):
             Background(self._leave, f"latchwork-{self._name}")
 
     async def _delete_ticket_early(self) -> None:
-        """Delete the ticket before the background thread does, unless a listener must be called first.
-
-        The background thread handles errors.
-        """
-        position = self._place
+        """Delete the ticket now, so that the background thread need not do so. It retries after an error."""
+        position = self._position
         if position is None:
             return
         try:
@@ -204,23 +202,23 @@ class LeaderLatch(GuardsWork, Participant):
             self._forget(position)
 
     def _drop_ticket(self) -> None:
-        """Stop counting the current ticket. If it still exists, it will be deleted."""
-        position, self._place = self._place, None
+        """Stop using the current ticket. If it still exists in the store, it will be deleted."""
+        position, self._position = self._position, None
         if position is not None:
             self._queue.mark_abandoned(position.nonce)
 
     async def _leave(self) -> None:
         """Delete all tickets of this object. Retry until that succeeds or the session has ended."""
-        position = self._place
+        position = self._position
         if self._session is not None:
             await self._queue.delete_until_done(self._session, (position.ticket.key,) if position is not None else ())
         self._forget(position)
 
     def _forget(self, position: QueuePosition | None) -> None:
-        """Clear the recorded position after its ticket was deleted."""
+        """Clear the position of this candidate after its ticket was deleted."""
         with self._changed.mutex:
-            if self._place is position:
-                self._place = None
+            if self._position is position:
+                self._position = None
 
     async def _ended(self, background: Background) -> None:
         await background
@@ -232,7 +230,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process certainly leads. Performs no I/O.
+        """Whether this process certainly leads now. Performs no I/O.
 
         It becomes False by the local clock before another candidate can lead.
         """
@@ -245,19 +243,19 @@ class LeaderLatch(GuardsWork, Participant):
         Raises:
             NotLeader: We do not lead now.
         """
-        return self._owned().fence
+        return self._get_ownership().fence
 
     def remaining_s(self) -> float:
         """Return for how many seconds this process certainly leads without a further renewal. 0 if it does not lead."""
-        led = self._led
-        return led.remaining_s() if led is not None else 0.0
+        leadership = self._leadership
+        return leadership.remaining_s() if leadership is not None else 0.0
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> Fence:
-        """Wait until this process leads.
+        """Wait until this process leads. After a timeout, it stays in the queue.
 
         Args:
-            timeout_s: Seconds to wait. None waits forever. We stay in the queue after the timeout.
+            timeout_s: Seconds to wait. None waits forever.
         Returns:
             The fence of our leadership.
         Raises:
@@ -275,33 +273,37 @@ class LeaderLatch(GuardsWork, Participant):
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
     def _check_restartable(self) -> Fence | None:
-        """Check the leadership like ``_check_leadership``, for a latch that may be started again after it has left."""
+        """Return the fence if we lead, otherwise None. Raise an error if this latch can never lead again.
+
+        Unlike ``_check_leadership``, do not raise an error if the latch has left and may be started again.
+        """
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
             return self._check_leadership()
-        led = self._led
-        return led.fence if led is not None and led.remaining_s() > 0.0 else None
+        leadership = self._leadership
+        return leadership.fence if leadership is not None and leadership.remaining_s() > 0.0 else None
 
     def _check_leadership(self) -> Fence | None:
-        led = self._led
-        if led is not None and led.remaining_s() > 0.0:
-            return led.fence
-        self._refuse_ended()
+        leadership = self._leadership
+        if leadership is not None and leadership.remaining_s() > 0.0:
+            return leadership.fence
+        self._raise_if_ended()
         return None
 
     @driven
     async def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
-        """Run ``fn(work)`` in this thread while we lead, and stop it before our leadership can end.
+        """Run ``fn(work)`` in this thread while we lead, and ask it to stop before our leadership can end.
 
-        When it has returned after a stop, it runs again once we lead again. It may run several times on several nodes,
-        but never on two at a time as long as it stops in time.
+        If the function returns after a request to stop, it runs again once we lead again. It may run several times on
+        several nodes, but never on two at a time as long as it stops in time.
 
         Args:
-            fn: Checks ``work`` regularly, and writes with ``work.fence``.
+            fn: Called as ``fn(work)``. It must check ``work`` regularly, and write with ``work.fence``.
             timeout_s: Seconds to wait for leadership, each time. None waits forever.
-            margin_s: Seconds between the stop and the end of leadership. None uses a tenth of the session's TTL.
+            margin_s: Seconds between the request to stop and the end of leadership. None uses a tenth of the session's
+                TTL.
         Returns:
-            The result of ``fn`` when it returned without a stop.
+            The result of ``fn`` when it returned without a request to stop.
         Raises:
             WaitTimeout, SessionLost, Closed, PermissionDenied: As for ``wait``. After ``leave`` it waits for a start.
             TypeError: ``fn`` cannot be called as ``fn(work)``, or is async or a generator.
@@ -325,26 +327,34 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _await_change(self, most_s: float) -> None:
         with self._changed.mutex:
-            leads, version = self._led is not None, self._changed.version
+            leads, version = self._leadership is not None, self._changed.version
         if leads:
             await self._changed.changed_since(version, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` in a callback thread each time this process becomes the leader, or at once if it is.
+        """Call ``fn()`` in a callback thread each time this process becomes the leader, and immediately if it leads
+        now.
 
-        Elected and revoked alternate in order, one at a time: a slow listener delays later ones. Returns a function
-        that removes the listener.
+        Listeners for election and revocation are called one at a time, in the order of the events. A slow listener
+        delays the others.
+
+        Returns:
+            A function that removes the listener.
         """
         self._check_open()
         with self._changed.mutex:
-            if self._led is not None:
+            if self._leadership is not None:
                 self._announcer.queue(check_listener(fn))
             cancel = listen(self._elected_listeners, fn)
-        self._announcer.deliver()
+        self._announcer.start_delivery()
         return cancel
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` in a callback thread each time this process stops being the leader."""
+        """Call ``fn()`` in a callback thread each time this process stops being the leader.
+
+        Returns:
+            A function that removes the listener.
+        """
         self._check_open()
         with self._changed.mutex:
             return listen(self._revoked_listeners, fn)
@@ -358,17 +368,15 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def candidates(self) -> list[Candidate]:
-        """Return all candidates in the order in which they will lead, the leader first.
-
-        This process need not be one.
+        """Return all candidates in the order in which they will lead, the leader first. This process need not be
+        one.
         """
         return [Candidate.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     @driven
     async def leader(self) -> Candidate | None:
-        """Read the current leader from the store.
-
-        Return None if there is none. This process need not be a candidate.
+        """Return the current leader, read from the store. None if there is none. This process need not be a
+        candidate.
         """
         return next(iter(await steps_of(self.candidates)()), None)
 
@@ -377,12 +385,12 @@ class LeaderLatch(GuardsWork, Participant):
     def _on_error(self, error: LatchworkError) -> None:
         if isinstance(error, OwnershipLost):
             self._drop_ticket()
-        if self._place is None or self._is_final(error):  # else it is only trouble on the way to the server
+        if self._position is None or self._is_final(error):  # else it is only trouble on the way to the server
             self._revoke(str(error))
 
     async def _depart(self) -> None:
         self._revoke("it leaves")
-        await self._announcer.settle(self._store.clock, _REVOKE_TIMEOUT_S)
+        await self._announcer.wait_delivered(self._store.clock, _REVOKE_TIMEOUT_S)
         await self._leave()
         with self._changed.mutex:
             self._state = "ended" if self._closed or self._error is not None else "new"
@@ -392,7 +400,11 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _participate(self, backoff: Backoff) -> None:
-        """Stay in the queue until the ticket is lost or was given up."""
+        """Queue and lead, until the ticket is lost or this candidate leaves.
+
+        Args:
+            backoff: Delays between retries. Reset after an election.
+        """
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
@@ -409,64 +421,68 @@ class LeaderLatch(GuardsWork, Participant):
                             await wait_until_gone(position.ticket.key, any_ticket_blocks, waiter, forever)
                             and not self._leaving
                         ):
-                            raise self._queue.make_lost_error(position)
+                            raise self._queue.build_lost_error(position)
             finally:
                 cancel()
 
     async def _get_or_join_queue(self, session: Session) -> QueuePosition:
-        """Return the current position in the queue. Without one, join the queue at its end."""
-        position = self._place
+        """Return our position in the queue. If we have none for this session, join the queue at its end."""
+        position = self._position
         if position is not None and position.session is session:
             return position
         self._drop_ticket()
         self._enter("joining")
         self._session = session
-        self._place = position = await self._queue.join(session)
+        self._position = position = await self._queue.join(session)
         self._enter("waiting")
         _log.info("%s: node %r queues with ticket %s", self._what, self.node_id, position.ticket.key)
         return position
 
     # Leading
 
-    def _owned(self) -> Ownership:
-        led = self._led
-        if led is None or led.remaining_s() <= 0.0:
+    def _get_ownership(self) -> Ownership:
+        leadership = self._leadership
+        if leadership is None or leadership.remaining_s() <= 0.0:
             raise NotLeader(
                 f"node {self.node_id!r} does not lead {self.name!r} now; wait for it, or leave it to another"
             )
-        return led
+        return leadership
 
     def _lead(self, position: QueuePosition) -> None:
         session = position.session
         with self._changed.mutex:
-            led = self._led
-            if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is position.fence):
+            leadership = self._leadership
+            if (
+                self._leaving
+                or session.remaining_s() <= 0.0
+                or (leadership is not None and leadership.fence is position.fence)
+            ):
                 return
-            self._led = Ownership.for_session(self._what, position.fence, session, self._store.clock, NotLeader)
+            self._leadership = Ownership.for_session(self._what, position.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
             self._announcer.queue(*self._elected_listeners.values())
             self._changed.notify_all()
-        self._announcer.deliver()
+        self._announcer.start_delivery()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, position.fence.token)
 
     def _on_session_end(self, session: Session) -> None:
-        """Handle the end of the session, in the session's thread.
+        """End our leadership because the session has ended. Called in the session's thread.
 
         The background thread cannot do so in time if it waits for a server that does not answer.
         """
-        position = self._place
+        position = self._position
         if position is not None and position.session is session:
             self._revoke("its session has ended")
 
     def _revoke(self, why: str) -> None:
         with self._changed.mutex:
-            led, self._led = self._led, None
-            if led is None:
+            leadership, self._leadership = self._leadership, None
+            if leadership is None:
                 return
             self._announcer.queue(*self._revoked_listeners.values())
             self._changed.notify_all()
-        led.end()
-        self._announcer.deliver()
+        leadership.end()
+        self._announcer.start_delivery()
         _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
 
     def _enter(self, state: LatchState) -> None:
@@ -491,14 +507,14 @@ _TOLD: Decoder[_PublicBody] = Decoder(_PublicBody, "what a candidate says")
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A campaign from the store: that of the leader, or of a waiting candidate.
+    """The leader or a waiting candidate of an election, read from the store.
 
     Attributes:
-        node_id: As the candidate gave it; empty if its ticket is invalid.
+        node_id: The name that the candidate gave; "" if its ticket is invalid.
         value: Its public value; empty if that is invalid.
         ticket: The key of its ticket, one per term.
-        token: Its fencing token, or the one that it will have as leader.
-        session_id: The session of its ticket.
+        token: Its fencing token as leader, also if it does not lead yet.
+        session_id: The ID of the session to which its ticket is bound.
     """
 
     node_id: str
@@ -509,19 +525,19 @@ class Leader:
 
     @classmethod
     def from_ticket(cls, ticket: Ticket) -> Leader:
-        """Return the campaign that a ticket describes."""
+        """Return the leader or candidate that a ticket describes."""
         return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate in the queue.
+    """A candidate in the queue, read from the store.
 
     Attributes:
-        node_id: As the candidate gave it; empty if its ticket is invalid.
+        node_id: The name that the candidate gave; "" if its ticket is invalid.
         ticket: The key of its ticket.
-        token: Its fencing token, or the one that it will have as leader.
-        session_id: The session of its ticket.
+        token: Its fencing token as leader, also if it does not lead yet.
+        session_id: The ID of the session to which its ticket is bound.
     """
 
     node_id: str
@@ -536,16 +552,17 @@ class Candidate:
 
 
 class Observer(Closable):
-    """Iterates over the leaders, the current one first. ``with`` closes it. For one reader; ``close`` is thread-safe.
+    """Iterates over the leaders of an election, the current one first. ``with`` closes it.
 
-    Each item is a ``Leader``, or None without a leader. States in between may be merged; the newest is always returned.
+    Each item is a ``Leader``, or None if there is no leader. Changes between two calls may be skipped, but the newest
+    state is always returned. Only one thread may iterate; ``close`` is thread-safe.
     """
 
     def __init__(self, store: Store, name: str) -> None:
         self._clock = store.clock
         self._name = name
         self._tickets: dict[str, Leader] = {}
-        self._told: Leader | None = None
+        self._last_returned: Leader | None = None
         self._first = True
         self._watch: Watch = store.watch(name)
 
@@ -560,12 +577,12 @@ class Observer(Closable):
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Leader | None:
-        """Wait for the next leader, or for a new value of the leader, and return it.
-
-        None means that there is no leader.
+        """Wait for another leader, or for a new value of the leader.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
+        Returns:
+            The leader. None if there is no leader now.
         Raises:
             WaitTimeout: Nothing changed in time.
             Closed: The observer or its store was closed.
@@ -573,17 +590,17 @@ class Observer(Closable):
         """
         deadline = Deadline(self._clock, timeout_s)
         while True:
-            self._fold(await steps_of(self._watch.next)(deadline.left_s()))
+            self._apply_batch(await steps_of(self._watch.next)(deadline.left_s()))
             leader = min(self._tickets.values(), key=lambda each: (each.token, each.ticket), default=None)
-            if self._first or leader != self._told:
-                self._first, self._told = False, leader
+            if self._first or leader != self._last_returned:
+                self._first, self._last_returned = False, leader
                 return leader
 
     def close(self) -> None:
-        """Stop observing. Waiting calls raise ``Closed``. Idempotent."""
+        """Stop observing. A waiting ``next`` raises ``Closed``. Idempotent."""
         self._watch.close()
 
-    def _fold(self, batch: Batch) -> None:
+    def _apply_batch(self, batch: Batch) -> None:
         for change in batch:
             if change.entry is None or change.entry.owner is None:
                 self._tickets.pop(change.key, None)

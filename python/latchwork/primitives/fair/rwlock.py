@@ -14,7 +14,7 @@ from typing import Literal
 from latchwork._base.decoding import encode, read_object
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.primitives.fair.holding import Hold, SessionLock
+from latchwork.primitives.fair.session_lock import Hold, SessionLock
 from latchwork.primitives.fair.tickets import (
     Blocks,
     QueuePosition,
@@ -36,13 +36,15 @@ Mode = Literal["read", "write"]
 
 
 def is_reader(ticket: Ticket) -> bool:
-    """Return whether a ticket belongs to a reader. An invalid ticket counts as that of a writer."""
+    """Return whether a ticket belongs to a reader. A ticket with an invalid record counts as that of a writer."""
     return ticket.body.get("mode") == "read"
 
 
 def count_holders(tickets: list[Ticket]) -> int:
-    """Return how many tickets at the head of the queue hold the lock: one writer, or all readers before the first
-    writer.
+    """Return how many of the first tickets hold the lock: one writer, or all readers before the first writer.
+
+    Args:
+        tickets: The tickets of the lock, in order.
     """
     if not tickets or not is_reader(tickets[0]):
         return min(1, len(tickets))
@@ -52,21 +54,22 @@ def count_holders(tickets: list[Ticket]) -> int:
 class ReadWriteLock:
     """A fair lock for many readers or one writer: ``with rw.read:``, ``with rw.write as fence:``.
 
-    Each side works like ``Lock``. A thread that reads cannot also write: two such threads would wait for each other, so
-    that is refused. Holds of this thread through another object of the same name are not seen; it would wait for itself
+    Each mode works like ``Lock``. A thread that reads cannot also write, because two such threads would wait for each
+    other; it gets an error. This is not detected if the thread uses two objects with the same name: it waits for itself
     until the timeout. A thread that writes can continue to read with ``downgrade``. Construction does no I/O.
     Thread-safe.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the tickets.
-        reentrant: Whether a thread that holds a side may acquire that side again. It releases it as often.
+        reentrant: Whether a thread that holds the lock may acquire it again in the same mode. It must release it as
+            often.
         session: The session of the tickets, which the caller closes. None uses the store's primary session.
-        label: The name of the holder for others.
+        label: The name of this client, shown to others.
 
     Attributes:
-        read: The shared side.
-        write: The exclusive side.
+        read: The lock for readers, shared.
+        write: The lock for writers, exclusive.
     """
 
     def __init__(
@@ -88,32 +91,34 @@ class ReadWriteLock:
     async def downgrade(self) -> Fence:
         """Change this thread's write lock to a read lock. No other writer can acquire the lock in between.
 
-        The fence stays the same. Release the lock with ``read.release()``, or at the end of the ``with`` that acquired
-        it.
+        The fence stays the same. Release the lock with ``read.release()``, or at the end of the ``with`` block that
+        acquired it.
 
         Raises:
-            LockLost: This thread does not hold it for writing, or no longer.
+            LockLost: This thread does not hold the write lock, or has lost it.
             LatchworkError: This thread holds it more than once.
-            Closed: It was closed in the meantime and is not held any more.
-            Unavailable: The server could not be reached. It is still held for writing.
+            Closed: The lock was closed during the call and is not held any more.
+            Unavailable: The server could not be reached. The write lock is still held.
         """
         return await self.write.downgrade()
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Read the holders of the lock from the store: one writer, or any number of readers."""
+        """Return the tickets of the holders, read from the store: one writer, or any number of readers."""
         tickets = await self._queue.tickets()
         return tickets[: count_holders(tickets)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the clients that wait for the lock, in the order of their arrival."""
+        """Return the tickets of the clients that wait for the lock, in the order of their arrival."""
         tickets = await self._queue.tickets()
         return tickets[count_holders(tickets) :]
 
     @shielded
     async def close(self) -> None:
-        """Release all locks held through this object, and end its waits. Thread-safe and idempotent."""
+        """Release everything held through this object, and make its waiting calls raise ``Closed``. Thread-safe and
+        idempotent.
+        """
         try:
             await steps_of(self.read.close)()
         finally:
@@ -122,6 +127,13 @@ class ReadWriteLock:
 
 class ModeLock(SessionLock):
     """One mode of a ``ReadWriteLock``, for reading or for writing, used like a ``Lock``.
+
+    Args:
+        store: The store.
+        queue: The tickets of the lock.
+        mode: ``read`` or ``write``.
+        session: The session of the tickets. None uses the store's primary session.
+        reentrant: Whether a thread that holds the lock may acquire it again in this mode.
 
     Attributes:
         other: The lock of the other mode.
@@ -161,10 +173,12 @@ class ModeLock(SessionLock):
         return hold.position.fence
 
     async def transfer_hold(self, hold: Hold) -> None:
-        """Transfer a hold of this thread to the lock of the other mode, for a downgrade or to undo one.
+        """Transfer a held lock of this thread to the other mode, for a downgrade or to undo one.
 
+        Args:
+            hold: The held lock.
         Raises:
-            Closed: The lock was closed, and the hold released.
+            Closed: The lock was closed and released.
         """
         with self._lock:
             if hold.released.is_set():
@@ -172,10 +186,12 @@ class ModeLock(SessionLock):
         await self.other.receive_hold(hold)
 
     async def receive_hold(self, hold: Hold) -> None:
-        """Receive a hold that the lock of the other mode transfers, in this thread.
+        """Receive a held lock from the other mode, in the same thread.
 
+        Args:
+            hold: The held lock.
         Raises:
-            Closed: The lock was closed, and the hold released.
+            Closed: The lock was closed and released.
         """
         hold.owner = self
         self._record_hold(hold)
@@ -184,7 +200,9 @@ class ModeLock(SessionLock):
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _record_hold(self, hold: Hold) -> None:
-        """Record a hold in this mode and remove it from the other mode, even if an interrupt comes between the two."""
+        """Record a held lock in this mode, and remove it from the other mode. An interrupt in between causes no
+        error.
+        """
         owner = hold.owner
         assert isinstance(owner, ModeLock)
         if not hold.released.is_set():
@@ -204,7 +222,7 @@ class ModeLock(SessionLock):
             self._holds = [each for each in self._holds if each is not hold]
         self._mine.own["stack"] = [each for each in self._holds_of_thread() if each is not hold]
 
-    def _refuse_acquire(self) -> None:
+    def _check_acquirable(self) -> None:
         theirs = self.other.held_by_this_thread()
         if theirs is None or not theirs.is_held:
             return
@@ -216,8 +234,8 @@ class ModeLock(SessionLock):
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
     def held_by_this_thread(self) -> Hold | None:
-        """Return the newest hold of this thread in this mode, or None."""
+        """Return what this thread acquired last in this mode and still holds, or None."""
         return self._hold_of_thread()
 
-    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+    async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         return await wait_for_turn(self._queue, waiter, deadline, blocks=self._blocks, body={"mode": self._mode})

@@ -16,7 +16,7 @@ from msgspec import Struct
 from latchwork._base.decoding import Decoder, Positive, encode
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
-from latchwork.primitives.fair.holding import SessionLock
+from latchwork.primitives.fair.session_lock import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, is_ticket, sort_tickets, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_integer, check_name
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
@@ -30,7 +30,7 @@ _SIZE = "size"
 
 
 class _Leases(Struct, frozen=True):
-    """The stored record of a semaphore: its number of leases."""
+    """The stored size of a semaphore: its number of leases."""
 
     leases: Positive
 
@@ -39,7 +39,7 @@ _LEASES: Decoder[_Leases] = Decoder(_Leases, "the size of a semaphore", "delete 
 
 
 class Semaphore(SessionLock):
-    """A number of leases that sessions hold: ``with Semaphore(store, "scanner", leases=3) as fence:``.
+    """A limited number of leases that sessions hold: ``with Semaphore(store, "scanner", leases=3) as fence:``.
 
     The first use stores the number. A client that gives another number is refused at its first use; ``resize`` changes
     the number for all. Construction does no I/O. Thread-safe, and a thread may hold several leases.
@@ -49,7 +49,7 @@ class Semaphore(SessionLock):
         name: The key of the leases and tickets.
         leases: The number of leases, at least 1. None uses the stored number.
         session: The session of leases and tickets, which the caller closes. None uses the store's primary session.
-        label: The name of the holder for others.
+        label: The name of this client, shown to others.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Semaphore(SessionLock):
         self._size_key = f"{self._leases}/{_SIZE}"
         what = f"semaphore {name!r}"
         queue = TicketQueue(store, f"{name}/queue", what, label)
-        super().__init__(store, what, queue, session=session, several=True)
+        super().__init__(store, what, queue, session=session, allow_several=True)
 
     @driven
     async def size(self) -> int | None:
-        """Return the number of leases, or None before the first use."""
+        """Return the stored number of leases. None before the first use."""
         entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 
@@ -81,7 +81,7 @@ class Semaphore(SessionLock):
     async def resize(self, leases: int) -> None:
         """Change the number of leases for all clients.
 
-        No holder loses its lease. If there are more holders than leases now, nobody gets a lease until enough were
+        No holder loses its lease. If there are more holders than leases now, no client gets a lease until enough are
         released.
         """
         self._waits.check()
@@ -90,18 +90,20 @@ class Semaphore(SessionLock):
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Read the holders of leases from the store, in the order in which they got them."""
+        """Return the tickets of the clients that hold leases, read from the store, in the order in which they got
+        them.
+        """
         entries = await ask(self._store.list, self._leases)
         return sort_tickets(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the clients that wait for a lease, in the order in which they will get one."""
+        """Return the tickets of the clients that wait for a lease, in the order in which they will get one."""
         return await self._queue.tickets()
 
     # Taking a lease
 
-    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+    async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         await waiter.keep_trying(self._agree_on_size, deadline)
         position = await wait_for_turn(self._queue, waiter, deadline)
         if position is None:
@@ -117,7 +119,11 @@ class Semaphore(SessionLock):
         return lease
 
     async def _agree_on_size(self) -> None:
-        """Store the number of leases on first use. Afterwards check that the given number is the stored one."""
+        """Store the number of leases on first use. Otherwise check that it is the stored number.
+
+        Raises:
+            LatchworkError: This object has another number of leases, or no number is known.
+        """
         if self._agreed:
             return
         if self._wanted is not None:
@@ -134,8 +140,12 @@ class Semaphore(SessionLock):
         self._agreed = True
 
     async def _await_lease(self, position: QueuePosition, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """Wait for a free lease and take it, as the first client in the queue.
+        """Wait for a free lease and take it. The caller is first in the queue.
 
+        Args:
+            position: Our position in the queue.
+            waiter: The waiting call.
+            deadline: When the wait times out.
         Returns:
             The position with the lease. None after the timeout or a cancellation.
         """
@@ -148,9 +158,9 @@ class Semaphore(SessionLock):
                 return None
 
     async def _try_lease(self, position: QueuePosition) -> QueuePosition | None:
-        """Take a lease if one is free, else return None.
+        """Take a lease if one is free. Return the position with the lease, or None.
 
-        Only the first client in the queue adds leases, so the number of leases that it has seen can only decrease.
+        Only the first client in the queue adds leases. So after it has read the leases, their number can only decrease.
         """
         while True:
             self._queue.raise_if_session_ended(position)
@@ -170,14 +180,14 @@ class Semaphore(SessionLock):
             try:
                 return self._lease(await self._take_lease(position, size), position.session)
             except Conflict as error:  # resized meanwhile, or our ticket is gone
-                await self._refuse_gone(position, error)
+                await self._raise_if_gone(position, error)
 
     async def _take_lease(self, position: QueuePosition, size: Entry) -> Entry:
         lease = Create(self._lease_key(position), position.ticket.value, position.session)
         done = await ask(self._store.commit, [At(size), position.fence], [Delete(position.ticket.key), lease])
         return done.entries[0]
 
-    async def _refuse_gone(self, position: QueuePosition, error: Conflict) -> None:
+    async def _raise_if_gone(self, position: QueuePosition, error: Conflict) -> None:
         ticket, lease = await ask(self._store.get_many, [position.ticket.key, self._lease_key(position)])
         if ticket is None and lease is None:  # no snapshot: a move of ours may have landed between the reads of the two
             lease = await ask(self._store.get, self._lease_key(position))
@@ -202,7 +212,7 @@ class Semaphore(SessionLock):
 
 
 class _FreeLease:
-    """Counts the leases in a watch, and returns True once one is free. For one thread."""
+    """A watch callback that counts the leases, and returns True when one is free. Single-threaded."""
 
     def __init__(self, size_key: str) -> None:
         self._size_key = size_key
@@ -223,7 +233,7 @@ class _FreeLease:
 def _is_lease(entry: Entry) -> bool:
     """Return whether an entry is a lease that ends with a session.
 
-    Other entries were written by other programs and would block a lease forever.
+    Other entries do not count: other programs wrote them, and they would block a lease forever.
     """
     return is_ticket(entry.key) and entry.owner is not None
 

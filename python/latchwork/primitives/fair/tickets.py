@@ -71,15 +71,15 @@ _CREATOR: Decoder[_TicketCreator] = Decoder(_TicketCreator, "a ticket")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A ticket in a queue, or a lease, as its owner described it.
+    """A ticket in a queue or a lease of a semaphore, as its owner described itself.
 
     Attributes:
         key: Its key.
-        label: The name of the owner; empty if it is invalid.
-        host: The host of the owner.
-        pid: The process of the owner.
-        token: The fencing token that the owner has or will have.
-        session_id: The session of the ticket.
+        label: The name of the owner; "" if the record is invalid.
+        host: The host name of the owner.
+        pid: The process ID of the owner.
+        token: The fencing token that the owner has, or will have once it holds the lock.
+        session_id: The ID of the session to which the ticket is bound.
         value: The stored bytes.
     """
 
@@ -102,13 +102,13 @@ class Ticket:
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Ticket:
-        """Return the ticket stored in an entry. A ticket whose fields are invalid still counts, with empty fields."""
+        """Return the ticket stored in an entry. If its record is invalid, the fields of the owner are empty."""
         creator = _CREATOR.find(entry.value) or _TicketCreator()
         return cls(entry.key, creator.label, creator.host, creator.pid, entry.created, entry.owner, entry.value)
 
     @property
     def body(self) -> dict[str, object]:
-        """The stored fields of the ticket. Empty if they are invalid."""
+        """The stored fields of the ticket. Empty if the record is invalid."""
         return read_object(self.value)
 
 
@@ -117,20 +117,20 @@ Blocks = Callable[[Ticket], bool]
 
 
 def any_ticket_blocks(_ticket: Ticket) -> bool:
-    """Return True, because in this queue every ticket ahead must be waited for."""
+    """Return True for any ticket. The default: a client waits for every ticket ahead of its own."""
     return True
 
 
 @dataclass(slots=True, eq=False)
 class QueuePosition:
-    """Our ticket, its session, and the fence that proves that it exists.
+    """Our ticket in a queue, its session, and the fence that proves that it exists.
 
     Attributes:
-        ticket: The ticket as created.
-        session: Its session.
-        fence: For writes that depend on the ticket.
-        older: The names of all tickets that can be ahead, in order; None until they are known.
-        is_new: Whether the queue was not read since the creation.
+        ticket: The entry of the ticket as it was created.
+        session: The session to which it is bound.
+        fence: The check for writes that depend on the ticket.
+        older: The names of all tickets that can be ahead, in order. None until they are known.
+        is_new: Whether the queue was not read since the ticket was created.
     """
 
     ticket: Entry
@@ -152,10 +152,10 @@ class QueuePosition:
 
 @dataclass(slots=True)
 class _Creation:
-    """The result of a request to create a ticket, if the call was cancelled before the answer came.
+    """The result of a request to create a ticket, for the case that the call is cancelled before the answer.
 
     Attributes:
-        ticket: The created ticket; None if unknown.
+        ticket: The created ticket. None if unknown.
         is_refused: Whether the ticket was certainly not created.
     """
 
@@ -163,7 +163,7 @@ class _Creation:
     is_refused: bool = False
 
     def answered(self, future: Future[Ordered]) -> None:
-        """Record an answer that came after the call was cancelled."""
+        """Record the result of the request, which came after the call was cancelled."""
         error = future.exception()
         if error is None:
             self.ticket = future.result().entry
@@ -172,10 +172,16 @@ class _Creation:
 
 
 class TicketQueue:
-    """The tickets below one name, which the primitive has validated. Thread-safe.
+    """The queue of tickets below one key. Thread-safe.
+
+    Args:
+        store: The store.
+        name: The key, which the caller has validated.
+        what: Name of the primitive, for messages: ``lock 'orders'``.
+        label: Name of this client, stored in its tickets.
 
     Attributes:
-        what: The primitive in messages, such as ``lock 'orders'``.
+        what: Name of the primitive.
         creator: The fields of all our tickets: label, host and PID.
     """
 
@@ -189,14 +195,18 @@ class TicketQueue:
         self._abandoned: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
-        """Return all tickets of the queue in order. Entries that are not bound to a session are skipped."""
+        """Return all tickets of the queue in order. Entries without a session are skipped: other programs wrote them.
+
+        Args:
+            stale_ok: Whether the server may answer from a state that is not the newest.
+        """
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return sort_tickets(
             Ticket.from_entry(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None
         )
 
     async def describe_first(self) -> str:
-        """Describe the owner of the first ticket, for messages."""
+        """Return a description of the owner of the first ticket, for messages."""
         try:
             return str(next(iter(await self.tickets()), "no one any more"))
         except LatchworkError:
@@ -205,9 +215,9 @@ class TicketQueue:
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> QueuePosition:
         """Create a ticket at the end of the queue, and return its position.
 
-        This takes one request. If the backend can, the answer also names the older tickets. If the answer is lost, the
-        ticket is searched by its unique name. A ticket that is not found is deleted in the background as soon as it
-        appears, and never counts as being ahead of another ticket of this client.
+        This takes one request. On some backends the answer also contains the names of the older tickets. If the answer
+        is lost, the ticket is searched by its unique name. If it is not found, it is deleted in the background should
+        it appear later, and this client never waits for it.
 
         Args:
             session: The session to which the ticket is bound.
@@ -240,7 +250,9 @@ class TicketQueue:
         )
 
     async def _find_or_abandon(self, nonce: str, session: Session) -> Entry | None:
-        """Return the ticket with this unique name. If it is not found, arrange that it is deleted when it appears."""
+        """Return the ticket with this unique name. If it is not found, return None and delete it should it appear
+        later.
+        """
         ticket: Entry | None = None
         try:
             names = await ask(self.store.children, self._name)
@@ -259,16 +271,18 @@ class TicketQueue:
                 LateTicketRemover.for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
     async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
-        """Return the keys of the tickets ahead that block this one, the nearest one last.
+        """Return the keys of the tickets ahead of ours that we must wait for, the nearest one last.
 
-        Empty means that it is its turn.
+        If there are none, it is our turn. Any state of the queue that contains our ticket is sufficient, even an old
+        one: all tickets ahead existed by then, and a deleted ticket never returns. The first call needs no request if
+        ``join`` received the names of the older tickets.
 
-        A state of the queue that contains our ticket is sufficient, even if it is old: all tickets ahead existed by
-        then, and a deleted ticket never returns. The first call needs no request if ``join`` received the names.
-
+        Args:
+            position: Our position in the queue.
+            blocks: Returns whether we must wait for a ticket ahead.
         Raises:
-            SessionLost: The session of the ticket has ended.
-            LockLost: The ticket was deleted by another client.
+            SessionLost: The session of our ticket has ended.
+            LockLost: Another client deleted our ticket.
         """
         self.raise_if_session_ended(position)
         is_new, position.is_new = position.is_new, False
@@ -285,10 +299,7 @@ class TicketQueue:
         return [ticket.key for ticket in tickets[:ours] if ticket.name not in abandoned and blocks(ticket)]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
-        """Delete those of the tickets that this client has abandoned, and return their names.
-
-        They would block the queue.
-        """
+        """Delete the abandoned tickets of this client that are among these names, and return their names."""
         if not self._abandoned:
             return set()
         abandoned = {name for name in names if parse_nonce(name) in self._abandoned}
@@ -301,26 +312,27 @@ class TicketQueue:
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
             if position.name in names:
                 return set(names)
-        raise self.make_lost_error(position)
+        raise self.build_lost_error(position)
 
     async def _tickets_with_ours(self, position: QueuePosition) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == position.ticket.key for ticket in tickets):
                 return tickets
-        raise self.make_lost_error(position)
+        raise self.build_lost_error(position)
 
     async def are_tickets_gone(
         self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
     ) -> bool:
-        """Return whether our ticket exists and all these tickets ahead of it are deleted.
+        """Return whether our ticket exists and all the given tickets ahead of it are deleted.
 
-        An older state of the queue is sufficient if it contains our ticket, because a deleted ticket never returns.
+        Any state of the queue that contains our ticket is sufficient, even an old one, because a deleted ticket never
+        returns.
 
         Args:
-            position: The position of our ticket.
-            ahead: Keys of the tickets ahead. Empty if they are known to be deleted, so that only our ticket is checked.
-            names: Names of all tickets if they were read already. None reads them with one request.
+            position: Our position in the queue.
+            ahead: Keys of the tickets ahead. Empty checks only that our ticket exists.
+            names: Names of all tickets if they were read already. None reads them in one request.
         """
         if names is None and not ahead:
             return await ask(self.store.get, position.ticket.key, stale_ok=True) is not None
@@ -329,27 +341,37 @@ class TicketQueue:
         left = {f"{self._name}/{name}" for name in names}
         return position.ticket.key in left and left.isdisjoint(ahead)
 
-    async def is_head(self, position: QueuePosition, ahead: Iterable[str]) -> bool:
-        """Return whether our ticket exists, and each of these tickets ahead is deleted or not bound to a session."""
+    async def is_first(self, position: QueuePosition, ahead: Iterable[str]) -> bool:
+        """Return whether our ticket exists and none of the given tickets ahead blocks it.
+
+        Args:
+            position: Our position in the queue.
+            ahead: Keys of the tickets ahead. A ticket that was deleted or has no session does not block.
+        """
         there = {ticket.key for ticket in await self.tickets()}
         return position.ticket.key in there and there.isdisjoint(ahead)
 
-    def make_lost_error(self, position: QueuePosition) -> LockLost:
-        """Return the error for a ticket that another client has deleted.
+    def build_lost_error(self, position: QueuePosition) -> LockLost:
+        """Return the error for the case that another client has deleted our ticket.
 
-        Raise ``SessionLost`` if its session has ended.
+        Raises:
+            SessionLost: The session of the ticket has ended, so that this is the reason.
         """
         self.raise_if_session_ended(position)
         what = f"ticket {position.ticket.key!r} in {self.what}"
         return LockLost(f"{what} is gone because another client deleted it; queue again")
 
     def raise_if_session_ended(self, position: QueuePosition) -> None:
-        """Raise ``SessionLost`` if the session of the ticket has ended."""
+        """Raise ``SessionLost`` if the session of our ticket has ended."""
         if position.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
     def mark_abandoned(self, nonce: str) -> None:
-        """Mark a ticket of this client as abandoned. It never counts, and any read that finds it deletes it."""
+        """Mark a ticket of this client as abandoned: it never counts, and any read that finds it deletes it.
+
+        Args:
+            nonce: The unique text in the name of the ticket.
+        """
         with self._lock:
             self._abandoned.add(nonce)
 
@@ -358,16 +380,20 @@ class TicketQueue:
         return await self.delete_now_or_later(position.session, (position.ticket.key,))
 
     def leave_in_background(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
-        """Delete our ticket and further keys in the background."""
+        """Delete our ticket in the background.
+
+        Args:
+            position: Our position in the queue.
+            more: Further keys to delete.
+        """
         self._delete_in_background(position.session, (position.ticket.key, *more))
 
     async def delete_now_or_later(self, session: Session, keys: Iterable[str]) -> bool:
-        """Delete keys of a session.
-
-        If that fails, repeat it in the background until it succeeds or the session has ended.
+        """Delete keys that are bound to a session. If that fails, retry in the background until the session has ended.
 
         Returns:
-            False if a key did not exist, because another client had deleted it. True also if that is not known yet.
+            False if a key did not exist, because another client had deleted it. True otherwise, also if that is not
+                known yet.
         """
         keys = tuple(keys)
         if session.remaining_s() <= 0.0:
@@ -391,16 +417,16 @@ class TicketQueue:
         return True
 
     async def delete_until_done(self, session: Session, keys: tuple[str, ...]) -> None:
-        """Delete these keys and all abandoned tickets, and wait until that has succeeded or the session has ended."""
+        """Delete these keys and all abandoned tickets. Retry until that succeeds or the session has ended."""
         backoff = Backoff()
         while (pause_s := await self._try_delete(session, keys, backoff)) is not None:
             await Pause(self.store.clock, session.lost, pause_s)
 
     async def _try_delete(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
-        """Try once to delete these keys and all abandoned tickets. A job for background cleanup.
+        """Try once to delete these keys and all abandoned tickets. Runs as a background cleanup.
 
         Returns:
-            Seconds until the next attempt; None when done.
+            Seconds until the next attempt. None if there is nothing left to do.
         """
         if session.remaining_s() <= 0.0:
             return None
@@ -436,7 +462,7 @@ class _ExpectedTicket:
 
 
 class LateTicketRemover:
-    """Deletes tickets that appear late, because the answer to their creation was lost. Thread-safe.
+    """Deletes tickets that appear after the answer to their creation was lost. Thread-safe.
 
     Such a ticket would block its queue until its session ends. One read of a queue finds all of its late tickets.
     """
@@ -452,7 +478,7 @@ class LateTicketRemover:
         return store.shared("late tickets", cls)
 
     def close(self) -> None:
-        """Do nothing, because the store drops its cleanup jobs, and the tickets end with their sessions."""
+        """Do nothing: the store drops its background cleanups, and the tickets end with their sessions."""
 
     def remove_when_it_appears(self, queue: str, nonce: str, session: Session) -> None:
         """Delete a ticket if it appears within the next minutes. Does not block.
@@ -470,10 +496,10 @@ class LateTicketRemover:
             self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_CHECK_S)))
 
     async def _delete_expected(self, queue: str, backoff: Backoff) -> float | None:
-        """Read a queue once and delete late tickets. A job for background cleanup.
+        """Read a queue once, and delete the late tickets in it. Runs as a background cleanup.
 
         Returns:
-            Seconds until the next attempt; None when done.
+            Seconds until the next attempt. None if there is nothing left to do.
         """
         wanted = self._wanted(queue)
         if not wanted:
@@ -511,12 +537,12 @@ class LateTicketRemover:
 
 
 def is_ticket(key: str) -> bool:
-    """Return whether a key or name is that of a ticket or lease. Other programs may store other keys next to them."""
+    """Return whether a key or name is that of a ticket or lease, and not one that another program has written."""
     return parse_nonce(key.rpartition("/")[2]) != ""
 
 
 def parse_nonce(name: str) -> str:
-    """Return the unique text in the name of a ticket. Empty for any other name."""
+    """Return the unique text in the name of a ticket, or "" for any other name."""
     found = _NAME.match(name)
     return "" if found is None else found[1]
 
@@ -535,19 +561,17 @@ async def wait_for_turn(
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
-    """Join a queue of tickets and wait until no ticket that blocks ours is ahead of it.
-
-    A ticket that does not get its turn is deleted.
+    """Join a queue of tickets, and wait until it is our turn. If that fails, our ticket is deleted.
 
     Args:
         queue: The queue to join.
-        waiter: Its session is that of the ticket. Cancelling it ends the wait.
-        deadline: End of the wait.
-        blocks: Returns whether a ticket ahead blocks ours.
-        body: Fields of the primitive to store in the ticket.
-        on_ahead: Called after each read of the queue with the number of blocking tickets ahead.
+        waiter: The waiting call. Its session is that of the ticket. Cancelling it ends the wait.
+        deadline: When the wait times out.
+        blocks: Returns whether we must wait for a ticket ahead.
+        body: Further fields to store in the ticket.
+        on_ahead: Called after each read of the queue with the number of tickets ahead for which we wait.
     Returns:
-        The position of our ticket; None after the timeout or a cancellation.
+        Our position in the queue. None after the timeout or a cancellation.
     Raises:
         SessionLost: The session ended while waiting.
         LockLost: Another client deleted our ticket while we waited.
@@ -574,13 +598,20 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     blocks: Blocks = any_ticket_blocks,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
-    """Wait until no ticket that blocks ours is ahead of our position in a queue.
+    """Wait until it is our turn in a queue that we have joined.
 
+    Args:
+        queue: The queue.
+        position: Our position in the queue.
+        waiter: The waiting call. Cancelling it ends the wait.
+        deadline: When the wait times out.
+        blocks: Returns whether we must wait for a ticket ahead.
+        on_ahead: Called after each read of the queue with the number of tickets ahead for which we wait.
     Returns:
         False after the timeout or a cancellation.
     Raises:
         SessionLost: The session has ended, even if it seems to be our turn.
-        LockLost: Our ticket is gone.
+        LockLost: Another client deleted our ticket.
     """
     on_ahead = on_ahead or _ignore_ahead
     if position.is_new and position.older == ():  # its creation showed no ticket ahead
@@ -611,7 +642,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
         if not ahead:
             return True
         if deadline.has_passed:
-            return await queue.is_head(position, ahead)
+            return await queue.is_first(position, ahead)
         if not await wait_until_gone(ahead[-1], blocks, waiter, deadline, siblings=True):
             return False
         gone.add(ahead[-1])
@@ -623,16 +654,18 @@ async def _await_turn(  # noqa: PLR0917 - one caller
 async def wait_until_gone(
     key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False
 ) -> bool:
-    """Wait until a ticket is deleted or no longer blocks. Return False after the timeout or a cancellation.
+    """Wait until a ticket is deleted, or ``blocks`` returns False for it.
 
-    A ticket that is not bound to a session was written by another program and never ends, so it counts as deleted.
+    A ticket without a session counts as deleted, because another program wrote it and it never ends.
 
     Args:
         key: Key of the ticket.
-        blocks: Returns whether a ticket blocks.
-        waiter: Waits. Cancelling it ends the wait.
-        deadline: End of the wait.
-        siblings: Let the waiter receive the names of the other tickets, if that is fast.
+        blocks: Returns whether we must wait for the ticket.
+        waiter: The waiting call. Cancelling it ends the wait.
+        deadline: When the wait times out.
+        siblings: Whether the waiter should receive the names of the other tickets, if the server can send them cheaply.
+    Returns:
+        False after the timeout or a cancellation.
     """
 
     def has_ended(batch: Batch) -> bool:

@@ -23,7 +23,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
-from latchwork.primitives.group.log import LogHead, ViewChangeStep, ViewLog, ViewState
+from latchwork.primitives.group.view_log import LogHead, ViewChangeStep, ViewLog, ViewState
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, compare_views, member_id
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.participant import is_open

@@ -2,7 +2,7 @@
 
 Keys:  <name>/members/<id>   one per member, bound to its session: weight, labels, address, host, PID, incarnation
        <name>/evicted/<id>   evicted members, which do not join again by themselves
-       views: see ``log``; who writes them: see ``follower``
+       views: see ``view_log``; who writes them: see ``follower``
 
 A member is in the group while its key exists. It follows the views from the first call that needs one. Until then it
 uses no thread and no watch. Members of one process share one follower.
@@ -21,8 +21,8 @@ from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.follower import SharedViews, ViewsRegistry
-from latchwork.primitives.group.log import LogHead, ViewLog
 from latchwork.primitives.group.membership import Membership, evict
+from latchwork.primitives.group.view_log import LogHead, ViewLog
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
 from latchwork.primitives.waiting.common import Deadline, Identity, check_name
 from latchwork.primitives.waiting.participant import Participant, is_open
@@ -159,7 +159,7 @@ class Group(Participant):
             follower = self._ending  # who closes at the same time waits for it too
         if follower is not None and not follower.is_running_here:
             await follower
-        await self._announcer.settle(self._store.clock, _SETTLE_S)
+        await self._announcer.wait_delivered(self._store.clock, _SETTLE_S)
         self._announcer.close()
         self._dispatcher.close()
 
@@ -173,7 +173,7 @@ class Group(Participant):
         membership = self._member()
 
         def look() -> bool | None:
-            self._refuse_ended()
+            self._raise_if_ended()
             return True if membership.is_in else None
 
         late = f"{membership.me.id!r} has not joined {self._what} yet"
@@ -234,7 +234,7 @@ class Group(Participant):
         def look() -> View | None:
             with self._changed.mutex:
                 view, seen = self._view, self._seen
-                self._refuse_ended()
+                self._raise_if_ended()
                 if self._view_error is not None:
                     raise self._view_error
             return view if seen and is_true(view) else None
@@ -317,7 +317,7 @@ class Group(Participant):
             if self._seen:
                 self._announcer.queue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             cancel = listen(self._listeners, fn)
-        self._announcer.deliver()
+        self._announcer.start_delivery()
         self._follow_views()
         return cancel
 
@@ -389,7 +389,7 @@ class Group(Participant):
             self._changed.notify_all()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
                 self._start_or_wake_thread()
-        self._announcer.deliver()
+        self._announcer.start_delivery()
 
     def _tell_trouble(self, error: LatchworkError) -> None:
         with self._changed.mutex:
@@ -410,7 +410,7 @@ class Group(Participant):
 
     # Ends
 
-    def _refuse_ended(self) -> None:
+    def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._leaving or not self._started:

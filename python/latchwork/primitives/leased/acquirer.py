@@ -17,7 +17,7 @@ from latchwork.primitives.leased.inspect import read_state
 from latchwork.primitives.leased.maintenance import KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import UnconfirmedWrite
-from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, check_name, raise_if_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Steps, undone_if_interrupted
 from latchwork.types import At, Entry
@@ -51,7 +51,7 @@ class LockAcquirer:
         """
         check_name(name, "lock")
         self._core.fork_guard.check()
-        refuse_in_callback(f"lock {name!r}", timeout_s)
+        raise_if_in_callback(f"lock {name!r}", timeout_s)
         deadline, backoff = Deadline(self._clock, timeout_s), Backoff()
         while True:
             last_error: LatchworkError | None = None

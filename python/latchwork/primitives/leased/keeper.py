@@ -24,7 +24,7 @@ from latchwork.primitives.leased.inspect import LockState, read_state, read_stat
 from latchwork.primitives.leased.maintenance import SWEEP_PERIOD_S, KeeperMaintenance
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, raise_if_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import check_listener, listen
@@ -197,7 +197,7 @@ class LockKeeper(Startable):
             docs/design/locks.md.
         """
         self._home.check()
-        refuse_in_callback("locks of an earlier owner", timeout_s)
+        raise_if_in_callback("locks of an earlier owner", timeout_s)
         if owner_id == self.owner_id:
             raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
         deadline = Deadline(self._clock, timeout_s)

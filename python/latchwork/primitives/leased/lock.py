@@ -23,7 +23,7 @@ from latchwork.primitives.leased.owner import HeldLock
 from latchwork.primitives.leased.protocol import clamp_ttl_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import call_listeners, check_name, check_text
-from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import listen
 from latchwork.store.steps import Steps, driven, shielded, steps_of
@@ -267,7 +267,7 @@ class PersistentLock(GuardsWork):
             raise LockLost(f"lock {self.name!r} is not held any more by this object; stop what it protected")
         return held
 
-    def _owned(self) -> Ownership:
+    def _get_ownership(self) -> Ownership:
         return self._current().ownership
 
     async def _acquire(self, timeout_s: float | None) -> HeldLock:

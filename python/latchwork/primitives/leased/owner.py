@@ -20,7 +20,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, grace_s
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
@@ -235,7 +235,7 @@ class HeldLock(GuardsWork):
                 )
             return self._ownership
 
-    def _owned(self) -> Ownership:
+    def _get_ownership(self) -> Ownership:
         return self.ownership
 
 

@@ -352,7 +352,7 @@ class RateLimiter(Closable):
         return entry
 
     def _timed_out(self, waiter: Waiter, late: int) -> WaitTimeout:
-        self._waits.refuse_ended(waiter)
+        self._waits.raise_if_ended(waiter)
         slow = f"; {late} answers came later than its slack_s, which is too short" if late else ""
         return WaitTimeout(f"{self._what} had no permit for us in time{slow}; wait longer, or ask for fewer")
 

@@ -31,8 +31,8 @@ from latchwork.primitives.queue.items import (
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims, delete_later
 from latchwork.primitives.waiting.common import Deadline, check_text
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.primitives.waiting.waits import Waiter, check_member
-from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
@@ -216,7 +216,7 @@ class QueueClaim(GuardsWork):
         """
         return 0.0 if self._has_ended or self._is_ending else self._session.remaining_s()
 
-    def _owned(self) -> Ownership:
+    def _get_ownership(self) -> Ownership:
         return self._ownership
 
     @property

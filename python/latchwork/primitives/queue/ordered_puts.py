@@ -163,7 +163,7 @@ class OrderedPuts:
                         raise WaitTimeout(outrun) from error
                     raise
                 if not await waiter.pause(deadline.left_s(backoff.next_s())):
-                    self._waits.refuse_ended(waiter, error)
+                    self._waits.raise_if_ended(waiter, error)
                     raise
             else:
                 assert last is not None
@@ -211,7 +211,7 @@ class OrderedPuts:
         return bool(error.failed) and all(getattr(one, "key", None) != self._keys.tail for one in error.failed)
 
     def _full_error(self, waiter: Waiter) -> WaitTimeout:
-        self._waits.refuse_ended(waiter)
+        self._waits.raise_if_ended(waiter)
         return WaitTimeout(f"{self._what} is full, it holds {self._capacity} items; wait longer, or take some")
 
 

@@ -351,7 +351,7 @@ class WorkQueue(Closable):
                     lambda known: self._taking.take_known(known, request, session),
                 )
             if not claims:
-                self._waits.refuse_ended(waiter)
+                self._waits.raise_if_ended(waiter)
                 raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
         self._waiting.record_claims(claims)
         return claims[0]
@@ -531,10 +531,10 @@ class WorkQueue(Closable):
             try:
                 seen = await wait(partition, waiter, deadline, accept or accept_all)
             except (Unavailable, OutcomeUnknown) as error:
-                self._waits.refuse_ended(waiter, error)
+                self._waits.raise_if_ended(waiter, error)
                 raise
             if seen is None:
-                self._waits.refuse_ended(waiter)
+                self._waits.raise_if_ended(waiter)
             return seen
 
     # Reading

@@ -15,8 +15,8 @@ from latchwork.primitives.waiting.common import (
     check_text,
     delay_s,
 )
+from latchwork.primitives.waiting.ownership import Ownership, Work
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
-from latchwork.primitives.waiting.work import Ownership, Work
 
 __all__ = [
     "Closable",

@@ -1,4 +1,6 @@
-"""What all primitives share: validated names, the identity of this process, ordered listeners, timeouts. No I/O."""
+"""Helpers of all primitives: argument checks, timeouts, ordered listener calls, and base classes with ``close``. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ S = TypeVar("S", bound="Startable")
 
 
 def check_name(name: str, kind: str) -> str:
-    """Return the name unchanged if it is valid.
+    """Check the name of a primitive, and return it.
 
-    The ``InvalidKey`` that is raised otherwise names the kind of primitive.
+    Args:
+        name: The name, one or more key segments.
+        kind: Kind of the primitive, for messages: ``lock``.
+    Raises:
+        InvalidKey: The name is not a valid key.
     """
     try:
         return validate_name(name)
@@ -50,9 +56,13 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_node_id(node_id: str, kind: str) -> str:
-    """Return the ID unchanged if it is a non-empty text, or raise ``InvalidKey``.
+    """Check the ID of a node, and return it. All characters are allowed, even ``/``.
 
-    All characters are allowed, even ``/``.
+    Args:
+        node_id: The ID.
+        kind: Kind of the primitive, for messages: ``latch``.
+    Raises:
+        InvalidKey: The ID is empty or not a string.
     """
     given: object = node_id
     if not isinstance(given, str) or not given:
@@ -61,7 +71,14 @@ def check_node_id(node_id: str, kind: str) -> str:
 
 
 def check_text(text: str, what: str) -> str:
-    """Return the text unchanged if it can be stored, or raise ``TypeError``. It may be empty."""
+    """Check that a value is a string, which may be empty, and return it.
+
+    Args:
+        text: The value.
+        what: Name of the value, for messages.
+    Raises:
+        TypeError: It is not a string.
+    """
     given: object = text
     if not isinstance(given, str):
         raise TypeError(f"{what} must be text, not {text!r}")
@@ -69,7 +86,14 @@ def check_text(text: str, what: str) -> str:
 
 
 def check_bytes(value: bytes, what: str) -> bytes:
-    """Return the value unchanged if it is ``bytes``, or raise ``TypeError``."""
+    """Check that a value is ``bytes``, and return it.
+
+    Args:
+        value: The value.
+        what: Name of the value, for messages.
+    Raises:
+        TypeError: It is not ``bytes``.
+    """
     given: object = value
     if not isinstance(given, bytes):
         raise TypeError(f"{what} must be bytes, not {type(given).__name__}; encode it first")
@@ -77,16 +101,28 @@ def check_bytes(value: bytes, what: str) -> bytes:
 
 
 def check_minimum(value: float, what: str, least: float) -> float:
-    """Return the number unchanged if it is at least ``least``, or raise ``ValueError``."""
+    """Check that a number is not below a minimum, and return it as a float.
+
+    Args:
+        value: The number.
+        what: Name of the number, for messages.
+        least: The minimum.
+    Raises:
+        ValueError: The number is too small, or not a number.
+    """
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 
 def check_integer(value: int, what: str) -> int:
-    """Return the number unchanged if it is an integer, or raise ``TypeError``.
+    """Check that a value is an integer, and return it. Floats are refused, because storing may change them.
 
-    Floats are refused, because they may change when they are stored and read again.
+    Args:
+        value: The value.
+        what: Name of the value, for messages.
+    Raises:
+        TypeError: It is not an integer.
     """
     if isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
@@ -98,16 +134,20 @@ def check_integer(value: int, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The host and process ID of this process, stored in records for people who read them."""
+    """The host name and the process ID of this process, which are stored in records for display."""
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
 
-def refuse_in_callback(what: str, timeout_s: float | None) -> None:
-    """Raise an error if the caller would wait inside a callback, which could wait for itself.
+def raise_if_in_callback(what: str, timeout_s: float | None) -> None:
+    """Raise an error if the caller is about to wait inside a callback, because the callback could wait for itself.
 
-    A single try is allowed.
+    Args:
+        what: Name of what the caller waits for, for messages.
+        timeout_s: Timeout of the wait. 0, which means a single try, is allowed.
+    Raises:
+        LatchworkError: The caller is inside a callback.
     """
     if timeout_s != 0 and is_in_callback():
         raise LatchworkError(
@@ -116,7 +156,7 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
 
 
 def delay_s(rank: int) -> float:
-    """Return how many seconds a client of this rank waits, so that clients of lower ranks act first. 0 for rank 0."""
+    """Return how many seconds a client of this rank waits before it acts, so that clients of lower ranks act first."""
     return STAND_IN_S * min(rank, MOST_RANKS)
 
 
@@ -124,14 +164,14 @@ def call_listeners(calls: Iterable[Callable[[], None]], what: str) -> None:
     """Call listeners in this thread. An error in one is logged and does not stop the others.
 
     Args:
-        calls: The calls to make.
+        calls: The listeners, as functions without arguments.
         what: The object that has the listeners, for the log message.
     """
     call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
 
 class Closable(ABC):
-    """An object that ``with`` closes at its end."""
+    """A base class of objects that a ``with`` block closes at its end."""
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +186,7 @@ class Closable(ABC):
 
 
 class Startable(Closable):
-    """An object that ``with`` starts, and closes at its end."""
+    """A base class of objects that a ``with`` block starts, and closes at its end."""
 
     @driven
     async def __enter__(self) -> Self:
@@ -159,13 +199,16 @@ class Startable(Closable):
         """Start the background work of the object. Idempotent."""
 
     def close_in_background(self) -> None:
-        """Close the object in the background, without waiting. Used after an interrupt."""
+        """Close the object in the background, without waiting. Called if ``start`` is interrupted."""
 
 
 class Deadline:
-    """The end of a call's timeout. For one thread.
+    """The time at which the timeout of a call ends. Single-threaded.
 
-    A Boolean timeout is refused, because other libraries use it for "block or not".
+    Args:
+        clock: The clock.
+        timeout_s: Seconds from now. None for no deadline. A Boolean is refused, because other libraries use it for
+            "block or not".
     """
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
@@ -177,7 +220,11 @@ class Deadline:
         self._until = None if timeout_s is None else clock.now() + timeout_s
 
     def left_s(self, at_most: float | None = None) -> float | None:
-        """Return the seconds until the deadline, at least 0 and at most ``at_most``. None means no deadline."""
+        """Return the seconds until the deadline, at least 0. None if there is no deadline.
+
+        Args:
+            at_most: Return at most this many seconds. None for no limit.
+        """
         left = None if self._until is None else max(0.0, self._until - self._clock.now())
         if at_most is None:
             return left
@@ -190,9 +237,11 @@ class Deadline:
 
 
 class ListenerQueue:
-    """Calls listeners in a pool of callback threads, one at a time, in order and without losing any. Thread-safe.
+    """Calls listeners in callback threads, one at a time and in order. Thread-safe. Calls nothing with its mutex held.
 
-    Calls nothing while its mutex is held.
+    Args:
+        dispatcher: The pool of callback threads.
+        label: Name of the object that has the listeners, for messages.
     """
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
@@ -204,18 +253,18 @@ class ListenerQueue:
         self._serial_drain = dispatcher.serial_drain(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
-        """Make these calls in a callback thread, in order, after all calls that were posted before."""
+        """Call these functions in a callback thread, in order, after all that were posted before."""
         self.queue(*calls)
-        self.deliver()
+        self.start_delivery()
 
     def queue(self, *calls: Callable[[], None]) -> None:
-        """Queue calls without starting a thread, for callers that hold a mutex. Call ``deliver`` afterwards."""
+        """Queue calls without starting a thread, for callers that hold a mutex. Call ``start_delivery`` afterwards."""
         with self._changed.mutex:
             if not self._is_closed:
                 self._posts.extend(calls)
 
-    def deliver(self) -> None:
-        """Start a thread for the calls that ``queue`` has added. Idempotent."""
+    def start_delivery(self) -> None:
+        """Start a callback thread that runs the queued calls, if there are any. Idempotent."""
         if self._posts:
             self._serial_drain.signal()
 
@@ -228,13 +277,14 @@ class ListenerQueue:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether the caller is itself a listener that this queue is calling."""
+        """Whether the caller is itself a listener that this queue is calling now."""
         return self._runner == identity()
 
-    async def settle(self, clock: Clock, timeout_s: float) -> bool:
+    async def wait_delivered(self, clock: Clock, timeout_s: float) -> bool:
         """Wait until all posted calls have been made.
 
-        Return False after the timeout, or if called inside such a call.
+        Returns:
+            False after the timeout, or if the caller is itself one of these calls.
         """
         if self.is_running_here:
             return False
@@ -246,7 +296,7 @@ class ListenerQueue:
                 version = self._changed.version
             if deadline.has_passed:
                 return False
-            self.deliver()
+            self.start_delivery()
             await self._changed.changed_since(version, clock, deadline.left_s())
 
     def _drain(self) -> None:

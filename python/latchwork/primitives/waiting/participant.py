@@ -1,4 +1,4 @@
-"""Participation in the background: the common part of latch candidates and group members."""
+"""A base class of latch candidates and group members, which take part in something in a background thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Deadline, ListenerQueue, Startable, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, ListenerQueue, Startable, raise_if_in_callback
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
@@ -27,14 +27,16 @@ T = TypeVar("T")
 
 
 class Participant(Startable):
-    """Takes part in something in a background thread until it leaves, and starts again after temporary errors.
-    Thread-safe.
+    """Takes part in a group or an election in a background thread, and retries after temporary errors. Thread-safe.
 
-    Base class of latch candidates and group members. Messages contain ``what`` it participates in and ``who`` it is:
-    ``latch 'leader'``, ``n1``.
+    Base class of latch candidates and group members.
 
-    Messages contain ``what`` it participates in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads
-    have the ``name``. Its participation ends with the given session; None uses the store's primary session.
+    Args:
+        store: The store.
+        what: Name of the group or latch, for messages: ``latch 'leader'``.
+        who: Name of this participant, for messages: ``node 'web-1'``.
+        session: The session whose end ends the participation. None uses the store's primary session.
+        name: Name of the background thread.
     """
 
     def __init__(self, store: Store, what: str, who: str, session: Session | None, *, name: str) -> None:
@@ -59,7 +61,8 @@ class Participant(Startable):
     async def _participate(self, backoff: Backoff) -> None:
         """Take part until the session ends or this participant leaves.
 
-        Implementations reset the backoff after they succeed.
+        Args:
+            backoff: Delays between retries. An implementation resets it after a success.
         """
 
     def _may_end_thread(self) -> bool:
@@ -68,14 +71,14 @@ class Participant(Startable):
 
     @abstractmethod
     async def _depart(self) -> None:
-        """Leave, at the end of the background thread."""
+        """Leave the group or election. Called at the end of the background thread."""
 
     @abstractmethod
     def _is_final(self, error: LatchworkError) -> bool:
         """Return whether an error is permanent, so that a retry would fail too."""
 
     def _on_error(self, error: LatchworkError) -> None:
-        """Called with each error, before it is known whether the error is permanent."""
+        """Handle an error of ``_participate``, permanent or not. The default does nothing."""
 
     def _start_thread(self) -> None:
         """Start the background thread. The caller holds the mutex."""
@@ -103,7 +106,7 @@ class Participant(Startable):
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause for this many seconds, or until this participant must leave."""
+        """Pause for this many seconds, but end the pause early if this participant must leave."""
         if not self._leaving:
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()
@@ -117,16 +120,16 @@ class Participant(Startable):
         *,
         poll_s: float | None = None,
     ) -> T:
-        """Wait until a function returns a result other than None, and return it.
+        """Call a function until it returns a result other than None, and return the result.
 
-        The function is called after each change and at intervals, without the mutex.
+        The function is called after each change of this participant, without the mutex.
 
         Args:
             poll: The function.
             timeout_s: Seconds to wait. None waits forever.
             what: What the caller waits for, for messages.
             timeout_error: Returns the error to raise after the timeout.
-            poll_s: Seconds between two calls without a change; None calls only after changes.
+            poll_s: Call the function also after this many seconds without a change. None calls it only after changes.
         """
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
@@ -136,7 +139,7 @@ class Participant(Startable):
             found = poll()
             if found is not None:
                 return found
-            refuse_in_callback(what, timeout_s)
+            raise_if_in_callback(what, timeout_s)
             if deadline.has_passed:
                 raise timeout_error()
             await self._changed.changed_since(version, self._store.clock, deadline.left_s(poll_s))
@@ -153,7 +156,7 @@ class Participant(Startable):
         if self._closed:
             raise Closed(f"{self._what} was closed; make another one")
 
-    def _refuse_ended(self) -> None:
+    def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._leaving or self._background is None:
@@ -163,7 +166,7 @@ class Participant(Startable):
 
 
 def is_open(store: Store) -> bool:
-    """Return whether the store is still open, even if its session was closed."""
+    """Return whether the store is open. It may be open although its primary session was closed."""
     try:
         store.primary_session()  # refuses when the store was closed
     except LatchworkError as error:

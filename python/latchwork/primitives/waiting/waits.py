@@ -1,7 +1,7 @@
-"""The waits of an object, which end when the object is closed or its session ends.
+"""Calls that wait for something in the store. They end when the object is closed or its session ends.
 
-A ``Waiter`` waits for something in the store by a watch until it is cancelled. A ``EntryLimit`` limits how many ask the
-server at once.
+A ``Waiter`` watches the store until a condition is met or it is cancelled. An ``EntryLimit`` limits how many waiters
+send requests at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latchwork.errors import (
     Unavailable,
     WaitTimeout,
 )
-from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, check_name, raise_if_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import is_segment
@@ -38,7 +38,14 @@ T = TypeVar("T")
 
 
 def check_member(member_id: str, kind: str) -> str:
-    """Return the ID unchanged if it is valid as one key segment, or raise ``InvalidKey``."""
+    """Check that an ID is valid as one key segment, and return it.
+
+    Args:
+        member_id: The ID.
+        kind: Kind of the ID, for messages: ``member``.
+    Raises:
+        InvalidKey: The ID is not a valid key segment.
+    """
     if is_segment(member_id):
         return member_id
     check_name(member_id, kind)
@@ -48,12 +55,13 @@ def check_member(member_id: str, kind: str) -> str:
 
 
 class WaiterRegistry:
-    """Keeps the waits of one object, and ends them when the object is closed or its session ends. Thread-safe.
+    """The waiting calls of one object, which end when the object is closed or its session ends. Thread-safe.
 
-    Messages contain ``what``, such as ``barrier 'start'``. Without a session, the store's default session is used,
-    opened on first use.
-
-    They end with the given session; None uses the store's primary session, opened at the first use.
+    Args:
+        store: The store.
+        what: Name of the object, for messages: ``barrier 'start'``.
+        session: The session whose end ends the waiting calls. None uses the store's primary session, opened on first
+            use.
 
     Attributes:
         home: The process that created the object.
@@ -70,8 +78,13 @@ class WaiterRegistry:
         self._closing = Signal()
 
     def check(self, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` if the object was closed, or ``ForkedProcess`` if this process inherited it through a
-        fork.
+        """Check that the object can be used.
+
+        Args:
+            cause: The error that led to this check, to be attached as the cause.
+        Raises:
+            Closed: The object was closed.
+            ForkedProcess: This process inherited the object through a fork.
         """
         if self.home.is_foreign:
             raise self.home.error()
@@ -87,18 +100,18 @@ class WaiterRegistry:
     async def start(
         self, timeout_s: float | None, kept: Waiter | None = None
     ) -> AsyncIterator[tuple[Waiter, Deadline]]:
-        """Return a context manager for a wait, which yields a waiter and the deadline.
+        """Return a context manager for a waiting call. It yields a waiter and the deadline.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
-            kept: The waiter of an earlier wait, to be used again.
+            kept: The waiter of an earlier call, to be used again. None creates one.
         Raises:
-            Closed, ForkedProcess, SessionLost: The object or the session cannot be used, or ended meanwhile.
-            LatchworkError: The call is inside a callback, and not a single try.
+            Closed, ForkedProcess, SessionLost: The object or the session cannot be used, or ended during the wait.
+            LatchworkError: The call is inside a callback, and ``timeout_s`` is not 0.
             Unavailable, OutcomeUnknown: The store's session could not be opened in time.
         """
         self.check()
-        refuse_in_callback(self._what, timeout_s)
+        raise_if_in_callback(self._what, timeout_s)
         deadline = Deadline(self._store.clock, timeout_s)
         waiter = Waiter(self._store, await self._open_session(deadline)) if kept is None else kept
         waiter.is_kept = False
@@ -110,18 +123,17 @@ class WaiterRegistry:
                 raise
 
     async def session(self) -> Session:
-        """Return the session for a call that does not wait: the given one, or the store's default session.
+        """Return the session for a call that does not wait: the given one, or the store's primary session.
 
         Raises:
-            Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``begin``.
+            Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``start``.
         """
         self.check()
         return await self._open_session(Deadline(self._store.clock, 0.0))
 
     async def _open_session(self, deadline: Deadline) -> Session:
-        """Return the given session or the store's default session.
-
-        Retry until the deadline if the server is unreachable.
+        """Return the given session, or open the store's primary session. Retry until the deadline if the server is
+        unreachable.
         """
         if self._given is not None:
             self._given.ensure_usable()
@@ -143,7 +155,7 @@ class WaiterRegistry:
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Return a context manager that yields a separate waiter. Cancelling it does not affect other waits."""
+        """Return a context manager that yields a further waiter. Cancelling it does not affect other waiters."""
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -162,19 +174,34 @@ class WaiterRegistry:
                 waiter.close()
 
     def check_open(self, session: Session, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` if the object or the session of a wait was closed."""
+        """Check that the object and the session of a waiting call were not closed.
+
+        Args:
+            session: The session of the waiting call.
+            cause: The error that led to this check, to be attached as the cause.
+        Raises:
+            Closed: The object or the session was closed.
+        """
         self.check(cause)
         if session.state == "closed":
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
-    def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` or ``SessionLost`` if a wait ended for a reason other than its timeout."""
+    def raise_if_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
+        """Raise an error if a waiting call ended because the object was closed or the session has ended.
+
+        Args:
+            waiter: The waiter of the call.
+            cause: The error that led to this check, to be attached as the cause.
+        Raises:
+            Closed: The object or the session was closed.
+            SessionLost: The session has expired.
+        """
         self.check_open(waiter.session, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 
     def close(self) -> bool:
-        """End all waits. Return False if the object was already closed, or was inherited through a fork."""
+        """End all waiting calls. Return False if the object was already closed, or was inherited through a fork."""
         if self.home.is_foreign:
             return False
         with self._lock:
@@ -187,15 +214,15 @@ class WaiterRegistry:
 
 
 class Waiter:
-    """Waits for one thing at a time, and can be cancelled permanently from any thread.
+    """Waits for one thing at a time. Any thread can cancel it permanently.
 
     It is cancelled when its session is lost or closed. The watch of the last wait stays open until the next wait or
-    ``close``, because closing it would delay a client that has just got a lock.
+    ``close``, because closing it would delay a client that has just acquired a lock.
 
     Attributes:
         session: The session whose end cancels it.
-        cancelled: Set once it is cancelled.
-        is_kept: Set by a caller that keeps it after the wait, and closes it.
+        cancelled: Set when it is cancelled.
+        is_kept: Set by a caller that keeps the waiter after the wait and closes it later.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -226,12 +253,12 @@ class Waiter:
             watch.close()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Pause for this many seconds. Return False if cancelled."""
+        """Pause for this many seconds. Return False if the waiter was cancelled."""
         return not await Pause(self._store.clock, self.cancelled, seconds)
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
-        """Return the names of the keys next to the deleted key that the last wait has reported; see
+        """The names of the keys next to the key whose deletion ended the last wait. None if unknown. See
         ``Watch.siblings``.
         """
         watch = self._watch
@@ -247,17 +274,17 @@ class Waiter:
         siblings: bool = False,
         matters: Matters | None = None,
     ) -> bool:
-        """Watch a prefix until a batch of changes satisfies a condition.
-
-        Return False after the deadline or if cancelled.
+        """Watch a key prefix until a batch of changes satisfies a condition.
 
         Args:
             prefix: The watch reports changes at and below this key.
-            is_done: Called with each batch of changes; returns whether to stop.
-            deadline: End of the wait.
+            is_done: Called with each batch of changes. Returns whether to stop.
+            deadline: When the wait times out.
             leaf: As for ``Store.watch``.
             siblings: As for ``Store.watch``.
             matters: As for ``Watch``.
+        Returns:
+            True if the condition was satisfied. False after the deadline or if cancelled.
         """
         watch = self._store.watch(prefix, leaf=leaf, siblings=siblings)
         watch.matters = matters
@@ -265,10 +292,13 @@ class Waiter:
         return await self._follow(watch, is_done, deadline)
 
     async def continue_watching(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
-        """Continue the last ``watch_until`` with the same watch, from the changes after its last batch.
+        """Continue the last ``watch_until`` with the same watch and a new condition.
 
+        Args:
+            is_done: Called with each later batch of changes. Returns whether to stop.
+            deadline: When the wait times out.
         Returns:
-            False after the deadline or if cancelled.
+            True if the condition was satisfied. False after the deadline or if cancelled.
         """
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, deadline)
@@ -292,11 +322,12 @@ class Waiter:
             before.close()
 
     async def keep_trying(self, step: Callable[[], Steps[T]], deadline: Deadline) -> T:
-        """Make a request and return its result. Repeat it while the server is unreachable, until the deadline.
+        """Call ``step`` until it succeeds, and return its result. Retry while the server is unreachable, until the
+        deadline.
 
         Raises:
-            SessionLost: The session ended meanwhile.
-            Unavailable, OutcomeUnknown: The last error, after the timeout.
+            SessionLost: The session has ended.
+            Unavailable, OutcomeUnknown: The last error before the deadline.
         """
         backoff: Backoff | None = None
         while True:
@@ -304,13 +335,13 @@ class Waiter:
                 return await step()
             except (Unavailable, OutcomeUnknown) as error:
                 backoff = backoff or Backoff()
-                self._refuse_lost(error)
+                self._raise_if_session_lost(error)
                 pause_s = deadline.left_s(backoff.next_s())
                 if deadline.has_passed or not await self.pause(pause_s):
-                    self._refuse_lost(error)
+                    self._raise_if_session_lost(error)
                     raise
 
-    def _refuse_lost(self, error: LatchworkError) -> None:
+    def _raise_if_session_lost(self, error: LatchworkError) -> None:
         if self.session.remaining_s() <= 0.0:
             raise SessionLost(f"session {self.session.id} ended: {error}") from error
 
@@ -325,7 +356,11 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
 
 
 class EntryLimit:
-    """Limits how many waiters of a process may be inside a section at a time. Thread-safe."""
+    """Limits how many waiters of this process may be inside a section at a time. Thread-safe.
+
+    Args:
+        limit: Maximum number of waiters inside.
+    """
 
     def __init__(self, limit: int) -> None:
         self._lock = mutex()
@@ -333,9 +368,10 @@ class EntryLimit:
         self._turns: deque[Signal] = deque()
 
     async def enter(self, waiter: Waiter, clock: Clock) -> bool:
-        """Wait until the waiter may enter. Return False if it was cancelled.
+        """Wait until the waiter may enter the section. Afterwards it must call ``leave``.
 
-        A waiter that has entered must call ``leave``.
+        Returns:
+            False if the waiter was cancelled; it has not entered.
         """
         turn = Signal()
         with self._lock:
@@ -355,7 +391,7 @@ class EntryLimit:
         return not self._give_up(turn)
 
     def _give_up(self, turn: Signal) -> bool:
-        """Stop waiting to enter. Return False if the waiter had already been let in."""
+        """Stop waiting to enter. Return False if the waiter has already been allowed to enter."""
         with self._lock:
             waits = turn in self._turns
             if waits:
@@ -363,7 +399,7 @@ class EntryLimit:
             return waits
 
     def leave(self) -> None:
-        """Let the next waiter enter."""
+        """Leave the section, so that the next waiter can enter."""
         with self._lock:
             if self._turns:
                 self._turns.popleft().set()

@@ -1,6 +1,7 @@
-"""Work under an ownership: it is stopped before the ownership can end, even if the server is unreachable.
+"""Ownerships, such as a held lock, and work that depends on them. Work is asked to stop before the ownership can end.
 
-The local clock decides, without I/O. A thread cannot be stopped from outside, so work must check its token.
+The local clock decides, without I/O, even if the server is unreachable. A thread cannot be stopped from outside, so
+work must check its token.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ MARGIN_PART = 0.1
 
 
 class Work:
-    """A cancellation token: ``with lock.guard_work() as work:``. Thread-safe.
+    """A cancellation token for work that depends on an ownership: ``with lock.guard_work() as work:``. Thread-safe.
 
-    It fires permanently when less than the margin is left of the ownership, when the ownership is lost, and when it is
-    released; not at the end of the ``with``. Without a ``with`` it watches from the first use of ``stopped`` or
-    ``wait``, in a thread that ends with the ownership. It does not prevent a paused process from writing late: pass
-    ``fence`` to every write that matters. In a forked child it has fired.
+    It is set permanently when the remaining time of the ownership is shorter than the margin, when the ownership is
+    lost, and when it is released. The end of the ``with`` block does not set it. Without a ``with`` block, it watches
+    the ownership from the first use of ``stopped`` or ``wait``, in a thread that ends with the ownership. It does not
+    prevent a paused process from writing late: pass ``fence`` to every write that matters. In a forked child it is set.
 
     Attributes:
         fence: The fence of the ownership.
@@ -73,7 +74,7 @@ class Work:
                 self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
-        """Stop watching the ownership, because the work has ended."""
+        """Stop watching the ownership, because the work has ended. Waits for the watching thread."""
         if self._home.is_foreign:
             return
         self._done.set()
@@ -102,16 +103,16 @@ class Work:
             return 0.0
         left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
         if left_s <= 0.0:
-            self._tell()  # who saw this 0 must not see a later renewal
+            self._stop_with_warning()  # who saw this 0 must not see a later renewal
         return left_s
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work must stop, for use as the pause of a loop. Return False after the timeout."""
+        """Wait until the work must stop, for example as the pause of a loop. Return False after the timeout."""
         return await Pause(self._ownership.clock, self.stopped, timeout_s)
 
     def check(self) -> None:
-        """Return if the work may continue, and raise an error if it must stop.
+        """Raise an error if the work must stop.
 
         Raises:
             OwnershipLost: The work must stop: ``LockLost`` or ``NotLeader``, depending on the ownership.
@@ -127,7 +128,7 @@ class Work:
     def _may_begin(self) -> bool:
         return self._watching is None and not self._done.is_set()
 
-    def _tell(self) -> None:
+    def _stop_with_warning(self) -> None:
         if not self._done.is_set():
             _log.warning("work under %s is stopped", self._ownership.what)
         self.stop()
@@ -140,10 +141,14 @@ class Work:
 
 
 def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)) -> None:
-    """Raise an error if a function cannot be called with these arguments, or if calling it would not run its body.
+    """Check that a function can be called with these arguments and that the call runs its body.
 
+    Args:
+        fn: The function.
+        what: Name of the object that will call it, for messages.
+        arguments: Names of the arguments.
     Raises:
-        TypeError: The message says what, and why.
+        TypeError: It cannot be called so, or it is async or a generator.
     """
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give a function, called as fn({', '.join(arguments)})")
@@ -161,7 +166,14 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run a function that may be stopped. Return a tuple with its result, or an empty tuple if it was stopped."""
+    """Run a function that may be stopped.
+
+    Args:
+        work: The token, passed to the function.
+        fn: The function.
+    Returns:
+        A tuple with the result, or an empty tuple if the function was stopped.
+    """
     work.begin()
     try:
         result = await call_user_function(fn, work)
@@ -175,36 +187,36 @@ async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
 
 
 class GuardsWork(ABC):
-    """An ownership that work can depend on."""
+    """A base class of locks and leaderships on which work can depend."""
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """Return a token that asks work to stop before the ownership can end: ``with lock.guard_work() as work:``.
 
         Args:
-            margin_s: Seconds before the end. None uses a tenth of the TTL.
+            margin_s: Seconds between the stop and the end of the ownership. None uses a tenth of the TTL.
         Raises:
-            LockLost, NotLeader: It is not ours, or no longer.
+            LockLost, NotLeader: The lock or leadership is not held now.
         """
-        return self._owned().guard_work(margin_s)
+        return self._get_ownership().guard_work(margin_s)
 
     @abstractmethod
-    def _owned(self) -> Ownership:
+    def _get_ownership(self) -> Ownership:
         """Return the current ownership, or raise an error if there is none."""
 
 
 class Ownership:
-    """What work depends on: one hold, one term. Thread-safe.
+    """A lock that is held or a term of leadership, on which work depends. Thread-safe.
 
     Args:
-        what: The ownership in messages, such as ``lock 'orders'``.
-        fence: Its proof.
+        what: Name of the ownership, for messages: ``lock 'orders'``.
+        fence: The check that proves the ownership.
         ttl_s: Seconds that it lasts without a renewal.
-        remaining_s: Returns the certain remaining seconds, without I/O.
-        error: Returns the error that ``Work.check`` raises.
-        clock: The clock that decides.
+        remaining_s: Returns for how many seconds it certainly lasts. Does no I/O.
+        error: Type of the error that ``Work.check`` raises.
+        clock: The clock.
 
     Attributes:
-        lost: Set once it has ended otherwise than by a release.
+        lost: Set when the ownership has ended without a release.
     """
 
     def __init__(
@@ -233,7 +245,15 @@ class Ownership:
     def for_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
-        """Return an ownership that lasts as long as a session. It is lost when the session is lost or closed."""
+        """Create an ownership that lasts as long as a session. It is lost when the session expires or is closed.
+
+        Args:
+            what: Name of the ownership, for messages.
+            fence: The check that proves the ownership.
+            session: The session.
+            clock: The clock.
+            error: Type of the error that ``Work.check`` raises.
+        """
         made = cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
         made._forget = session.on_end(made.lose)
         if made._ended:  # it ended meanwhile
@@ -244,23 +264,23 @@ class Ownership:
         """Return a token that asks work to stop before the ownership can end. Use it in a ``with`` statement.
 
         Args:
-            margin_s: Seconds before the end; None uses a tenth of the TTL.
+            margin_s: Seconds between the stop and the end of the ownership. None uses a tenth of the TTL.
         """
         margin = self._ttl_s * MARGIN_PART if margin_s is None else check_minimum(margin_s, "margin_s", 0.0)
         return Work(self, margin)
 
     def remaining_s(self) -> float:
-        """Return for how many seconds the ownership certainly lasts. The result is 0 after its end."""
+        """Return for how many seconds the ownership certainly lasts, 0 after it has ended."""
         return 0.0 if self._ended else self._remaining_s()
 
     def end(self) -> None:
-        """Ask all work under the ownership to stop, because it was released. Does not block. Idempotent."""
+        """Ask all work that depends on the ownership to stop, because it was released. Does not block. Idempotent."""
         self._end(lost=False)
 
     def lose(self) -> None:
-        """Ask all work under the ownership to stop, because it was lost. Does not block. Idempotent.
+        """Ask all work that depends on the ownership to stop, because it was lost. Does not block. Idempotent.
 
-        Does nothing if the ownership was already released.
+        Nothing is done if the ownership was already released.
         """
         self._end(lost=True)
 
@@ -275,7 +295,7 @@ class Ownership:
         self._forget()
 
     def error(self) -> OwnershipLost:
-        """Return the error that says why the work must stop."""
+        """Build the error that tells work why it must stop."""
         if self.remaining_s() > 0.0:
             return self._error(
                 f"{self.what} ends in {self.remaining_s():.3g} s unless it is renewed; stop the work now"
@@ -283,7 +303,7 @@ class Ownership:
         return self._error(f"{self.what} is not ours any more; stop the work it protected")
 
     def add(self, work: Work) -> None:
-        """Ask this work to stop when the ownership ends."""
+        """Add work that is asked to stop when the ownership ends."""
         with self._lock:
             if not self._ended:
                 self._works.add(work)

@@ -1,6 +1,6 @@
-"""What all session locks share: the holds of this process, their deadlines, and their release.
+"""The common part of locks that are bound to a session: what this process holds, until when, and its release.
 
-``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` implement the acquisition.
+``Lock``, both modes of ``ReadWriteLock`` and ``Semaphore`` implement the acquisition.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.common import Deadline, call_listeners
+from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
-from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Acquisition:
-    """One acquisition of a lock. A thread that acquires a reentrant lock several times has several acquisitions of one
+    """One call of ``acquire``. A thread that acquires a reentrant lock again gets another acquisition of the same
     hold.
     """
 
@@ -37,15 +37,20 @@ class Acquisition:
 
 
 class Hold:
-    """A hold, from its acquisition to its release.
+    """A lock that this process holds, from its acquisition to its release.
+
+    Args:
+        position: Its ticket or lease, with session and fence.
+        owner: The lock object.
+        waiter: The waiter that acquired it.
 
     Attributes:
-        position: Its ticket or lease, its session and its fence.
-        owner: The lock.
-        waiter: The waiter that acquired it, with a watch that is closed after the release.
-        ownership: What work under it depends on.
+        position: Its ticket or lease, with session and fence.
+        owner: The lock object.
+        waiter: The waiter that acquired it. Its watch is closed after the release.
+        ownership: The proof of ownership for work that depends on the lock.
         acquisitions: The acquisitions of its thread that were not released, newest last.
-        released: Set once it is released or closed.
+        released: Set when it is released or closed.
     """
 
     def __init__(self, position: QueuePosition, owner: SessionLock, waiter: Waiter) -> None:
@@ -59,7 +64,7 @@ class Hold:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process certainly still holds the lock."""
+        """Whether this process certainly holds the lock now."""
         return self.remaining_s() > 0.0
 
     def remaining_s(self) -> float:
@@ -68,9 +73,15 @@ class Hold:
 
 
 class SessionLock(GuardsWork):
-    """The base of session locks. Thread-safe. See ``Lock`` for the arguments.
+    """The base class of locks that are bound to a session. Thread-safe.
 
-    With ``several`` a thread may hold it several times, and releases each hold separately.
+    Args:
+        store: The store.
+        what: Name of the lock, for messages.
+        queue: The tickets of the lock.
+        session: The session of the tickets. None uses the store's primary session.
+        reentrant: Whether a thread that holds the lock may acquire it again.
+        allow_several: Whether a thread may hold the lock several times, and must release each hold separately.
     """
 
     #: The error to raise when it is not held any more.
@@ -84,7 +95,7 @@ class SessionLock(GuardsWork):
         *,
         session: Session | None,
         reentrant: bool = False,
-        several: bool = False,
+        allow_several: bool = False,
     ) -> None:
         self._store = store
         self.clock = store.clock
@@ -93,7 +104,7 @@ class SessionLock(GuardsWork):
         self._waits = WaiterRegistry(store, what, session)
         self._home = self._waits.home
         self._reentrant = reentrant
-        self._allows_several = several
+        self._allows_several = allow_several
         self._lock = mutex()
         self._holds: list[Hold] = []
         self._mine = PerCaller()
@@ -130,12 +141,12 @@ class SessionLock(GuardsWork):
         Holding it does not prevent a paused process from writing late: pass the fence to every write that matters.
 
         Args:
-            timeout_s: Seconds to wait. None waits forever, 0 tries once. A call that the server does not answer may
-                take up to the store's call timeout longer.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once. If the server does not answer, the call may
+                take longer, at most by the store's call timeout.
         Returns:
             A fence whose ``token`` is greater than that of every earlier holder.
         Raises:
-            WaitTimeout: Others still hold it. Our ticket has been removed.
+            WaitTimeout: Other clients still hold it. Our ticket has been removed.
             SessionLost: Our session ended while waiting.
             LockLost: Another client deleted our ticket while we waited.
             LatchworkError: This thread holds it already and it is not reentrant, or the call is inside a callback.
@@ -149,10 +160,10 @@ class SessionLock(GuardsWork):
 
     @shielded
     async def release(self) -> None:
-        """Release the lock that this thread holds, so that the next waiter can acquire it.
+        """Release the lock that this thread holds, so that the next waiting client can acquire it.
 
-        A thread that holds nothing releases the only hold of the object. If the server cannot be reached, the release
-        continues in the background, and the end of the session completes it at the latest.
+        If this thread holds nothing and one other thread does, its lock is released. If the server cannot be reached,
+        the release continues in the background. The end of the session completes it in any case.
 
         Raises:
             LockLost: It had expired, was ended by another client, or is not held.
@@ -163,7 +174,9 @@ class SessionLock(GuardsWork):
 
     @shielded
     async def close(self) -> None:
-        """Release all locks held through this object, and end its waits. Thread-safe and idempotent."""
+        """Release all locks held through this object, and make its waiting calls raise ``Closed``. Thread-safe and
+        idempotent.
+        """
         if self._home.is_foreign:
             return
         self._waits.close()
@@ -178,10 +191,10 @@ class SessionLock(GuardsWork):
 
     @property
     def fence(self) -> Fence:
-        """The fence of the current hold: the newest one of this thread, or else that of another thread.
+        """The fence of the lock that this thread acquired last, or that of another thread if this one holds nothing.
 
         Raises:
-            LockLost: It has expired, or is not held.
+            LockLost: The lock has expired, or is not held.
         """
         return self._require_hold().position.fence
 
@@ -194,7 +207,7 @@ class SessionLock(GuardsWork):
     def lost(self) -> Signal:
         """A signal that is set when the lock is lost or its session is closed, but not when it is released.
 
-        Each hold has a new signal: read the property after each ``acquire``.
+        Read this property again after each ``acquire``: each acquisition has a new signal.
         """
         if self._home.is_foreign:
             return make_lost_signal()
@@ -221,15 +234,18 @@ class SessionLock(GuardsWork):
     # What the subclasses say
 
     @abstractmethod
-    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+    async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         """Acquire the lock on the server.
 
+        Args:
+            waiter: The waiting call.
+            deadline: When the wait times out.
         Returns:
-            The position in the queue. None after a timeout or a cancellation; the ticket has been removed then.
+            The position in the queue. None after the timeout or a cancellation; the ticket has been deleted then.
         """
 
-    def _refuse_acquire(self) -> None:
-        """Raise an error if an acquisition cannot succeed."""
+    def _check_acquirable(self) -> None:
+        """Raise an error if this thread cannot acquire the lock. The default allows it."""
 
     # Acquiring
 
@@ -240,16 +256,20 @@ class SessionLock(GuardsWork):
             acquisition = Acquisition(again)
             again.acquisitions.append(acquisition)
             return acquisition
-        self._refuse_acquire()
+        self._check_acquirable()
         async with self._waits.start(timeout_s) as (waiter, deadline):
-            position = await self._take(waiter, deadline)
+            position = await self._acquire_ticket(waiter, deadline)
             if position is None:
                 self._waits.check_open(waiter.session)
                 raise WaitTimeout(await self._timeout_message(timeout_s))
             return (await self._on_acquired(position, waiter)).acquisitions[0]
 
     def _reentrant_hold(self) -> Hold | None:
-        """Return the hold of this thread if it may acquire the lock again, else None."""
+        """Return what this thread holds already, if it may acquire the lock again. None if a new acquisition is needed.
+
+        Raises:
+            LatchworkError: This thread holds the lock, and the lock is not reentrant.
+        """
         hold = self._hold_of_thread()
         if hold is None or self._allows_several:
             return None
@@ -289,9 +309,10 @@ class SessionLock(GuardsWork):
     # Releasing and losing
 
     async def release_acquisition(self, acquisition: Acquisition) -> None:
-        """Release one acquisition of the lock.
+        """Release one acquisition of the lock. The last one releases the lock.
 
-        Raise ``LockLost`` if the lock has expired or was ended by another client.
+        Raises:
+            LockLost: The lock has expired or was ended by another client.
         """
         self._home.check()
         hold = acquisition.hold
@@ -306,7 +327,7 @@ class SessionLock(GuardsWork):
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
     async def _release_hold(self, hold: Hold) -> bool:
-        """End a hold in this process and on the server. Return False if it had already ended on the server."""
+        """Release a held lock in this process and on the server. Return False if it had already ended on the server."""
         if not self._end_hold_locally(hold):
             return True
         try:
@@ -315,7 +336,7 @@ class SessionLock(GuardsWork):
             hold.waiter.close()  # last: the next one waits for the line above
 
     def _end_hold_locally(self, hold: Hold) -> bool:
-        """End a hold in this process only. Return False if it had already ended."""
+        """End a held lock in this process only. Return False if it had already ended."""
         with self._lock:
             was_released = hold.released.is_set()
             hold.released.set()
@@ -334,9 +355,8 @@ class SessionLock(GuardsWork):
                 self._queue.leave_in_background(hold.position)
 
     def on_hold_lost(self, hold: Hold) -> None:
-        """Handle a hold that was lost with its session.
-
-        Called in a callback thread, after the work under the lock was stopped.
+        """Report that a held lock was lost with its session. Called in a callback thread, after work was asked to
+        stop.
         """
         if hold.released.is_set():
             return  # released just before: nothing was lost
@@ -348,7 +368,7 @@ class SessionLock(GuardsWork):
     # Which hold
 
     def _acquisitions_of_with_blocks(self) -> list[Acquisition]:
-        """Return the acquisitions made by the ``with`` blocks that this thread is in."""
+        """Return the acquisitions made by the ``with`` blocks that this thread is in, outermost first."""
         entered: list[Acquisition] = self._mine.own.setdefault("entered", [])
         return entered
 
@@ -356,7 +376,7 @@ class SessionLock(GuardsWork):
         self._holds_of_thread().append(hold)
 
     def _holds_of_thread(self) -> list[Hold]:
-        """Return the holds that this thread acquired and has not released, the newest last."""
+        """Return the locks that this thread acquired and has not released, newest last."""
         own = self._mine.own
         stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
         own["stack"] = stack
@@ -375,7 +395,7 @@ class SessionLock(GuardsWork):
                 hold = self._holds[-1] if self._holds else None
         return hold
 
-    def _owned(self) -> Ownership:
+    def _get_ownership(self) -> Ownership:
         return self._require_hold().ownership
 
     def _require_hold(self) -> Hold:
