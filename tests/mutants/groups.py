@@ -67,9 +67,21 @@ DEFECTS = (
         "Barrier",
         "nobody opens a barrier whose last arrival died",
         "primitives/barrier/member.py",
-        "deadline.left_s(random.uniform(*_BACKUP_PAUSE_S)))",
-        "deadline.left_s(60.0 + random.uniform(*_BACKUP_PAUSE_S)))",
+        "pause_s = random.uniform(*_BACKUP_PAUSE_S)",
+        "pause_s = 60.0 + random.uniform(*_BACKUP_PAUSE_S)",
         id_of("primitives/barrier", "somebody_else_opens_it_when_the_last_to_arrive_dies_before", on="memory"),
+    ),
+    Defect(
+        "Barrier",
+        "each member that sees all arrivals ends the generation",
+        "primitives/barrier/member.py",
+        "        if not seen.should_end_phase(self._mine):\n",
+        "        if False:\n",
+        id_of(
+            "primitives/barrier_generations",
+            "of_those_who_see_that_all_have_come_the_last_one_ends_the_generation",
+            on="memory",
+        ),
     ),
     Defect(
         "DoubleBarrier",
