@@ -40,7 +40,7 @@ from latchwork.primitives.barrier import phases
 from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.latch import Leader
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.group import log as views
+from latchwork.primitives.group import view_log as views
 from latchwork.primitives.group.views import Evicted, GroupMember, StoredMember
 from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.primitives.numbers.rate_limiter import Permits
