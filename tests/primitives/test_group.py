@@ -22,7 +22,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Group, list_groups
-from latchwork.primitives.group import log as logs
+from latchwork.primitives.group import view_log as logs
 from latchwork.primitives.group.follower import Replica, SharedViews
 from latchwork.primitives.group.view_log import ViewLog, ViewState
 from latchwork.primitives.group.views import ViewChange
