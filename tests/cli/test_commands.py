@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from latchwork.cli import options
-from latchwork.cli.commands import CommandSpec, import_object, specs
+from latchwork.cli.commands import CommandSpec, import_object, list_commands
 from latchwork.cli.main import application
 from latchwork.store import URL_VARIABLE
 
@@ -62,12 +62,12 @@ def loaded_by(*words):
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("name", specs())
+@pytest.mark.parametrize("name", list_commands())
 def test_the_list_of_commands_has_the_first_sentence_of_each_docstring(name):
-    spec = specs()[name]
+    spec = list_commands()[name]
     found = import_object(spec.place)
     text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
-    assert options.summary(text) == spec.summary
+    assert options.get_first_sentence(text) == spec.summary
 
 
 def test_the_parser_and_the_store_read_the_same_variable():
@@ -80,7 +80,7 @@ def test_the_version_loads_no_parser():
 
 def test_help_loads_no_command_and_no_store():
     loaded = loaded_by("--help")
-    places = {spec.place.partition(":")[0] for spec in specs().values()}
+    places = {spec.place.partition(":")[0] for spec in list_commands().values()}
     assert "latchwork.cli.commands" in loaded
     assert not {*places, "latchwork.store", "latchwork.cli.text", "rich"} & loaded
 

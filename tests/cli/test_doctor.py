@@ -58,16 +58,16 @@ def test_a_file_that_is_not_there_is_a_problem_and_is_not_created(cli, tmp_path)
 
 def test_distributions_of_different_versions_are_a_problem(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: "0.0.1" if name == "latchwork-workflows" else None)
-    found = {each.check: each for each in doctor.distributions()}
+    found = {each.check: each for each in doctor.check_distributions()}
     assert found["latchwork-workflows"].verdict == "problem"
     assert found["latchwork-workflows"].remedy == f"pip install latchwork-workflows=={latchwork.__version__}"
 
 
 def test_few_descriptors_and_a_newer_python_are_warnings(monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _which: (256, 4096))
-    assert doctor.files().verdict == "warning"
+    assert doctor.check_file_limit().verdict == "warning"
     monkeypatch.setattr(doctor.sys, "version_info", (3, 99, 0))
-    assert doctor.python().verdict == "warning"
+    assert doctor.check_python().verdict == "warning"
 
 
 def test_a_clock_that_differs_and_a_version_that_is_not_supported_are_found():

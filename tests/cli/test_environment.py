@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 #: What the process shows and knows once its settings are hidden, what a child of its is given, and if it may be read.
 LOOK = """
 import ctypes, json, os, subprocess, sys
-from latchwork.cli.environment import hide_settings, refuse_readers
-hide_settings()
+from latchwork.cli.environment import hide_environment, refuse_readers
+hide_environment()
 refuse_readers()
 shown = open("/proc/self/environ", "rb").read().decode()
 given = subprocess.run(["env"], capture_output=True, text=True).stdout

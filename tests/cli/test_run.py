@@ -11,7 +11,7 @@ import time
 import pytest
 
 import latchwork
-from latchwork.cli.probe import answer
+from latchwork.cli.probe import answer_node_request
 
 URL = "sqlite:///cluster.db"
 NODE = ("--url", URL, "--node-id", "n1")
@@ -248,6 +248,6 @@ def test_a_strategy_whose_maker_raises_is_named_with_the_place_in_its_code(cli):
 
 def test_metrics_without_their_library_are_501_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    status, kind, body = answer(None, "/metrics")
+    status, kind, body = answer_node_request(None, "/metrics")
     assert (status, kind) == (501, "text/plain")
     assert b'pip install "latchwork[metrics]"' in body

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 import latchwork
-from latchwork.cli.commands import specs
-from latchwork.cli.text import Grid, Line, few
+from latchwork.cli.commands import list_commands
+from latchwork.cli.text import Grid, Line, join_first
 from latchwork.jobs import Control
 from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import LeaderLatch, PersistentLock
@@ -270,12 +270,12 @@ def test_a_long_line_is_wrapped_between_words_on_a_terminal_only():
 
 
 def test_a_few_of_many_are_named_and_the_rest_counted():
-    assert few(["b", "a"], None) == "a, b"
-    assert few(map(str, range(1010)), 2) == "0, 1 and 1,008 more"
+    assert join_first(["b", "a"], None) == "a, b"
+    assert join_first(map(str, range(1010)), 2) == "0, 1 and 1,008 more"
 
 
 def test_every_command_is_looked_at():
     # Those of workflows ask a server of their own: tests/workflows/test_command_line.py looks at them.
     # `backends` and `new` ask none.
     elsewhere = {"run", "demo", "bench", "lock", "elect", "workflows", "backends", "new"}
-    assert {args[0] for args in COMMANDS} | elsewhere >= set(specs())
+    assert {args[0] for args in COMMANDS} | elsewhere >= set(list_commands())

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from latchwork.cli.flags import flags, setting_flag, start_flag
+from latchwork.cli.flags import add_flags, make_setting_flag, make_start_flag
 from latchwork.jobs import ClusterSettings, Job, JobManager, JobSettings, Threads
 from latchwork.jobs.options import (
     LABELS,
@@ -70,7 +70,7 @@ def command(flag):
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command()
-    @flags(get_option_rows(Dummy), flag, before="last")
+    @add_flags(get_option_rows(Dummy), flag, before="last")
     def nap(*, first: int = 1, last: int = 2, **given: float | None) -> None:
         """Sleep."""
         typer.echo(f"{first} {last} {given}")
@@ -79,7 +79,7 @@ def command(flag):
 
 
 def test_a_row_makes_a_flag_that_sets_it_and_what_is_not_given_is_none():
-    run = command(setting_flag)
+    run = command(make_setting_flag)
     assert run("--nap-s", "3").output == "1 2 {'nap_s': 3.0, 'pause_s': None, 'threads': None}\n"
     assert run("--nap-s", "0.1").exit_code == 2
     told = " ".join(run("--help").output.split())
@@ -89,7 +89,7 @@ def test_a_row_makes_a_flag_that_sets_it_and_what_is_not_given_is_none():
 
 
 def test_a_row_makes_a_flag_to_start_with_and_what_is_not_given_is_its_default():
-    run = command(start_flag)
+    run = command(make_start_flag)
     assert run("--pause-s", "0", "--threads", "1").output == "1 2 {'nap_s': 2.0, 'pause_s': 0.0, 'threads': 1}\n"
     told = " ".join(run("--help").output.split())
     assert "Seconds that run sleeps; at least 0.5. [default: 2.0]" in told

@@ -180,7 +180,7 @@ def test_damaged_settings_are_ignored_until_they_are_reset(cluster):
     assert cluster.runs()
     with pytest.raises(InvalidSetting):
         Control(cluster.store).disable("j")
-    Control(cluster.store).reset("j")
+    Control(cluster.store).reset_settings("j")
     Control(cluster.store).disable("j")
     eventually(lambda: cluster.ran() == set(), WAIT_S)
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import latchwork
 from latchwork.cli.main import application
 from latchwork.cli.outcome import USAGE
-from latchwork.cli.probe import answer, answer_worker
+from latchwork.cli.probe import answer_node_request, answer_worker_request
 from latchwork.executor import ExecutorWorker
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.metrics import PrometheusMetrics
@@ -73,7 +73,7 @@ def families():
 def worker_metrics(store):
     """Every metric of an executor worker, as the system ``x``."""
     with store, ExecutorWorker(store, "x", functions=Functions()) as worker:
-        return answer_worker("x", worker, "/metrics", "main")[2].decode().partition("# HELP python_")[0]
+        return answer_worker_request("x", worker, "/metrics", "main")[2].decode().partition("# HELP python_")[0]
 
 
 def expressions():
@@ -219,9 +219,9 @@ def test_the_probes_ask_for_paths_that_a_node_serves():
     (container,) = of_kind("StatefulSet")["spec"]["template"]["spec"]["containers"]
     node = JobManager("memory://probes-of-pods", "n1", [])
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert answer(node, container[kind]["httpGet"]["path"])[0] in {200, 503}
+        assert answer_node_request(node, container[kind]["httpGet"]["path"])[0] in {200, 503}
     annotations = of_kind("StatefulSet")["spec"]["template"]["metadata"]["annotations"]
-    assert answer(node, annotations["prometheus.io/path"])[0] == 200
+    assert answer_node_request(node, annotations["prometheus.io/path"])[0] == 200
     assert annotations["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
 
 

@@ -24,16 +24,16 @@ _HARMLESS = re.compile(r"[A-Za-z0-9._@:+=,%][A-Za-z0-9._@:+=,%~/-]*\Z")
 _LOOK_S = 2.0
 
 
-def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None = None) -> Store:
-    """Open the store for a command's URL. The library's log is not shown on the terminal.
+def open_store(url: str | None, *, of_cluster: bool = True, timeout_s: float | None = None) -> Store:
+    """Open the store for a command's URL. The library's log is hidden on the terminal.
 
     Args:
-        url: The URL from the command line.
+        url: The URL from the command line; None uses the environment.
         of_cluster: Whether the command is about a job cluster.
-        look_s: Seconds after which a silent server counts as unreachable. None: as the URL says.
+        timeout_s: Seconds after which a silent server counts as unreachable; None uses the timeouts of the URL.
     Raises:
         UsageError: There is no URL, or it names a missing file for a command that is not about a cluster.
-        NoCluster: It names a file that does not exist, and the command must not create it.
+        NoCluster: The URL of a cluster command names a file that does not exist.
     """
     quiet_logs()
     where = require_url(url)
@@ -41,14 +41,16 @@ def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None
     if find_spec(parsed.scheme).location == "file" and parsed.path and not Path(parsed.path).exists():
         told = f"store file {parsed.path} does not exist; correct the URL"
         raise NoCluster(f"no cluster: {told}, or start a node with latchwork run") if of_cluster else UsageError(told)
-    return connect(where) if look_s is None else connect(where, connect_timeout_s=look_s, call_timeout_s=look_s)
+    return (
+        connect(where) if timeout_s is None else connect(where, connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
+    )
 
 
-def state_of(store: Store) -> ClusterState:
+def read_cluster_state(store: Store) -> ClusterState:
     """Read the state of the job cluster.
 
     Raises:
-        NoCluster: There is none.
+        NoCluster: The store contains no job cluster.
     """
     state = inspect(store)
     if state is None:
@@ -56,14 +58,24 @@ def state_of(store: Store) -> ClusterState:
     return state
 
 
-def job_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the IDs of jobs, for completion in a shell: known jobs, and jobs with settings."""
-    return _offered(context, incomplete, _jobs)
+def complete_job_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the job IDs that complete a word in the shell: those of known jobs and of jobs with settings.
+
+    Args:
+        context: Context of the command.
+        incomplete: Beginning of the word.
+    """
+    return _complete(context, incomplete, _jobs)
 
 
-def node_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the IDs of nodes, for completion in a shell: running nodes, and nodes that are drained or restarting."""
-    return _offered(context, incomplete, _nodes)
+def complete_node_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the node IDs that complete a word in the shell: those of running, drained and restarting nodes.
+
+    Args:
+        context: Context of the command.
+        incomplete: Beginning of the word.
+    """
+    return _complete(context, incomplete, _nodes)
 
 
 def _jobs(store: Store) -> Iterable[str]:
@@ -77,9 +89,9 @@ def _nodes(store: Store) -> Iterable[str]:
     return () if state is None else {*state.nodes, *state.marks}
 
 
-def _offered(context: typer.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:
+def _complete(context: typer.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:
     try:
-        with open_store(context.params.get("url"), look_s=_LOOK_S) as store:
+        with open_store(context.params.get("url"), timeout_s=_LOOK_S) as store:
             found = sorted(find(store))
     except LatchworkError:
         return []

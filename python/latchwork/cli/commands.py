@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from latchwork.cli.options import add
+from latchwork.cli.options import add_commands
 
 ENTRY_POINTS = "latchwork.commands"
 #: What to install for the commands of our add-ons.
@@ -36,23 +36,31 @@ class CommandSpec(NamedTuple):
     demo: str = ""
 
     def load(self, name: str) -> Any:
-        """Import the command and return it, ready to be called by this name."""
+        """Import the command and return it, so that the parser can call it.
+
+        Args:
+            name: Name by which the command is called.
+        """
         found = import_object(self.place)
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
-            add(app, **{name: found})
+            add_commands(app, **{name: found})
         return typer.main.get_group(app).commands[name]
 
 
-def import_object(place: str) -> Any:
-    """Import an object, given as ``module:name``."""
-    module, _, name = place.partition(":")
+def import_object(path: str) -> Any:
+    """Import an object.
+
+    Args:
+        path: Path of the object, as ``module:name``.
+    """
+    module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
-def missing_addon_error(name: str) -> str:
+def format_missing_addon_error(name: str) -> str:
     """Return the error message for a command whose add-on is not installed."""
     return f'error: the command {name} is not installed; run: pip install "{ADD_ONS[name]}"'
 
@@ -146,17 +154,17 @@ OWN: dict[str, CommandSpec] = {
 }
 
 
-def added() -> dict[str, CommandSpec]:
-    """Return the commands that other distributions add, sorted by name."""
+def list_addon_commands() -> dict[str, CommandSpec]:
+    """Return the commands that other distributions add, by name, sorted."""
     from importlib.metadata import entry_points  # reads every distribution's metadata
 
     found = sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name)
     return {each.name: each.load() for each in found}
 
 
-def specs() -> dict[str, CommandSpec]:
-    """Return all commands by name, without loading them, in the order in which `--help` lists them."""
-    return {**OWN, **added(), **OWN}  # no other distribution replaces one of ours
+def list_commands() -> dict[str, CommandSpec]:
+    """Return all commands by name, without importing them, in the order in which `--help` lists them."""
+    return {**OWN, **list_addon_commands(), **OWN}  # no other distribution replaces one of ours
 
 
 class Commands(MutableMapping[str, Any]):
@@ -167,7 +175,7 @@ class Commands(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            spec = OWN.get(name) or added()[name]
+            spec = OWN.get(name) or list_addon_commands()[name]
             self._loaded[name] = spec.load(name)
         return self._loaded[name]
 
@@ -178,10 +186,10 @@ class Commands(MutableMapping[str, Any]):
         del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(specs())
+        return iter(list_commands())
 
     def __len__(self) -> int:
-        return len(specs())
+        return len(list_commands())
 
 
 class LazyGroup(TyperGroup):
@@ -192,10 +200,12 @@ class LazyGroup(TyperGroup):
         self.commands = Commands()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None. If its add-on is missing, print its name and exit with 1."""
+        """Return the command with this name, or None. If its add-on is not installed, print how to install it and exit
+        with 1.
+        """
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in ADD_ONS:
-            sys.exit(missing_addon_error(cmd_name))
+            sys.exit(format_missing_addon_error(cmd_name))
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one
@@ -205,4 +215,4 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - likewise
         """Write the list of commands for `--help`."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, spec.summary) for name, spec in specs().items()])
+            formatter.write_dl([(name, spec.summary) for name, spec in list_commands().items()])

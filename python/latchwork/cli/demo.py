@@ -14,7 +14,7 @@ import typer
 from rich.console import RenderableType
 
 from latchwork._base.text import counted
-from latchwork.cli.commands import added, import_object, missing_addon_error
+from latchwork.cli.commands import format_missing_addon_error, import_object, list_addon_commands
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, exit_on_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say, say_json, show
@@ -96,7 +96,12 @@ def demo(
 
 
 def _demonstrate(part: Part, *, as_json: bool) -> None:
-    """Run the short demonstration of a part of latchwork. Exit with 1 if its result is wrong."""
+    """Run the short demonstration of a part of latchwork. Exit with 1 if its result is wrong.
+
+    Args:
+        part: The part to demonstrate.
+        as_json: Print the result as a JSON document.
+    """
     lines: list[str] = []
 
     def report(line: str) -> None:
@@ -120,9 +125,9 @@ def _demonstrate(part: Part, *, as_json: bool) -> None:
 
 def _function_of(part: Part) -> Callable[[Callable[[str], None]], bool]:
     if part is Part.workflows:
-        found = added().get(part.value)
+        found = list_addon_commands().get(part.value)
         if found is None:
-            sys.exit(missing_addon_error(part.value))
+            sys.exit(format_missing_addon_error(part.value))
         function: Callable[[Callable[[str], None]], bool] = import_object(found.demo)
         return function
     from latchwork.demo import systems  # imports the executor, plans and worker groups

@@ -14,11 +14,12 @@ _OURS = b"LATCHWORK_"
 _PR_SET_DUMPABLE = 4
 
 
-def hide_settings() -> None:
-    """Overwrite latchwork's variables in the initial environment of this process, which others could read in ``/proc``.
+def hide_environment() -> None:
+    """Overwrite latchwork's variables in the initial environment of this process, which other processes could read in
+    ``/proc``.
 
-    The variables stay set for this process. Call this before other threads exist, which could read a variable
-    meanwhile.
+    This process can still read the variables. Call this before other threads exist, because they could read a variable
+    while it is overwritten.
     """
     if not any(name.startswith(_OURS) for name in os.environb):
         return
@@ -27,7 +28,7 @@ def hide_settings() -> None:
     # Says whose child we are: `latchwork.tasks.children.MARK`, without loading that package.
     shown = b"LATCHWORK_CHILD"
     with suppress(OSError, ValueError, AttributeError):
-        start, end = _bounds()
+        start, end = _find_environment_bounds()
         area = (ctypes.c_char * (end - start)).from_address(start)
         at = 0
         for entry in area.raw.split(b"\0"):
@@ -41,15 +42,15 @@ def hide_settings() -> None:
 
 
 def refuse_readers() -> None:
-    """Prevent other processes of this user from reading the memory and descriptors of this one."""
+    """Prevent other processes of the same user from reading the memory and open files of this process."""
     import ctypes
 
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _bounds() -> tuple[int, int]:
-    """Return the start and the end of the initial environment in memory."""
+def _find_environment_bounds() -> tuple[int, int]:
+    """Return the start and the end address of the initial environment in memory."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5), of which two are before ")"
     if not 0 < start < end:

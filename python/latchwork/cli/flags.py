@@ -26,10 +26,15 @@ Unset = Annotated[
 ]
 
 
-def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
-    """Return a decorator that adds a command-line flag for each option in a table, before the argument ``before``.
+def add_flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
+    """Return a decorator that adds command-line flags for options to a command.
 
-    The command gets their values as ``**given``. ``setting_flag`` and ``start_flag`` make a flag of an option.
+    The command gets the values of the flags as ``**given``.
+
+    Args:
+        table: The options.
+        flag: Makes the flag of an option: ``make_setting_flag`` or ``make_start_flag``.
+        before: Name of the argument before which the flags are added.
     """
 
     def add(command: F) -> F:
@@ -43,16 +48,16 @@ def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *,
     return add
 
 
-def setting_flag(row: OptionRow) -> Parameter:
-    """Return the flag that sets an option in the store. An option that is not given keeps its value."""
+def make_setting_flag(row: OptionRow) -> Parameter:
+    """Make the flag that sets an option in the store. If the flag is not given, the stored value is kept."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
     text = f"{row.sentence}{note}.  [unless set, here or in the code: {default}]"
     return _flag(row, None, text, min=row.kind.least)
 
 
-def start_flag(row: OptionRow) -> Parameter:
-    """Return the flag that sets an option of a node when it is started."""
+def make_start_flag(row: OptionRow) -> Parameter:
+    """Make the flag that sets an option of a node when the node is started."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
@@ -65,9 +70,12 @@ def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
     return Parameter(row.name, Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
-def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    """Return the options to change: those with a given value, and None for each option to unset.
+def collect_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
+    """Return the options to change, by name: those with a given value, and None for those to unset.
 
+    Args:
+        given: Value of each flag; None if it is not given.
+        unset: Names of the options to unset.
     Raises:
         UsageError: There is nothing to change, or an option to unset is unknown or also given.
     """
@@ -83,10 +91,10 @@ def requested_changes(given: dict[str, Any], unset: list[str] | None) -> dict[st
 
 
 def format_settings(settings: dict[str, Any]) -> str:
-    """Format settings as one line."""
+    """Format settings as one line of text."""
     return ", ".join(f"{name}={format_value(value)}" for name, value in settings.items()) or "nothing set"
 
 
 def format_value(value: Any) -> str:
-    """Format the value of a setting as one line."""
+    """Format the value of a setting as one line of text."""
     return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

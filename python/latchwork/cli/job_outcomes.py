@@ -9,15 +9,20 @@ from latchwork._base.text import counted, utc_text
 from latchwork.jobs import JobState, RunError
 
 
-def outcome_word(job: JobState | None) -> str:
-    """Describe the outcome of a job's runs in one word."""
+def describe_outcome(job: JobState | None) -> str:
+    """Describe in a few words how the last runs of a job ended, for a table."""
     if job is None or (job.last_success_s is None and job.last_error is None):
         return "-"
     return f"failing, {job.consecutive_failures} in a row" if job.consecutive_failures else "well"
 
 
-def outcome_lines(job: JobState, now_s: float) -> list[str]:
-    """Return a line with the times of a job's runs and a line with its failures. Unknown facts are left out."""
+def format_outcomes(job: JobState, now_s: float) -> list[str]:
+    """Describe the runs of a job in at most two lines: their times, and their failures. Unknown facts are left out.
+
+    Args:
+        job: State of the job.
+        now_s: Current time in seconds since the epoch.
+    """
     moments = {"start": job.last_start_s, "success": job.last_success_s}
     known = [f"last {what} {utc_text(at_s)}" for what, at_s in moments.items() if at_s is not None]
     if job.next_start_s is not None and job.next_start_s > now_s:  # otherwise it was reported before the last start
@@ -26,7 +31,7 @@ def outcome_lines(job: JobState, now_s: float) -> list[str]:
 
 
 def describe_failure(job: JobState) -> str:
-    """Describe how a job's runs fail or last failed. Empty if no failure is known."""
+    """Describe the current or last failure of a job in one line. Return an empty text if no failure is known."""
     error = job.failing[0] if job.failing else job.last_error
     if error is None:
         return ""
@@ -38,20 +43,20 @@ def describe_failure(job: JobState) -> str:
 
 
 def to_json(job: JobState) -> dict[str, Any]:
-    """Return the outcomes of a job's runs as a JSON document."""
+    """Return the times and failures of a job's runs as a JSON document."""
     return {
         "last_start": _moment(job.last_start_s),
         "last_success": _moment(job.last_success_s),
-        "last_error": None if job.last_error is None else error_json(job.last_error),
+        "last_error": None if job.last_error is None else convert_error(job.last_error),
         "failing_items": job.failing_items,
         "consecutive_failures": job.consecutive_failures,
-        "failing": [error_json(each) for each in job.failing],
+        "failing": [convert_error(each) for each in job.failing],
         "next_start": _moment(job.next_start_s),
     }
 
 
-def error_json(error: RunError) -> dict[str, Any]:
-    """Return a failed run as a JSON document."""
+def convert_error(error: RunError) -> dict[str, Any]:
+    """Convert a failed run to a JSON document."""
     found = asdict(error)
     at_s = found.pop("at_s")
     return {**found, "at": utc_text(at_s)}

@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 
 from latchwork._base.text import utc_text
 from latchwork.cli import job_outcomes
-from latchwork.cli.cluster import job_ids, node_ids, open_store, state_of
-from latchwork.cli.flags import Unset, flags, format_settings, format_value, requested_changes, setting_flag
+from latchwork.cli.cluster import complete_job_ids, complete_node_ids, open_store, read_cluster_state
+from latchwork.cli.flags import Unset, add_flags, collect_changes, format_settings, format_value, make_setting_flag
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
@@ -26,10 +26,11 @@ from latchwork.store import Store
 
 JobIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB...", help="IDs of jobs, which may be unknown yet.", autocompletion=job_ids),
+    typer.Argument(metavar="JOB...", help="IDs of jobs, which may be unknown yet.", autocompletion=complete_job_ids),
 ]
 JobId = Annotated[
-    str, typer.Argument(metavar="JOB", help="The ID of a job, which may be unknown yet.", autocompletion=job_ids)
+    str,
+    typer.Argument(metavar="JOB", help="The ID of a job, which may be unknown yet.", autocompletion=complete_job_ids),
 ]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
@@ -44,7 +45,7 @@ PACES = (
         name="fixed_rate_s",
     ),
 )
-Node = Annotated[str, typer.Argument(metavar="NODE", help="The ID of a node.", autocompletion=node_ids)]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="The ID of a node.", autocompletion=complete_node_ids)]
 Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
 
 
@@ -121,8 +122,8 @@ def default(
     "latchwork jobs set report --cron '0 3 * * *' --tz Europe/Berlin --misfire skip",
     "latchwork jobs set report -u threads -u schedule",
 )
-@flags(PACES, setting_flag, before="cron")
-@flags(get_option_rows(JobRows), setting_flag, before="unset")
+@add_flags(PACES, make_setting_flag, before="cron")
+@add_flags(get_option_rows(JobRows), make_setting_flag, before="unset")
 def set_job(
     job: JobId,
     *,
@@ -168,7 +169,7 @@ def set_job(
     schedule = one_schedule(*paces, {"cron": cron, **about})
     with open_store(url) as store:
         control = Control(store)
-        control.change_job(job, **requested_changes({"schedule": schedule, **given}, unset))
+        control.change_job(job, **collect_changes({"schedule": schedule, **given}, unset))
         settings = stored.encode_settings(control.settings().job(job))
     print_change(f"{job}: {format_settings(settings)}", {"job": job, "settings": settings}, as_json=as_json)
 
@@ -177,7 +178,7 @@ def set_job(
 def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     """Remove all settings of a job, including its switch."""
     with open_store(url) as store:
-        Control(store).reset(job)
+        Control(store).reset_settings(job)
     print_change(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
 
 
@@ -185,7 +186,7 @@ def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     "latchwork jobs run report", "latchwork jobs run report north --wait-s 60", "latchwork jobs run report --no-wait"
 )
 def run_job(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=complete_job_ids)],
     items: Annotated[
         list[str] | None, typer.Argument(metavar="ITEM...", help="Items, at most 100. By default all items of the job.")
     ] = None,
@@ -202,7 +203,7 @@ def run_job(
     canceled.
     """
     with open_store(url) as store:
-        control, state = Control(store), state_of(store)
+        control, state = Control(store), read_cluster_state(store)
         _refuse_idle(state.job(job), control.settings(), state.pools.get(job, ()), items)
         request = control.run_now(job, items or None, within_s=wait_s)
         if no_wait:
@@ -244,7 +245,14 @@ def _named(end: RunResult) -> str:
 
 
 def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
-    """Raise an error if no node would run the requested job, so that waiting for it would be useless."""
+    """Raise an error if no node would run the requested items, so that waiting for them would be useless.
+
+    Args:
+        job: State of the job.
+        settings: Settings of the cluster.
+        pool: Items of the job's work pool.
+        items: Requested items; None for all.
+    """
     unknown = sorted(set(items or ()).difference(pool))
     if unknown:
         raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
@@ -293,7 +301,7 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "items": None if job is None else job.items,
         "locked": None if job is None else len(job.locked),
         "running": None if job is None else job.active_items,
-        "went": job_outcomes.outcome_word(job),
+        "went": job_outcomes.describe_outcome(job),
         **({} if job is None else job_outcomes.to_json(job)),
         "settings": stored.encode_settings(own),
     }
@@ -307,8 +315,10 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def one_schedule(*given: dict[str, Any]) -> Schedule | None:
-    """Return the schedule that the flags of a command give, or None.
+    """Return the schedule that the flags of a command define; None if they define none.
 
+    Args:
+        given: Values that define one schedule each; None values count as not given.
     Raises:
         UsageError: Several schedules were given.
         InvalidSetting: The schedule is invalid.
@@ -351,7 +361,7 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
 
 
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
-@flags(get_option_rows(NodeRows), setting_flag, before="unset")
+@add_flags(get_option_rows(NodeRows), make_setting_flag, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
     """Change options of the manager and of the nodes in the whole cluster, at once.
 
@@ -359,7 +369,7 @@ def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, 
     """
     with open_store(url) as store:
         control = Control(store)
-        control.change_cluster(**requested_changes(given, unset))
+        control.change_cluster(**collect_changes(given, unset))
         settings = stored.encode_settings(control.settings().cluster)
     print_change(f"cluster: {format_settings(settings)}", {"cluster": settings}, as_json=as_json)
 
@@ -430,7 +440,17 @@ def restart(
 def _wait_until_moved(
     control: Control, node: str, wait_s: float | None, mark: str, done: str
 ) -> tuple[str, dict[str, str | bool]]:
-    """Wait until no item of a node runs there, unless ``wait_s`` is None. Return the line and the document to print."""
+    """Wait until a node no longer runs any items.
+
+    Args:
+        control: Control of the cluster.
+        node: ID of the node.
+        wait_s: Seconds to wait; None does not wait.
+        mark: State of the node, such as ``drained``, for the JSON document.
+        done: Text for the printed line after a successful wait.
+    Returns:
+        The line and the JSON document to print.
+    """
     if wait_s is not None:
         control.wait_drained(node, wait_s)
     about: dict[str, str | bool] = {"node": node, "mark": mark, "is_empty": wait_s is not None}
@@ -438,12 +458,14 @@ def _wait_until_moved(
 
 
 def _control_with_node(store: Store, node: str) -> Control:
-    """Return the control of a job cluster. Raise an error if the cluster does not know the node, such as for a mistyped
-    ID.
+    """Return the control of a job cluster, and check that the cluster knows a node.
+
+    Raises:
+        UnknownNode: The cluster does not know the node, for example because its ID was mistyped.
     """
-    state = state_of(store)
+    state = read_cluster_state(store)
     if node not in state.nodes and node not in state.marks:
         raise UnknownNode(
-            f"node {node!r} does not live in this cluster; living are: {', '.join(state.nodes) or 'none'}"
+            f"node {node!r} is not known to this cluster; known nodes are: {', '.join(state.nodes) or 'none'}"
         )
     return Control(store)

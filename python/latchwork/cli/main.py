@@ -9,8 +9,8 @@ import typer
 
 import latchwork
 from latchwork.cli.commands import LazyGroup
-from latchwork.cli.environment import hide_settings
-from latchwork.cli.options import Debug, examples
+from latchwork.cli.environment import hide_environment
+from latchwork.cli.options import Debug, format_examples
 
 
 def application() -> typer.Typer:
@@ -22,7 +22,7 @@ def application() -> typer.Typer:
         rich_markup_mode=None,  # one line per error, whatever the terminal's width
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        epilog=examples(
+        epilog=format_examples(
             "latchwork demo",
             "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
             "latchwork status --url sqlite:///jobs.db",
@@ -53,5 +53,5 @@ def root(
 
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
-    hide_settings()
+    hide_environment()
     sys.exit(application()(prog_name="latchwork"))

@@ -71,7 +71,7 @@ def new(
     if folder.exists():
         raise UsageError(f"{name} exists; choose another name, or remove it")
     written = []
-    for path, text in _files(name, kind, deploy):
+    for path, text in _generate_files(name, kind, deploy):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         # The files with a password are for their owner only.
@@ -86,8 +86,14 @@ def new(
     say(f"next: cd {name}, and follow README.md")
 
 
-def _files(name: str, kind: Kind, deploy: Deployment) -> Iterator[tuple[str, str]]:
-    """Yield the names and contents of a project's files, sorted by name."""
+def _generate_files(name: str, kind: Kind, deploy: Deployment) -> Iterator[tuple[str, str]]:
+    """Generate the names and contents of a project's files, sorted by name.
+
+    Args:
+        name: Name of the project.
+        kind: The system that the project uses.
+        deploy: Kind of the deployment files.
+    """
     part = "workflows" if kind is Kind.workflows else "node"
     unit = f"{name}.service" if kind is Kind.workflows else f"{name}@.service"
     values = {

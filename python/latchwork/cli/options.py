@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from typer.models import OptionInfo
 
-from latchwork.cli.outcome import UsageError, reported, set_debugging
+from latchwork.cli.outcome import UsageError, report_errors, set_debugging
 
 F = TypeVar("F", bound=Callable[..., None])
 #: `latchwork.store.URL_VARIABLE`, without loading that package, which takes longer than `--help`.
@@ -22,9 +22,8 @@ _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
 
 def _warn_of_password(url: str | None) -> str | None:
-    """Return the URL.
-
-    If it has a password and comes from the command line, which other users can read, print a warning.
+    """Return the URL unchanged. If it contains a password and was given on the command line, print a warning, because
+    other users can read the command line.
     """
     if url and _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
         typer.echo(
@@ -69,10 +68,10 @@ Debug = Annotated[
 
 
 def require_url(url: str | None) -> str:
-    """Return the URL that a command uses: from its option or from the environment.
+    """Return the URL that a command uses: the one from its option, or from the environment.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No URL is given.
     """
     if not url:
         raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
@@ -80,36 +79,44 @@ def require_url(url: str | None) -> str:
 
 
 def parse_label(text: str) -> tuple[str, str]:
-    """Split the value of ``--label`` into a name and a value. Raise ``UsageError`` if that is not possible."""
+    """Split the value of ``--label`` into a name and a value.
+
+    Raises:
+        UsageError: The value is not of the form ``NAME=VALUE``.
+    """
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"--label {text!r} is not NAME=VALUE; write for example --label gpu=yes")
     return name, value
 
 
-def examples(*lines: str) -> str:
-    """Return the end of a command's help text: examples, one per line, not wrapped."""
+def format_examples(*lines: str) -> str:
+    """Format the examples at the end of a command's help text, one per line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def command(*lines: str) -> Callable[[F], F]:
-    """Return a decorator for commands. It adds ``--debug``, examples in the help text, and exit codes for errors."""
+    """Return a decorator for commands. It adds ``--debug``, examples in the help text, and exit codes for errors.
+
+    Args:
+        lines: The examples.
+    """
 
     def make(function: F) -> F:
-        made = reported(function)
+        made = report_errors(function)
         own = inspect.signature(function, eval_str=True)
         for each in own.parameters.values():
-            _name_value(each)
+            _set_value_name(each)
         debug = Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
         made.__signature__ = own.replace(parameters=[*own.parameters.values(), debug])  # type: ignore[attr-defined]
-        made.epilog = examples(*lines)  # type: ignore[attr-defined]
+        made.epilog = format_examples(*lines)  # type: ignore[attr-defined]
         return made
 
     return make
 
 
-def _name_value(parameter: Parameter) -> None:
-    """Set the name that the help shows for an option's value, such as `--workers N`."""
+def _set_value_name(parameter: Parameter) -> None:
+    """Set the placeholder that the help shows for an option's value, such as `N` in `--workers N`."""
     if get_origin(parameter.annotation) is not Annotated:
         return
     kind, *about = get_args(parameter.annotation)
@@ -120,19 +127,29 @@ def _name_value(parameter: Parameter) -> None:
             option.metavar = word
 
 
-def add(app: typer.Typer, **commands: Any) -> None:
-    """Add commands to an application by name, in this order."""
+def add_commands(app: typer.Typer, **commands: Any) -> None:
+    """Add commands to an application, in this order.
+
+    Args:
+        app: The application.
+        commands: The commands, by the names by which they are called.
+    """
     for name, each in commands.items():
-        app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
+        app.command(name, epilog=each.epilog, short_help=get_first_sentence(each.__doc__ or ""))(each)
 
 
-def summary(text: str) -> str:
+def get_first_sentence(text: str) -> str:
     """Return the first sentence of a text, for the list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
-    """Return a group of commands, given by name and in this order."""
-    app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
-    add(app, **commands)
+    """Create a group of commands.
+
+    Args:
+        about: Description of the group.
+        commands: The commands, by the names by which they are called, in this order.
+    """
+    app = typer.Typer(help=about, short_help=get_first_sentence(about), no_args_is_help=True, rich_markup_mode=None)
+    add_commands(app, **commands)
     return app

@@ -67,7 +67,7 @@ class NoCluster(LatchworkError):
     """There is no job cluster under the root of the URL."""
 
 
-def reported(command: F) -> F:
+def report_errors(command: F) -> F:
     """Decorate a command so that an error ends it with one line on stderr and an exit code."""
 
     @functools.wraps(command)
@@ -94,9 +94,11 @@ def reported(command: F) -> F:
 
 @contextmanager
 def exit_on_sigterm(code: int) -> Iterator[None]:
-    """Let SIGTERM raise an exception in the main thread during a ``with`` block, and then exit with this code.
+    """Exit with a code when SIGTERM arrives during a ``with`` block. The signal raises an exception in the main thread,
+    so that child processes and files are cleaned up.
 
-    So no process and no file is left behind.
+    Args:
+        code: The exit code.
     """
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
@@ -110,7 +112,7 @@ def exit_on_sigterm(code: int) -> Iterator[None]:
 
 
 def report(error: Exception) -> None:
-    """Print an error as one line on stderr, after its traceback if debugging is on."""
+    """Print an error as one line on stderr, preceded by its traceback if debugging is on."""
     if debugging():
         traceback.print_exception(type(error), error, error.__traceback__)
     print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
@@ -127,8 +129,8 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error in one line without control characters, with the type of the error if that
-    helps.
+    """Format an error as one line without control characters. It begins with the type of the error if the message alone
+    says too little.
     """
     text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
@@ -140,12 +142,12 @@ def one_line(error: BaseException) -> str:
 
 
 def debugging() -> bool:
-    """Return whether tracebacks and the library's log are shown."""
+    """Return whether debugging is on, so that tracebacks and the library's log are shown."""
     return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
 
 
 def set_debugging(value: bool) -> bool:
-    """Turn debugging on or off. Child processes inherit it."""
+    """Turn debugging on if the value is true, also for child processes. Return the value."""
     if value:
         os.environ[DEBUG_VARIABLE] = "1"
     return value
@@ -164,10 +166,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def _is_reportable(error: Exception) -> bool:
-    """Return False for exceptions with which the command-line parser ends a command."""
+    """Return whether an exception is an error to report. Exceptions with which the command-line parser ends a command
+    are not.
+    """
     return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
 
 
 def _silence_stdout() -> None:
-    """Discard what the interpreter would still write to stdout when it exits."""
+    """Discard buffered output to stdout, which the interpreter would otherwise write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

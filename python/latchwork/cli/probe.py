@@ -29,10 +29,9 @@ UNKNOWN_PATH = (HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /ready
 _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
-def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
-    """Return the observers that count the metrics of a node and its store.
-
-    Empty, with a warning, if a library is missing.
+def create_metrics_observers() -> tuple[list[Observer], list[StoreObserver]]:
+    """Create the observers that count the metrics of a node and its store. If a library is missing, log a warning and
+    return empty lists.
     """
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
@@ -76,52 +75,73 @@ class Probed(Protocol):
 
 
 def store_observers(port: int | None) -> list[StoreObserver]:
-    """Return the observers that count the metrics of a store. Empty if no port for metrics is given."""
-    return [] if port is None else metrics_if_installed()[1]
+    """Return the observers that count the metrics of a store. Return an empty list if no port for metrics is given."""
+    return [] if port is None else create_metrics_observers()[1]
 
 
 @contextmanager
 def serve_worker(
     system: str, node: Probed, host: str, port: int | None, *, name: str | None = None
 ) -> Iterator[int | None]:
-    """Serve the health and metrics of a worker over HTTP during a ``with`` block. Yield the port, or None without one.
+    """Serve the health and metrics of a worker over HTTP during a ``with`` block.
 
     Args:
-        system: Metrics are named ``latchwork_<system>_...``.
+        system: The system of the worker; its metrics are named ``latchwork_<system>_...``.
         node: The worker. A ``Node`` also has counters of its tasks.
         host: The address to listen on.
-        port: The port; 0 picks one.
-        name: The name of the executor or of the plans that the worker belongs to: a label of its metrics. None: no
-            label.
+        port: The port; 0 picks one, None serves nothing.
+        name: The name of the executor or of the plans that the worker belongs to, which is a label of its metrics.
+            None: no label.
+    Yields:
+        The port; None without one.
     Raises:
         UsageError: The port is not available.
     """
-    with serve_probes(system, host, port, lambda path: answer_worker(system, node, path, name)) as served_at:
+    with serve_probes(system, host, port, lambda path: answer_worker_request(system, node, path, name)) as served_at:
         yield served_at
 
 
-def answer_worker(system: str, node: Probed, path: str, name: str | None = None) -> tuple[int, str, bytes]:
-    """Return the status, content type and body with which a worker answers an HTTP request for this path."""
+def answer_worker_request(system: str, node: Probed, path: str, name: str | None = None) -> tuple[int, str, bytes]:
+    """Return the response of a worker to an HTTP request: status, content type and body.
+
+    Args:
+        system: The system of the worker.
+        node: The worker.
+        path: Path of the request.
+        name: A label of its metrics; None for no label.
+    """
     if path in {"/healthz", "/readyz"}:
         return _health_answer(node, is_readiness=path == "/readyz")
     if path == "/metrics":
-        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node, name) + process_metrics()).encode()
+        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node, name) + format_process_metrics()).encode()
     return UNKNOWN_PATH
 
 
 def format_health(body: Mapping[str, Any]) -> tuple[int, str, bytes]:
-    """Return the status, content type and body for a health document. The status is 503 if its ``ok`` is false."""
+    """Return the HTTP response for a health document: status, content type and body. The status is 503 if its ``ok`` is
+    false.
+    """
     status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
     return status, "application/json", json.dumps(body).encode()
 
 
 def format_metric(name: str, kind: str, about: str, value: float, labels: str = "") -> str:
-    """Format one metric in the text format of Prometheus. ``labels`` is empty or in braces."""
+    """Format one metric in the text format of Prometheus.
+
+    Args:
+        name: Name of the metric.
+        kind: Its type, such as ``gauge``.
+        about: Its description.
+        value: Its value.
+        labels: Its labels in braces; empty for none.
+    """
     return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name}{labels} {value}\n"
 
 
-def process_metrics() -> str:
-    """Return all metrics that are registered in this process, as text. Empty if the Prometheus library is missing."""
+def format_process_metrics() -> str:
+    """Format all metrics that are registered in this process as text. Return an empty text if the Prometheus library is
+    missing.
+    """
     try:
         from prometheus_client import generate_latest
     except ImportError:
@@ -168,30 +188,32 @@ def serve_node(
 ) -> Iterator[int | None]:
     """Serve the health and metrics of a job node over HTTP during a ``with`` block.
 
-    Yield the port, or None without one.
-
     Args:
         node: The node.
         host: The address to listen on.
-        port: The port; 0 picks one.
+        port: The port; 0 picks one, None serves nothing.
         unready_after: `/readyz` fails after this many consecutive failures of one item. None: never.
+    Yields:
+        The port; None without one.
     Raises:
         UsageError: The port is not available.
     """
     what = f"node {node.node_id}"
-    with serve_probes(what, host, port, lambda path: answer(node, path, unready_after)) as served_at:
+    with serve_probes(what, host, port, lambda path: answer_node_request(node, path, unready_after)) as served_at:
         yield served_at
 
 
 @contextmanager
 def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
-    """Serve HTTP requests during a ``with`` block. Yield the port, or None if none is given.
+    """Serve HTTP requests for health probes during a ``with`` block.
 
     Args:
         what: The name of the server, for the log.
         host: The address to listen on.
-        port: The port; 0 picks one.
+        port: The port; 0 picks one, None serves nothing.
         answer_to: Called with a path; returns status, content type and body.
+    Yields:
+        The port; None without one.
     Raises:
         UsageError: The port is not available.
     """
@@ -214,8 +236,14 @@ def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> I
         server.server_close()
 
 
-def answer(node: JobManager, path: str, unready_after: int | None = None) -> tuple[int, str, bytes]:
-    """Return the status, content type and body with which a job node answers an HTTP request for this path."""
+def answer_node_request(node: JobManager, path: str, unready_after: int | None = None) -> tuple[int, str, bytes]:
+    """Return the response of a job node to an HTTP request: status, content type and body.
+
+    Args:
+        node: The node.
+        path: Path of the request.
+        unready_after: `/readyz` fails after this many consecutive failures of one item. None: never.
+    """
     if path in {"/healthz", "/readyz"}:
         body = _health(node)
         if path == "/readyz" and unready_after is not None:

@@ -109,15 +109,18 @@ class Child:
             raise ChildFailed(f"command {words[0]!r} cannot be started: {error.strerror or error}") from error
 
     def wait(self) -> int:
-        """Wait until the command has ended.
-
-        Return its exit code, or 128 plus the number of the signal that ended it.
+        """Wait until the command has ended. Return its exit code, or 128 plus the number of the signal that ended
+        it.
         """
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def stop(self, within_s: float) -> None:
-        """Ask the command to end, kill it after ``within_s`` seconds, and return when it has ended. Thread-safe."""
+        """Ask the command to end, and kill it if it does not. Return when it has ended. Thread-safe.
+
+        Args:
+            within_s: Seconds after which the command is killed.
+        """
         self.send(signal.SIGTERM)
         try:
             self._process.wait(within_s)
@@ -126,7 +129,11 @@ class Child:
             self._process.wait()
 
     def send(self, number: int) -> None:
-        """Send a signal to the command, unless it has ended."""
+        """Send a signal to the command, unless it has ended.
+
+        Args:
+            number: Number of the signal.
+        """
         try:
             if self._process.poll() is not None:  # its number may be another's by now
                 return
@@ -142,10 +149,11 @@ class Child:
 def forward_signals() -> Iterator[Callable[[Child], None]]:
     """Forward signals of this process to a child process during a ``with`` block.
 
-    Yields a function that sets the child.
-
     Ctrl-C in a terminal reaches the child directly. Signals that arrive before the child exists are forwarded later, so
     that none ends this process and leaves the child running.
+
+    Yields:
+        A function that sets the child.
     """
     children: list[Child] = []
     early: list[int] = []
@@ -174,13 +182,14 @@ def forward_signals() -> Iterator[Callable[[Child], None]]:
 def run_while_owned(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
-    """Run a command until it ends or its ownership is about to end, and return its exit code.
+    """Run a command until it ends or its ownership is about to end. Return its exit code.
 
     Args:
         words: The command and its arguments.
-        env: Additional variables.
-        remaining_s: Returns the seconds until it must stop, which may become more; called at least once a second.
-        stop_within_s: Seconds after which it is killed.
+        env: Additional environment variables.
+        remaining_s: Returns the seconds until the command must stop, which may become more; called at least once a
+            second.
+        stop_within_s: Seconds after which a command that was asked to stop is killed.
     """
     over = Signal()
     codes: list[int] = []
@@ -287,12 +296,12 @@ def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int
 
 
 def _store(url: str | None, ttl_s: float | None) -> Store:
-    fork_without_grpc()
+    disable_grpc_fork_handlers()
     quiet_logs()
     return connect(require_url(url)) if ttl_s is None else connect(require_url(url), session_ttl_s=ttl_s)
 
 
-def fork_without_grpc() -> None:
+def disable_grpc_fork_handlers() -> None:
     """Disable gRPC's fork handlers, unless the user has enabled them. Call this before the first store is opened."""
     os.environ.setdefault(_GRPC_HANDLES_FORKS, "0")
 
@@ -305,17 +314,19 @@ class CommandFailed(LatchworkError):
     """A command failed for one or more items."""
 
 
-def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule: Schedule | None, threads: int) -> Job:
-    """Return a job that runs a command for each item.
+def create_command_job(
+    text: str, *, job_id: str | None, items: Sequence[str], schedule: Schedule | None, threads: int
+) -> Job:
+    """Create a job that runs a command for each item.
 
     Args:
         text: The command, split as a shell does; no shell runs it. `{item}` in a word is replaced by the item.
-        job_id: Its ID; by default the name of the program.
+        job_id: ID of the job; None uses the name of the program.
         items: The items. Without any there is one, `main`.
-        schedule: Its schedule; None is the default of jobs.
+        schedule: The schedule; None uses the default of jobs.
         threads: The number of commands that run at a time on a node; 0 is one per item.
     Raises:
-        UsageError: The command is malformed, or names `{item}` and there are no items.
+        UsageError: The command is malformed, or contains `{item}` and there are no items.
         InvalidJob: The ID or an item is invalid.
     """
     try:
@@ -326,7 +337,7 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
         raise UsageError('--command is empty; give a command, as --command "backup.sh {item}"')
     if not items and _ITEM in text:
         raise UsageError(f"--command names {_ITEM}, but there are no items; add --item NAME")
-    fork_without_grpc()
+    disable_grpc_fork_handlers()
     name = job_id or re.sub(r"[^A-Za-z0-9._-]", "-", Path(words[0]).name)
     return Job(
         name,
@@ -338,7 +349,12 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
 
 
 def _run_items(words: Sequence[str], context: JobContext) -> None:
-    """Run the command for each item of a run, one after the other. A failed item does not stop the others."""
+    """Run the command for each item of a run, one after the other. A failed item does not stop the others.
+
+    Args:
+        words: The command and its arguments.
+        context: Context of the run.
+    """
     failed = {}
     for item in context.work_share:
         if context.should_stop:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from latchwork.cli.flags import flags, setting_flag, start_flag
+from latchwork.cli.flags import add_flags, make_setting_flag, make_start_flag
 from latchwork.cli.jobs import PACES, one_schedule
 from latchwork.cli.options import Url, command, parse_label, require_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, exit_on_sigterm
-from latchwork.cli.probe import ProbeHost, ProbePort, metrics_if_installed, serve_node
-from latchwork.cli.processes import command_job
+from latchwork.cli.probe import ProbeHost, ProbePort, create_metrics_observers, serve_node
+from latchwork.cli.processes import create_command_job
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
@@ -33,8 +33,8 @@ from latchwork.store import Store, connect
     "latchwork run --command 'backup.sh {item}' --item a --item b --cron '0 3 * * *' --node-id n1",
     "LATCHWORK_URL=zk://127.0.0.1:2181/app latchwork run mypackage.jobs:make_jobs --node-id $(hostname)",
 )
-@flags(PACES, setting_flag, before="cron")
-@flags([row for row in get_option_rows(NodeOptions) if row.flag], start_flag, before="probe_port")
+@add_flags(PACES, make_setting_flag, before="cron")
+@add_flags([row for row in get_option_rows(NodeOptions) if row.flag], make_start_flag, before="probe_port")
 def run(
     target: Annotated[
         str | None,
@@ -147,14 +147,16 @@ def run(
                 raise UsageError("--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s go with --command only")
             jobs = load_jobs(target or "")
         else:
-            jobs = [command_job(shell_command, job_id=job_id, items=item or [], schedule=schedule, threads=threads)]
-        observers, of_store = ([], []) if probe_port is None else metrics_if_installed()
+            jobs = [
+                create_command_job(shell_command, job_id=job_id, items=item or [], schedule=schedule, threads=threads)
+            ]
+        observers, of_store = ([], []) if probe_port is None else create_metrics_observers()
         with connect(where, observers=of_store) as store:
-            node = _manager(
+            node = _create_manager(
                 store,
                 node_id,
                 jobs,
-                strategy=_strategies(strategy or []),
+                strategy=_parse_strategies(strategy or []),
                 labels=_labels(label or []),
                 observers=observers,
                 **given,
@@ -163,8 +165,12 @@ def run(
                 node.run_forever()
 
 
-def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
-    """Return the assignment strategy for each job ID. ``*`` means all other jobs."""
+def _parse_strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
+    """Return the assignment strategy for each job ID, with ``*`` for all other jobs.
+
+    Args:
+        given: Values of the flag ``--strategy``: a name, or a job ID and a name.
+    """
     found: dict[str, StrategyOption] = {}
     for text in given:
         job, _, name = text.rpartition("=")
@@ -186,7 +192,7 @@ def _labels(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:
+def _create_manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:
     """Create the job node. Its errors are reported as mistakes in the command line."""
     try:
         return JobManager(store, node_id, jobs, **options)

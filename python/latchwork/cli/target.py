@@ -26,12 +26,12 @@ class TargetFailed(LatchworkError):
 
 
 def load_jobs(target: str) -> list[Job]:
-    """Import a module and return the jobs in one of its attributes. The current directory is on the import path.
+    """Import a module and return the jobs in one of its attributes. Modules are also found in the current directory.
 
     Args:
-        target: `module:attribute`; both may contain dots.
+        target: `module:attribute`; both may contain dots. The attribute may also be a function that returns jobs.
     Returns:
-        The jobs in their order. The list may be empty, and IDs may collide.
+        The jobs in their order. The list may be empty, and IDs may occur twice.
     Raises:
         UsageError: There is no such module or attribute, or it neither is nor returns jobs.
         TargetFailed: The module or the function raised an exception.
@@ -41,7 +41,8 @@ def load_jobs(target: str) -> list[Job]:
 
 
 def load_strategy(target: str) -> Strategy:
-    """Import a module and return the strategy in one of its attributes. The current directory is on the import path.
+    """Import a module and return the strategy in one of its attributes. Modules are also found in the current
+    directory.
 
     Args:
         target: `module:attribute`: an object with `name` and `assign`, or a class or function that returns one.
@@ -71,11 +72,11 @@ def _find(target: str) -> object:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a user's module. The current directory is on the import path.
+    """Import a user's module, which is also found in the current directory.
 
     Raises:
         UsageError: There is no such module.
-        TargetFailed: It raised an exception.
+        TargetFailed: The module raised an exception.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -90,7 +91,9 @@ def import_module(name: str) -> ModuleType:
                 f"there is no module {error.name!r} in {here} or on the Python path; "
                 "change to its directory, or correct the name before the colon"
             ) from error
-        raise TargetFailed(f"module {name!r} {_raised(error)}; repair it, or run it with python to see more") from error
+        raise TargetFailed(
+            f"module {name!r} {_describe_exception(error)}; repair it, or run it with python to see more"
+        ) from error
 
 
 def _attribute(module: ModuleType, name: str, path: str) -> object:
@@ -113,7 +116,7 @@ def _call(function: object, target: str, what: str = "jobs") -> object:
         raise  # such as an invalid job: it says all there is to say
     except BaseException as error:
         raise TargetFailed(
-            f"{target} {_raised(error)}; it has to return {what} when called without arguments"
+            f"{target} {_describe_exception(error)}; it has to return {what} when called without arguments"
         ) from error
 
 
@@ -131,8 +134,8 @@ def _article(name: str) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _raised(error: BaseException) -> str:
-    """Describe the exception that user code raised, with its place in that code."""
+def _describe_exception(error: BaseException) -> str:
+    """Describe an exception that user code raised, with its place in that code."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"has a syntax error: {text}"

@@ -22,7 +22,11 @@ _GAP = 2
 
 
 def console(*, err: bool = False) -> Console:
-    """Return an object that prints to stdout or stderr: wrapped on a terminal, in long lines into a pipe."""
+    """Return an object that prints to stdout or stderr. It wraps lines on a terminal, but not in a pipe.
+
+    Args:
+        err: Print to stderr.
+    """
     made = Console(highlight=False, markup=False, emoji=False, stderr=err)
     if not made.is_terminal:
         made.width = _ENDLESS
@@ -42,12 +46,24 @@ def say(line: str) -> None:
 
 
 def say_json(document: object, *, one_line: bool = False, default: Callable[[object], str] | None = None) -> None:
-    """Print a document for programs. JSON escapes everything that is not ASCII."""
+    """Print a JSON document for programs. Characters that are not ASCII are escaped.
+
+    Args:
+        document: The document.
+        one_line: Print it on one line.
+        default: Converts values that JSON does not support.
+    """
     console().out(json.dumps(document, indent=None if one_line else 2, default=default), highlight=False)
 
 
 def print_change(line: str, document: object, *, as_json: bool) -> None:
-    """Report a change that a command has made: as a line for people, or as a JSON document for programs."""
+    """Report a change that a command has made.
+
+    Args:
+        line: The report for people.
+        document: The report for programs.
+        as_json: Print the document instead of the line.
+    """
     if as_json:
         say_json(document)
     else:
@@ -64,16 +80,16 @@ def print_list(
     empty: str,
     as_json: bool,
 ) -> None:
-    """Print a list as a table, or as a document for programs.
+    """Print a list as a table, or as a JSON document for programs.
 
     Args:
         kind: The name of the list, which is the only field of the document.
         rows: The rows.
         row: Returns the cells of a row, by column.
-        plain: Returns a row for programs.
+        plain: Returns the form of a row in the document.
         right: The columns with numbers.
         empty: The line to print if the list is empty.
-        as_json: Print a document for programs.
+        as_json: Print the document.
     """
     if as_json:
         say_json({kind: [plain(each) for each in rows]})
@@ -83,10 +99,15 @@ def print_list(
         say(empty)
 
 
-def few(items: Iterable[str], most: int | None) -> str:
-    """Join the first items, sorted, and add the number of further ones. ``most=None`` joins all."""
+def join_first(items: Iterable[str], max_count: int | None) -> str:
+    """Join the first items, sorted, and add the number of further ones.
+
+    Args:
+        items: The items.
+        max_count: Maximum number of items to join; None joins all.
+    """
     ordered: Sequence[str] = sorted(items)
-    shown = ordered if most is None else ordered[:most]
+    shown = ordered if max_count is None else ordered[:max_count]
     rest = f" and {len(ordered) - len(shown):,} more" if len(shown) < len(ordered) else ""
     return ", ".join(shown) + rest
 

@@ -27,8 +27,8 @@ def backends(*, as_json: Json = False) -> None:
                 say(problem)
 
 
-def cells(capabilities: Capabilities) -> dict[str, str]:
-    """Return the capabilities of a backend as short texts by title, for a table."""
+def format_capabilities(capabilities: Capabilities) -> dict[str, str]:
+    """Format the capabilities of a backend as short texts by title, for a table."""
     each = capabilities
     shared = "machines" if each.multi_host else "processes of a machine" if each.multi_process else "one process"
     longest = "" if each.max_ttl_s == inf else f", at most {each.max_ttl_s:g} s"
@@ -46,7 +46,7 @@ def cells(capabilities: Capabilities) -> dict[str, str]:
 
 
 def _row(spec: SchemeSpec) -> dict[str, str]:
-    return {"scheme": ", ".join(spec.schemes), **cells(spec.capabilities)}
+    return {"scheme": ", ".join(spec.schemes), **format_capabilities(spec.capabilities)}
 
 
 def _plain(spec: SchemeSpec) -> dict[str, object]:

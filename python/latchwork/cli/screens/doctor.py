@@ -73,9 +73,9 @@ def doctor(*, url: Url = None, as_json: Json = False) -> None:
 
     With --url it writes one key below ``doctor/`` and removes it again. The exit code is 1 if there is a problem.
     """
-    findings = [python(), *distributions(), core(), *extras(), files()]
+    findings = [check_python(), *check_distributions(), check_core(), *check_extras(), check_file_limit()]
     if url:
-        findings += store(url)
+        findings += check_store(url)
     if as_json:
         say_json({"findings": [asdict(each) for each in findings]})
     else:
@@ -87,7 +87,7 @@ def doctor(*, url: Url = None, as_json: Json = False) -> None:
     sys.exit(OK)
 
 
-def python() -> Finding:
+def check_python() -> Finding:
     """Check the version of Python."""
     version = sys.version.partition(" ")[0]
     least, newest = _PYTHONS
@@ -96,7 +96,7 @@ def python() -> Finding:
     return Finding("python", "ok", f"{version}, needs {least[0]}.{least[1]} or newer")
 
 
-def distributions() -> list[Finding]:
+def check_distributions() -> list[Finding]:
     """Check that all installed distributions of latchwork have the same version."""
     own = latchwork.__version__
     found = [Finding("latchwork", "ok", own)]
@@ -109,7 +109,7 @@ def distributions() -> list[Finding]:
     return found
 
 
-def core() -> Finding:
+def check_core() -> Finding:
     """Check that the native core can be loaded."""
     try:
         importlib.import_module("latchwork._core")
@@ -118,7 +118,7 @@ def core() -> Finding:
     return Finding("native core", "ok", "loaded")
 
 
-def extras() -> list[Finding]:
+def check_extras() -> list[Finding]:
     """Check which backends have their client library."""
     found = []
     for scheme, spec in installed_specs().items():
@@ -129,7 +129,7 @@ def extras() -> list[Finding]:
     return found
 
 
-def files() -> Finding:
+def check_file_limit() -> Finding:
     """Check the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _LEAST_FILES:
@@ -139,9 +139,9 @@ def files() -> Finding:
     return Finding("open files", "ok", "no limit" if soft < 0 else f"at most {soft}")
 
 
-def store(url: str) -> list[Finding]:
-    """Check that a store can be reached, read, written and watched. Also report its server and the server's
-    warnings.
+def check_store(url: str) -> list[Finding]:
+    """Check that a store can be reached, read, written and watched. Also report the version and the warnings of its
+    server.
     """
     found: list[Finding] = []
     with _collect_warnings() as warnings:
@@ -178,7 +178,7 @@ def _failed(check: str, error: LatchworkError) -> Finding:
 
 
 def _check_server(url: StoreURL) -> list[Finding]:
-    """Ask the server of a store about itself, over a separate connection."""
+    """Check the version, the limits and the clock of a store's server, over a separate connection."""
     try:
         backend = open_backend(url, SYSTEM_CLOCK)
         try:
@@ -227,7 +227,7 @@ def _compare_clocks(server_s: float, began_s: float, ended_s: float) -> Finding:
 
 
 def _check_disk(path: Path) -> Finding:
-    """Check the free space on the disk with the file of a store."""
+    """Check the free space on the disk that contains the file of a store."""
     free = shutil.disk_usage(path.absolute().parent).free
     detail = f"{free / 1e9:,.1f} GB free"
     if free < _LEAST_DISK_BYTES:
@@ -286,7 +286,11 @@ def _extra(scheme: str, extra: str) -> Finding:
 
 
 def _find_libraries(extra: str) -> dict[str, str | None]:
-    """Return the distributions that an extra requires, each with its version, or None if it is not installed."""
+    """Find the distributions that an extra requires.
+
+    Returns:
+        The installed version by name; None if the distribution is not installed.
+    """
     found = {}
     for line in importlib.metadata.requires("latchwork") or ():
         needed = _EXTRA.search(line)

@@ -64,7 +64,9 @@ def _latch(store: Store, name: str) -> dict[str, Any]:
 def _election(store: Store, name: str) -> dict[str, Any]:
     with closing(Election(store, name, node_id="-")) as election:
         found = election.candidates()
-    return {"candidates": [{"node": each.node_id, "token": each.token, "value": _text(each.value)} for each in found]}
+    return {
+        "candidates": [{"node": each.node_id, "token": each.token, "value": _format_text(each.value)} for each in found]
+    }
 
 
 def _once(store: Store, name: str) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _once(store: Store, name: str) -> dict[str, Any]:
         runner = once.runner()
         return {
             "outcome": "failed" if failure else "none yet" if result is None else "done",
-            "result": None if result is None else _text(result),
+            "result": None if result is None else _format_text(result),
             "failure": failure,
             "runner": [] if runner is None else [_ticket(runner)],
             "waiters": _tickets(once.waiters()),
@@ -212,7 +214,7 @@ def _ticket(found: Ticket) -> dict[str, Any]:
     return {"label": found.label, "host": found.host, "pid": found.pid, "token": found.token}
 
 
-def _text(value: bytes) -> str:
-    """Return a value as text, cut to the length that is shown."""
+def _format_text(value: bytes) -> str:
+    """Format a value as text, shortened to the length that is shown."""
     cut = f" and {len(value) - _MOST_SHOWN} bytes more" if len(value) > _MOST_SHOWN else ""
     return value[:_MOST_SHOWN].decode("utf-8", "backslashreplace") + cut

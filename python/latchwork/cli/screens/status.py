@@ -15,7 +15,7 @@ from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, require_url
 from latchwork.cli.outcome import NoCluster
-from latchwork.cli.text import Grid, Line, few, say_json, show
+from latchwork.cli.text import Grid, Line, join_first, say_json, show
 from latchwork.cli.watch import IntervalS, watch_state
 from latchwork.jobs import ActiveRuns, ClusterState, JobState, inspect
 
@@ -123,7 +123,12 @@ def to_json(state: ClusterState) -> dict[str, object]:
 
 
 def _screen_parts(state: ClusterState | None, most: int | None) -> list[RenderableType]:
-    """Return the parts of the screen, from top to bottom."""
+    """Return the parts of the screen, from top to bottom.
+
+    Args:
+        state: State of the cluster; None if there is none.
+        most: Maximum number of items to name; None names all.
+    """
     if state is None:
         return [Line("no cluster", "yellow")]
     waiting = ", ".join(state.candidates[1:])
@@ -147,23 +152,23 @@ def _job(job: JobState, most: int | None) -> list[Line]:
         Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
     ]
     style = "red" if job.consecutive_failures else ""
-    found += [Line(f"  {line}", style) for line in job_outcomes.outcome_lines(job, time.time())]
+    found += [Line(f"  {line}", style) for line in job_outcomes.format_outcomes(job, time.time())]
     by_node: dict[str, list[str]] = {}
     for item, node in job.assigned.items():
         by_node.setdefault(node, []).append(item)
     for node, items in sorted(by_node.items()):
-        found.append(Line(f"  {node}: {counted(len(items), 'item')}: {few(items, most)}"))
+        found.append(Line(f"  {node}: {counted(len(items), 'item')}: {join_first(items, most)}"))
     found += [Line(f"  running at {each.node}: {_run(each, most)}", "green") for each in job.active]
     if unassigned := job.items - len(job.assigned):
         found.append(Line(f"  {counted(unassigned, 'item')} not assigned", "yellow"))
     moving = [f"{item} ({holder})" for item, holder in job.locked.items() if job.assigned.get(item) != holder]
     if moving:
-        found.append(Line(f"  still locked elsewhere: {len(moving):,}: {few(moving, most)}", "yellow"))
+        found.append(Line(f"  still locked elsewhere: {len(moving):,}: {join_first(moving, most)}", "yellow"))
     return found
 
 
 def _locks(state: ClusterState) -> list[Line]:
-    """Return lines with the number of locks of each owner. Locks of dead nodes and of other programs are counted
+    """Return a line for each owner of locks, with their number. Locks of dead nodes and of other programs are counted
     separately.
     """
     held, left, others = Counter[str](), Counter[str](), Counter[str]()
@@ -189,7 +194,7 @@ def _owners(count: Counter[str]) -> str:
 
 def _run(each: ActiveRuns, most: int | None) -> str:
     rest = f", {each.items - len(each.named):,} not named" if len(each.named) < each.items else ""
-    return f"{counted(each.items, 'item')} since {utc_text(each.since_s)}: {few(each.named, most)}{rest}"
+    return f"{counted(each.items, 'item')} since {utc_text(each.since_s)}: {join_first(each.named, most)}{rest}"
 
 
 def _nodes(state: ClusterState) -> Grid:

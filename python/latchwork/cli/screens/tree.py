@@ -60,12 +60,19 @@ def tree(
         entries = list(_entries(store, prefix))
         size = sum(len(entry.value) for entry in entries)
         count = f"{counted(len(entries), 'key')}, {counted(size, 'byte')}"
-        shown_tree = draw(store.url, prefix, entries, values=values)
+        shown_tree = build_tree(store.url, prefix, entries, values=values)
         show(shown_tree, count if entries else f"no keys under {prefix or 'the root'}")
 
 
-def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
-    """Return the keys as a tree to print. Parents that only have keys below them have no size."""
+def build_tree(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
+    """Build a printable tree of keys. Keys that exist only as parents of other keys are shown without a size.
+
+    Args:
+        url: URL of the store.
+        prefix: Prefix of the shown keys; empty for all.
+        entries: The entries, sorted by key.
+        values: Show the values.
+    """
     root = Tree(styled(f"{url}{' ' + prefix if prefix else ''}", "bold"))
     branches = {prefix: root}
     for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
@@ -81,7 +88,7 @@ def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tr
 
 
 def format_value(entry: Entry) -> str:
-    """Format a value for people: masked, escaped and cut. A value that is not text is described."""
+    """Format a value for a terminal: masked, escaped and shortened. A value that is not text is described."""
     if any(_SECRET.search(segment) for segment in entry.key.split("/")):
         return _MASK
     try:
@@ -118,7 +125,7 @@ def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
 
 
 def _entries(store: Store, prefix: str) -> Iterator[Entry]:
-    """Yield the entries at and below a prefix, read in pages."""
+    """Generate the entries at and below a prefix, read in pages."""
     if prefix == "":  # a listing of the root leaves the systems out
         for name in SYSTEMS:
             yield from _entries(store, f"@{name}")

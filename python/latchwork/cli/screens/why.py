@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from latchwork._base.text import normalize_utc_text, utc_text
-from latchwork.cli.cluster import job_ids, open_store, state_of
+from latchwork.cli.cluster import complete_job_ids, open_store, read_cluster_state
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, print_change, say, say_json, show
@@ -17,7 +17,7 @@ from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
 from latchwork.jobs.cron_progress import read_item_progress
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=complete_job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]
 
 
@@ -29,7 +29,7 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
     """
     with open_store(url) as store:
         found = explain(
-            state_of(store),
+            read_cluster_state(store),
             Control(store).settings(),
             job,
             item,
@@ -79,7 +79,7 @@ def locks(
             )
             return
         else:
-            state = state_of(store)
+            state = read_cluster_state(store)
             rows = [_row(state, lock) for lock in state.locks if job in {None, lock.job}]
     if as_json:
         say_json(rows)

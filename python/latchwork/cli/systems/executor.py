@@ -122,7 +122,7 @@ class RunIn(StrEnum):
     PROCESS = "process"
 
 
-def _functions(modules: Sequence[str]) -> Functions:
+def _load_functions(modules: Sequence[str]) -> Functions:
     """Import modules, and return the functions that they have registered as tasks."""
     found = Functions()
     for module in modules:
@@ -192,7 +192,7 @@ def run(
     if not modules and not allow_pickle:
         raise UsageError("what may be run? give --import MODULE, a module that has functions with @task")
     logging.basicConfig(level=logging.DEBUG if debugging() else logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
-    functions = _functions(modules or ())
+    functions = _load_functions(modules or ())
     labels = dict(map(parse_label, label or ()))
     with connect(require_url(url), observers=store_observers(probe_port)) as store:
         worker = ExecutorWorker(
@@ -264,7 +264,7 @@ def submit(
         raise UsageError("--id goes without --wait: only tasks that outlive this command have ids of their own")
     args, kwargs = _arguments(arguments)
     module, colon, _ = function.partition(":")
-    functions = _functions(modules or ([module] if colon else []))
+    functions = _load_functions(modules or ([module] if colon else []))
     if not len(functions):
         raise UsageError(f"where is {function!r}? give --import MODULE, or MODULE:NAME")
     quiet_logs()
@@ -303,7 +303,13 @@ def _report_as_usage_error() -> Iterator[None]:
 
 
 def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
-    """Wait for the value of a task and return it. If the wait ends early, cancel the task."""
+    """Wait for the value of a task and return it. If the wait ends early, cancel the task.
+
+    Args:
+        future: Future of the task.
+        function: Name of the function, for messages.
+        timeout_s: Seconds to wait; 0 waits forever.
+    """
     try:
         with show_waiting(function, future.state):
             return future.result(timeout_s or None)
@@ -321,6 +327,9 @@ def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) ->
 def refuse_own_error(error: BaseException, what: str) -> None:
     """Raise an error with one line if a task has raised an exception of its own.
 
+    Args:
+        error: The exception that waiting for the task raised.
+        what: Description of the task, for the message.
     Raises:
         LatchworkError: Instead of the task's exception.
     """
@@ -449,7 +458,7 @@ def cancel(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task, whoever submitted it. Its submitter gets a cancellation."""
+    """Cancel a task. Any client may do so; its submitter is informed of the cancellation."""
     with open_store(url, of_cluster=False) as store:
         if not cancel_task(store, task_id, name, interrupt=interrupt):
             now = _state(store, task_id, name)
@@ -532,7 +541,7 @@ def forget(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Delete the record and the result of a detached task that has ended, or of all of them."""
+    """Delete the record and the result of one detached task that has ended, or of all such tasks."""
     if (task_id is None) != all_finished:
         raise UsageError("give the ID of a task, or --finished for all tasks that have ended")
     with open_store(url, of_cluster=False) as store:

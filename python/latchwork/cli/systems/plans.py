@@ -168,11 +168,11 @@ def show_plan(
 
 def _read_status(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
     status = handle.status()
-    return status, _waiting(handle, status)
+    return status, _find_pending_dependencies(handle, status)
 
 
-def _waiting(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
-    """Return the unfinished tasks for which each of the first waiting tasks waits."""
+def _find_pending_dependencies(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
+    """Return the unfinished tasks for which each of the first waiting tasks waits, by the name of the waiting task."""
     if not status.tasks.get(TaskState.WAITING):
         return {}
     names = [node.id for node in handle.graph().nodes if node.kind == TaskState.WAITING.value]
@@ -240,9 +240,7 @@ def result(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Print the result of a task. The exit code is 1 if it has none, or none yet. An exception of the task is the
-    error.
-    """
+    """Print the result of a task. The exit code is 1 if the task has no result, or if it raised an exception."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
         handle.state()
@@ -259,7 +257,7 @@ def result(
 
 
 def _plain(value: object) -> object:
-    """Return a value unchanged if JSON supports it, else its text."""
+    """Return a value unchanged if JSON supports it, otherwise its text form."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -27,7 +27,7 @@ from latchwork.cli.probe import (
     ProbePort,
     format_health,
     format_metric,
-    process_metrics,
+    format_process_metrics,
     serve_probes,
     store_observers,
 )
@@ -166,7 +166,7 @@ def run(
 
 
 def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
-    """Return the status, content type and body for an HTTP request to --probe-port."""
+    """Return the response of an agent to a health probe over HTTP: status, content type and body."""
     slots, errors = agent.slots, agent.errors
     if path in {"/healthz", "/readyz"}:
         body = {"ok": not errors, "reasons": [str(error) for error in errors], "slots": to_builtins(slots)}
@@ -180,12 +180,17 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
             "latchwork_workers_restarts_total", "counter", "Restarts of the workers of this host.", restarts
         )
         text += format_metric("latchwork_workers_errors", "gauge", "Workers that are out of the group.", len(errors))
-        return HTTPStatus.OK, METRICS_TYPE, (text + process_metrics()).encode()
+        return HTTPStatus.OK, METRICS_TYPE, (text + format_process_metrics()).encode()
     return UNKNOWN_PATH
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:
-    """Show the processes of an agent until none runs: as a live table, or as one line per change."""
+    """Show the processes of an agent until none runs.
+
+    Args:
+        agent: The agent.
+        live: Show a live table; otherwise print one line per change.
+    """
     out = console(err=True)
     if live and out.is_terminal:
         with Live(console=out, auto_refresh=False) as table:
@@ -198,7 +203,7 @@ def _show(agent: LocalAgent, *, live: bool) -> None:
     while not is_over:
         is_over = agent.wait(_LOOK_S)
         for state in agent.take_changes():
-            out.print(Line(_line(state, told)))
+            out.print(Line(_format_change(state, told)))
 
 
 def _table(slots: list[SlotState]) -> Group:
@@ -217,17 +222,25 @@ def _table(slots: list[SlotState]) -> Group:
     return Group(Grid(rows, right=("slot", "rank", "pid", "epoch", "restarts")))
 
 
-def _line(state: SlotState, told: dict[int, str]) -> str:
-    """Format a change of a process as one line, with the reason why the last process ended if that is new."""
+def _format_change(state: SlotState, reported: dict[int, str]) -> str:
+    """Format a change of a process as one line. If its last process ended for a new reason, the line includes the
+    reason.
+
+    Args:
+        state: State of the process.
+        reported: The reason that was reported last for each worker, which is updated.
+    """
     process = "" if state.pid is None else f" as process {state.pid}"
     again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
-    why = f": {state.why}" if state.pid is None and state.why != told.get(state.slot, "") else ""
-    told[state.slot] = state.why if state.pid is None else ""
+    why = f": {state.why}" if state.pid is None and state.why != reported.get(state.slot, "") else ""
+    reported[state.slot] = state.why if state.pid is None else ""
     return f"worker {state.rank} {state.state}{process}, epoch {state.epoch}{again}{why}"
 
 
 def _outcome(agent: LocalAgent) -> GroupStatus:
-    """Return the final status of a group, or the current one if the workers of this host have left the group."""
+    """Return the final status of a group. If the workers of this host have left the group, return its current
+    status.
+    """
     return agent.handle.status() if agent.errors else agent.wait_for_group()
 
 
@@ -446,7 +459,11 @@ def events(
 
 
 def _await_change(watch: Watch, store: Store, handle: GroupHandle, namespace: str) -> bool:
-    """Wait for the next change of a group. Return False if its run no longer exists."""
+    """Wait for the next change of a group.
+
+    Returns:
+        False if its run no longer exists.
+    """
     watch.next(None)
     found = find(store, handle.name, namespace=namespace)
     return found is not None and found.run == handle.run

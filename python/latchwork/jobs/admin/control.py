@@ -220,7 +220,7 @@ class Control:
         """Enable one job, also if jobs are disabled by default. ``disable_all`` still overrides this."""
         self.change_job(job, enabled=True)
 
-    def reset(self, job: str) -> None:
+    def reset_settings(self, job: str) -> None:
         """Delete all settings of a job, so that the options from its code and the default apply."""
         self._store.delete(_job_key(job))
 
