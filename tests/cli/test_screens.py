@@ -237,6 +237,7 @@ def test_a_shell_completes_the_ids_of_jobs_but_none_that_it_would_run(cli, tmp_p
         return cli(LATCHWORK_URL=url, **extra).out.split()
 
     assert completed("latchwork jobs enable re") == ["rebuild", "report"]
+    assert completed("latchwork jobs enable report re") == ["rebuild"], "one that is given already is not offered"
     assert completed("latchwork why rep") == ["report"]
     assert completed("latchwork jobs run b") == ["backup"]
     assert completed("latchwork jobs run ~") == []

@@ -95,5 +95,5 @@ def _complete(context: typer.Context, incomplete: str, find: Callable[[Store], I
             found = sorted(find(store))
     except LatchworkError:
         return []
-    given = set(context.params.get("job_ids") or ())
+    given = set(context.params.get("jobs") or ())
     return [each for each in found if each.startswith(incomplete) and each not in given and _HARMLESS.match(each)]
