@@ -14,7 +14,7 @@ from plans.work import CALLS, GATE, WAIT_S, nothing_left, wait_until
 
 
 def damage(store, plan_store, plan_id):
-    store.put(plan_store.keys.plan(plan_id), b"\xff no plan")
+    store.put(plan_store.keys.plan_key(plan_id), b"\xff no plan")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_task_that_waits_for_a_damaged_child_fails_when_that_is_removed(store,
         plan.add("inner-waits", name=name)
     wait_until(lambda: [each for each, record in plans.list() if record.parent is not None])
     (child,) = [each for each, record in plans.list() if record.parent is not None]
-    wait_until(lambda: plan_store.store.get(plan_store.keys.task(plan.id, name)).value.find(child.encode()) > 0)
+    wait_until(lambda: plan_store.store.get(plan_store.keys.task_key(plan.id, name)).value.find(child.encode()) > 0)
     damage(store, plan_store, child)
     plans.get(child).remove()
     GATE.set()
@@ -72,9 +72,9 @@ def test_a_task_that_waits_for_a_damaged_child_fails_when_that_is_removed(store,
 
 
 def test_a_removal_that_comes_late_leaves_the_items_of_the_next_plan_with_the_id(store, plan_store):
-    store.put(plan_store.keys.plan("w47"), PlanRecord(PlanState.REMOVING).to_bytes())
+    store.put(plan_store.keys.plan_key("w47"), PlanRecord(PlanState.REMOVING).to_bytes())
     seen = run(plan_store.read_plan("w47"))
-    store.put(plan_store.keys.plan("w47"), PlanRecord(PlanState.READY, started_ms=1).to_bytes())
+    store.put(plan_store.keys.plan_key("w47"), PlanRecord(PlanState.READY, started_ms=1).to_bytes())
     item = plan_store.queue.key(PARTITION, sort_key(5, 1, 0), item_id("w47", "t00000"))
     store.put(item, b"{}")
     run(_delete_items(plan_store, "w47", seen, bool))

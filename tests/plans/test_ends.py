@@ -10,7 +10,7 @@ import latchwork
 from latchwork.errors import Conflict
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
 from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
-from latchwork.plans.keys import PARTITION, split_id
+from latchwork.plans.keys import PARTITION, split_item_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import Propagation
 from latchwork.plans.records import encode_inline_result
@@ -50,7 +50,7 @@ class Bench:
             )
         )
         for claim in self.plan_store.queue.try_take([PARTITION], limit=40):
-            self.claims[split_id(claim.item.id)[1]] = claim
+            self.claims[split_item_id(claim.item.id)[1]] = claim
 
     def decide(self, *names, again=False):
         """How the claims of these end, decided in one round."""
@@ -89,8 +89,8 @@ def two_and_sum(store):
 def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
     bench, keys = two_and_sum, two_and_sum.plan_store.keys
     one, two = bench.decide("one", "two")
-    assert Exists(keys.todo("p", "two")) in one.checks
-    assert Absent(keys.todo("p", "one")) in two.checks
+    assert Exists(keys.todo_key("p", "two")) in one.checks
+    assert Absent(keys.todo_key("p", "one")) in two.checks
     assert [bench.commit("one", one), bench.commit("two", two)] == [True, True]
     assert bench.state("sum") is TaskState.READY
 
@@ -119,7 +119,7 @@ def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")
     (two,) = bench.decide("two")
-    assert Absent(bench.plan_store.keys.todo("p", "one")) in two.checks
+    assert Absent(bench.plan_store.keys.todo_key("p", "one")) in two.checks
     assert not bench.commit("one", one) or bench.commit("two", two)
     assert bench.state("sum") is TaskState.READY
 
@@ -128,7 +128,7 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(4)])
     first = bench.decide("n0", "n1")
     witnesses = {check for done in first for check in done.checks if isinstance(check, Exists)}
-    assert witnesses == {Exists(bench.plan_store.keys.todo("p", "n3"))}
+    assert witnesses == {Exists(bench.plan_store.keys.todo_key("p", "n3"))}
     assert [bench.commit(name, done) for name, done in zip(("n0", "n1"), first, strict=True)] == [True, True]
     last = bench.decide("n2", "n3")
     assert run(bench.plan_store.read_plan("p"))[1].state is PlanState.COMPLETED
@@ -150,11 +150,11 @@ def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading
     bench.plan_store.read_tasks = tasks
     for name in ("n0", "n1"):
         (done,) = bench.decide(name)
-        assert Exists(bench.plan_store.keys.todo("p", "n3")) in done.checks
+        assert Exists(bench.plan_store.keys.todo_key("p", "n3")) in done.checks
         assert bench.commit(name, done)
     assert "sum" not in reads
     (last,) = bench.decide("n3")  # which the others relied on: now the one before
-    assert Exists(bench.plan_store.keys.todo("p", "n2")) in last.checks
+    assert Exists(bench.plan_store.keys.todo_key("p", "n2")) in last.checks
     assert bench.commit("n3", last)
     assert "sum" not in reads
     (last,) = bench.decide("n2")
@@ -271,7 +271,7 @@ def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(t
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
     bench.ends._get_cache("p", bench.plan).add(run(bench.plan_store.read_tasks("p", ["sum"])))
-    key = bench.plan_store.keys.task("p", "sum")
+    key = bench.plan_store.keys.task_key("p", "sum")
     bench.store.put(key, bench.store.get(key).value)  # as an added task does
     (two,) = bench.decide("two")
     assert not bench.commit("two", two)

@@ -61,9 +61,9 @@ def test_recover_runs_what_was_lost_and_keeps_results(plans, worker):
 def test_a_result_is_waited_for_though_a_recovery_began_and_ended_between_two_looks(plans, plan_store, monkeypatch):
     with plans.new() as plan:
         answer = plan.add(add, 2)
-    entry = plan_store.store.get(plan_store.keys.task(plan.handle.id, answer.name))
-    look, before = plan.handle._await_end, iter([(entry, TaskState.FAILED)])  # as it was, and is no more
-    monkeypatch.setattr(plan.handle, "_await_end", lambda *args: next(before, None) or look(*args))
+    entry = plan_store.store.get(plan_store.keys.task_key(plan.handle.id, answer.name))
+    look, before = plan.handle._wait_for_end, iter([(entry, TaskState.FAILED)])  # as it was, and is no more
+    monkeypatch.setattr(plan.handle, "_wait_for_end", lambda *args: next(before, None) or look(*args))
     with pytest.raises(WaitTimeout, match="has not ended"):
         plan.handle.result(answer, 0)
 

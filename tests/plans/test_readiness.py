@@ -26,7 +26,7 @@ def fail(bench, name):
     """As its worker does, which dies before it skips what comes behind."""
     entry, plan = run(bench.plan_store.read_plan("p"))
     (task,) = run(bench.plan_store.read_tasks("p", [name]))
-    edit = bench.plan_store.transitions.fail_task("p", entry, plan, task, why="no such day", result=b"=")
+    edit = bench.plan_store.transitions.fail_task("p", entry, plan, task, reason="no such day", result=b"=")
     bench.store.commit(edit.checks, edit.ops)
 
 
@@ -41,7 +41,7 @@ def test_what_waits_for_a_task_that_failed_is_never_ready_whoever_looks(bench):
     end(bench, "two")
     run(bench.progress.make_ready("p", run(bench.plan_store.read_plan("p")), ["sum"]))
     assert bench.state("sum") is TaskState.WAITING
-    run(bench.progress._try_ready("p", "sum"))
+    run(bench.progress._make_one_ready("p", "sum"))
     assert bench.state("sum") is TaskState.WAITING
 
 
@@ -69,7 +69,7 @@ def test_nothing_becomes_ready_while_the_plan_is_cancelled_or_recovers(bench, st
     entry, plan = run(bench.plan_store.read_plan("p"))
     bench.store.put(entry.key, replace(plan, state=state).to_bytes())
     run(bench.progress.make_ready("p", run(bench.plan_store.read_plan("p")), ["sum"]))
-    run(bench.progress._try_ready("p", "sum"))
+    run(bench.progress._make_one_ready("p", "sum"))
     assert bench.state("sum") is TaskState.WAITING
 
 

@@ -32,7 +32,7 @@ def test_a_plan_that_was_built_again_under_an_id_has_results_of_its_own():
 
 
 def test_only_as_many_as_there_is_room_for_are_kept_the_last_used_ones():
-    results = ResultCache(most_bytes=3 * 300)
+    results = ResultCache(max_bytes=3 * 300)
     for name in "abc":
         results.add("p", PLAN, {name: b"x" * 100})
     assert results.get("p", PLAN, ["a"])

@@ -60,7 +60,7 @@ def added(stored):
 #: What makes each transition, the keys that have to be as they were read, and those that only have to exist.
 TRANSITIONS = {
     "built": (lambda s: s.transitions.write_tasks("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
-    "started": (lambda s: s.transitions.start("p", *s.plan, 0), [PLAN], [DRAFT]),
+    "started": (lambda s: s.transitions.start_plan("p", *s.plan, 0), [PLAN], [DRAFT]),
     "made ready": (lambda s: s.transitions.make_ready("p", s.plan, s.task(B)), [PLAN, B]),
     "passed on": (passed_on, [PLAN, A, B, KEYS.todo("p", "gone")], [TODO_C]),
     "done": (lambda s: s.transitions.complete_task("p", s.task(A), b"1"), [A]),
@@ -69,8 +69,8 @@ TRANSITIONS = {
         lambda s: s.transitions.complete_plan(*s.plan, None, f"{ADDS}-", 0),
         [PLAN, f"{ADDS}-"],
     ),
-    "tried": (lambda s: s.transitions.record_attempt(s.task(A), "why"), [A]),
-    "failed": (lambda s: s.transitions.fail_task("p", *s.plan, s.task(A), why="why", result=b""), [PLAN, A]),
+    "tried": (lambda s: s.transitions.record_failed_attempt(s.task(A), "why"), [A]),
+    "failed": (lambda s: s.transitions.fail_task("p", *s.plan, s.task(A), reason="why", result=b""), [PLAN, A]),
     "skipped": (lambda s: s.transitions.skip_task("p", s.plan[0], s.task(B)), [PLAN, B]),
     "cancelling": (lambda s: s.transitions.begin_cancel("p", *s.plan, PlanState.CANCELLED), [PLAN]),
     "cancelled": (lambda s: s.transitions.cancel_task("p", s.plan[0], s.task(B)), [PLAN, B]),

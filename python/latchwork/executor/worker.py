@@ -154,7 +154,7 @@ class ExecutorWorkerSession:
     def _members(self) -> Collection[str] | None:
         return None if self._view is None else self._view.ids
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Join the group of workers and start to claim tasks.
 
         Raises:
@@ -182,7 +182,7 @@ class ExecutorWorkerSession:
             self.group.close()
         return self.worker_loop.drain(timeout_s)
 
-    def end(self, timeout_s: float) -> list[str]:
+    def close(self, timeout_s: float) -> list[str]:
         """Stop all tasks, release their claims, and leave the group. Idempotent.
 
         Returns:

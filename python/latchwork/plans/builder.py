@@ -1,7 +1,7 @@
-"""Building plans before they are started: calls of functions and their dependencies. No I/O.
+"""Builders of plans: function calls and their dependencies, collected before the plan is started. No I/O.
 
-A task may return a child plan to have it run before the task gets its value. The task holds no worker and no slot while
-its child runs.
+A task may return a child plan instead of a value. The child plan then runs, and one of its results becomes the value of
+the task. Meanwhile the task occupies no worker and no slot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from latchwork._base.validation import is_number
 from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
-from latchwork.plans.keys import MAX_TASK_NAME, check_id, task_name
+from latchwork.plans.keys import MAX_TASK_NAME, check_id, default_task_name
 from latchwork.plans.records import MAX_NAMES_BYTES, PlanRecord, PlanState, TaskRecord, TaskState
 from latchwork.plans.transitions import MAX_LINKED
 from latchwork.tasks import (
@@ -49,7 +49,7 @@ _WHAT = "a child plan"
 
 @dataclass(frozen=True, slots=True)
 class Ref(Placeholder):
-    """A reference to a task of a plan. As an argument of another task it stands for the result.
+    """A reference to a task of a plan. Passed as an argument of another task, it is replaced by the result of its task.
 
     Attributes:
         name: Name of the task.
@@ -80,7 +80,12 @@ class PlanCall:
     timeout_s: float | None
 
     def to_record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
-        """Create the stored record of the task, without its arguments."""
+        """Return the stored record of the task, without its arguments.
+
+        Args:
+            number: Position of the task in the plan, from 0.
+            state: Initial state of the task.
+        """
         return TaskRecord(
             state,
             number,
@@ -127,12 +132,12 @@ def check_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    known: Callable[[Ref], str],
+    explain_invalid: Callable[[Ref], str],
     after: Iterable[Ref] = (),
     retry: Retry | None = None,
     timeout_s: float | None = None,
 ) -> PlanCall:
-    """Check that a call can be stored: its function, its arguments and its dependencies.
+    """Check that a call can be stored as a task: its function, its arguments and its dependencies.
 
     Args:
         functions: Registry of functions.
@@ -140,25 +145,27 @@ def check_call(
         fn: Function or its name.
         args: Positional arguments; a ``Ref`` stands for a result.
         kwargs: Keyword arguments.
-        known: Returns why a ``Ref`` cannot be used in this plan, or an empty string.
-        after: Tasks that it runs after, without using their results.
+        explain_invalid: Returns why a ``Ref`` cannot be used in this plan, or an empty string if it can.
+        after: Tasks that must be done first, without using their results.
         retry: Retry policy; None uses that of the function.
-        timeout_s: Timeout; None uses that of the function.
+        timeout_s: Timeout in seconds; None uses that of the function.
+    Returns:
+        The validated call with its encoded arguments.
     Raises:
         UnknownFunction, TypeError, NotSerializable, PayloadTooLarge: The call is invalid.
-        ForeignRef: References of other plans; the message names all of them.
+        ForeignRef: References are invalid in this plan; the message names all of them.
         ValueError: An option is invalid.
     """
     registered = functions.resolve(fn)
     if timeout_s is not None and not (is_number(timeout_s, 0.0) and timeout_s > 0.0):
         raise ValueError(f"timeout_s of {registered.name!r} must be None or seconds above 0, not {timeout_s!r}")
-    wanted = [*find_placeholders(list(args)), *find_placeholders(kwargs)]
-    behind = [after] if isinstance(after, Placeholder) else list(after)
-    problems = [_problem(ref, known) for ref in (*wanted, *behind)]
+    used = [*find_placeholders(list(args)), *find_placeholders(kwargs)]
+    ordered_after = [after] if isinstance(after, Placeholder) else list(after)
+    problems = [_explain_invalid_ref(ref, explain_invalid) for ref in (*used, *ordered_after)]
     if any(problems):
         raise ForeignRef(f"call of {registered.name!r}: " + "; ".join(dict.fromkeys(filter(None, problems))))
-    results = tuple(dict.fromkeys(ref.name for ref in wanted))
-    deps = tuple(dict.fromkeys((*results, *(ref.name for ref in behind))))
+    results = tuple(dict.fromkeys(ref.name for ref in used))
+    deps = tuple(dict.fromkeys((*results, *(ref.name for ref in ordered_after))))
     template = encode_template(payloads, registered, args, kwargs)
     return PlanCall(
         registered,
@@ -170,23 +177,30 @@ def check_call(
     )
 
 
-def _problem(ref: object, known: Callable[[Ref], str]) -> str:
+def _explain_invalid_ref(ref: object, explain_invalid: Callable[[Ref], str]) -> str:
     if not isinstance(ref, Ref):
         return f"{ref!r} is not a Ref; pass the return value of add()"
-    return known(ref)
+    return explain_invalid(ref)
 
 
 @dataclass
 class PlanDraft:
-    """A plan under construction: tasks by name, in order. Each depends only on earlier ones, so there are no cycles."""
+    """A plan under construction: its options, and its calls by task name, in the order in which they were added.
+
+    A task can depend only on earlier tasks, so there are no cycles.
+    """
 
     id: str
     options: PlanOptions
     calls: dict[str, PlanCall] = field(default_factory=dict)
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def records(self) -> dict[str, TaskRecord]:
-        """Return the initial records of the tasks by name, with their arguments, whatever their size."""
+    def build_records(self) -> dict[str, TaskRecord]:
+        """Return the initial record of each task by name, including its arguments of any size.
+
+        Raises:
+            ValueTooLarge: A task has more dependencies and successors than its record holds.
+        """
         after: dict[str, list[tuple[str, str]]] = {name: [] for name in self.calls}
         numbers = {name: number for number, name in enumerate(self.calls)}
         for name, call in self.calls.items():
@@ -195,7 +209,7 @@ class PlanDraft:
                 late = next((each for each in reversed(last) if each != dep), "")
                 after[dep].append((name, late))
         for name, call in self.calls.items():
-            _check_names(name, call.deps, [each for each, _ in after[name]])
+            _check_names_fit(name, call.deps, [each for each, _ in after[name]])
         return {
             name: replace(
                 call.to_record(numbers[name]),
@@ -207,7 +221,7 @@ class PlanDraft:
         }
 
 
-def _check_names(task: str, deps: Sequence[str], successors: Sequence[str]) -> None:
+def _check_names_fit(task: str, deps: Sequence[str], successors: Sequence[str]) -> None:
     """Check that the names of a task's dependencies and successors fit into its record.
 
     Raises:
@@ -309,7 +323,7 @@ class PlanBuilder(Generic[H]):
             fn,
             args,
             kwargs,
-            known=self._explain_foreign,
+            explain_invalid=self._explain_foreign,
             after=after,
             retry=retry,
             timeout_s=timeout_s,
@@ -358,14 +372,14 @@ class PlanBuilder(Generic[H]):
 
     def _insert(self, name: str | None, call: PlanCall) -> Ref:
         number = len(self._draft.calls)
-        given = unused_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
+        given = generate_task_name(number, self._draft.calls.__contains__) if name is None else check_task_name(name)
         if given in self._draft.calls:
             raise DuplicateTask(f"plan {self.id!r} already has a task {given!r}; use another name")
         self._draft.calls[given] = call
         return Ref(given, self.id)
 
 
-def check_task(name: str) -> str:
+def check_task_name(name: str) -> str:
     """Return the name of a task after validating it.
 
     Raises:
@@ -374,11 +388,16 @@ def check_task(name: str) -> str:
     return check_id(name, "the name of a task", MAX_TASK_NAME)
 
 
-def unused_name(number: int, is_taken: Callable[[str], bool]) -> str:
-    """Generate a task name that is not taken, starting from the number of the task."""
-    while is_taken(task_name(number)):
+def generate_task_name(number: int, is_taken: Callable[[str], bool]) -> str:
+    """Generate a task name that is not taken.
+
+    Args:
+        number: Position of the task in the plan; the first name that is tried contains it.
+        is_taken: Returns whether a name is in use.
+    """
+    while is_taken(default_task_name(number)):
         number += 1
-    return task_name(number)
+    return default_task_name(number)
 
 
 class ChildPlan(PlanBuilder[None], DeferredResult):
@@ -395,8 +414,10 @@ class ChildPlan(PlanBuilder[None], DeferredResult):
         """Do nothing: the plan starts when the task returns it."""
 
     def with_result(self, task: Ref) -> ChildPlan:
-        """Set the task whose result is the value of this plan, and return the plan: ``return plan.with_result(total)``.
+        """Choose the task whose result becomes the value of this plan.
 
+        Returns:
+            This plan, so that a task can end with ``return plan.with_result(total)``.
         Raises:
             ForeignRef: The task belongs to another plan.
         """
@@ -412,13 +433,13 @@ class ChildPlan(PlanBuilder[None], DeferredResult):
         return self
 
     def to_bytes(self) -> bytes:
-        """Encode the plan for the worker that starts it.
+        """Encode the plan for the worker that will start it.
 
         Raises:
             PayloadTooLarge: The plan is larger than a payload may be.
         """
         options = self._draft.options
-        tasks = [[name, task.to_bytes()] for name, task in self._draft.records().items()]
+        tasks = [[name, task.to_bytes()] for name, task in self._draft.build_records().items()]
         limits = [options.priority, options.keep_results_s, options.max_parallel]
         return Payloads().encode([options.title, options.on_failure, limits, self._result_task, tasks], _WHAT)
 
@@ -439,10 +460,11 @@ def child_plan(
 ) -> ChildPlan:
     """Create a builder for a plan that a task returns instead of a value. Does no I/O.
 
-    The plan runs once the task has returned it. Meanwhile the task waits without a worker or a slot. Its value is then
-    that of the task chosen by ``with_result``, or None. If the child fails or is cancelled, the task fails. A recovery
-    of the outer plan also recovers the child, without calling the task again. Cancel and remove also apply to the
-    child. Such a task is retried only if it raises before it returns.
+    The plan starts when the task returns it. While it runs, the task occupies no worker and no slot. The value of the
+    task is then the result chosen by ``with_result``, or None. If the child plan fails or is cancelled, the task fails.
+    Recovering the outer plan also recovers the child plan, without calling the task again. Cancelling or removing the
+    outer plan also applies to the child plan. The task is retried only if it raises an exception before it returns the
+    plan.
 
     Args:
         name: Display name.
@@ -461,7 +483,7 @@ def child_plan(
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A decoded child plan: the record of the plan, and those of its tasks by name."""
+    """A decoded child plan: its record, and the records of its tasks by name."""
 
     plan: PlanRecord
     tasks: dict[str, TaskRecord]

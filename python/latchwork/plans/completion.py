@@ -1,13 +1,14 @@
-"""Batched completion of tasks: the consequences of many finished tasks are read together and decided one after the
-other.
+"""Batched completion of tasks: the results of many finished tasks are stored together, and their successors become
+ready.
 
 While one batch is being written, new completions gather for the next. A worker waits briefly for calls that are about
-to return. The first attempt delegates the successors to a task that ends later, see
-``Transitions.complete_delegating``: it takes one transaction, whose checks other completions may break. A refused
-completion, or one without such a task, gets a second attempt: first the results, then the successors of all of these
-together, then the queue items, with checks that no other completion can break.
+to return. The first attempt *delegates* the successors: it leaves them to another task of the plan that ends later, see
+``Transitions.complete_delegating``. This takes one transaction, and other completions may break its checks. A refused
+completion, or one for which there is no such task, gets a second attempt. It writes first the results, then the
+successors of all these tasks, then the queue items, with checks that no other completion can break.
 
-A cache of each plan chooses the task that a completion relies on, and saves reads. The transaction checks that task.
+A cache of each plan chooses the task to which a completion delegates, and saves reads. The transaction checks that this
+task has not ended.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TASKS = 20_000
 #: Number of rounds for which a completion counts as being in flight.
 _ROUNDS = 4
 #: Maximum number of completions that do not delegate after a refusal.
-_MAX_CAUTIOUS = 4096
+_MAX_PAUSE = 4096
 
 #: Calls that typically take longer than this are not waited for.
 _SHORT_S = 0.02
@@ -60,7 +61,7 @@ _WAITS, _WAIT_S = 4, 0.001
 
 @dataclass(eq=False, slots=True)
 class Completion:
-    """A task whose call has returned, and that is to be completed.
+    """A task whose call has returned and whose outcome is to be stored.
 
     Attributes:
         claim: Claim of its queue item.
@@ -69,7 +70,7 @@ class Completion:
         result: Stored form of the outcome.
         plan, task: Plan and task as they were when the call began; None on a second attempt, which reads them again.
         entry: Entry of the plan as this worker knows it; None if no ready task may be claimed.
-        ending: Future of how the claim ends.
+        ending: Future that gets the decision how the claim ends.
     """
 
     claim: QueueClaim
@@ -82,30 +83,44 @@ class Completion:
     entry: Entry | None = None
     ending: Future[Ending] = field(default_factory=Future)
 
-    def end(self, ending: Ending) -> None:
-        """Set how the claim ends, unless that is set already."""
+    def set_ending(self, ending: Ending) -> None:
+        """Set the decision how the claim ends, unless the future already has a result."""
         if not self.ending.done():
             self.ending.set_result(ending)
 
-    def fail(self, error: Exception) -> None:
-        """Set an error as the result of the future, unless it has a result already."""
+    def set_exception(self, error: Exception) -> None:
+        """Set an exception on the future of the decision, unless the future already has a result."""
         if not self.ending.done():
             self.ending.set_exception(error)
 
 
-def get_plan_at_start(end: Completion) -> StoredPlan | None:
+def get_plan_at_start(completion: Completion) -> StoredPlan | None:
     """Return the plan as it was when the call of a completion began; None if that is not known."""
-    return None if end.entry is None or end.plan is None else (end.entry, end.plan)
+    return None if completion.entry is None or completion.plan is None else (completion.entry, completion.plan)
 
 
-def has_no_failures(end: Completion) -> bool:
-    """Return whether no task of the plan had failed when the call began, and the plan was ready."""
-    return end.entry is not None and end.plan is not None and end.plan.state is PlanState.READY and not end.plan.failed
+def has_no_failures(completion: Completion) -> bool:
+    """Return whether the plan was ready and had no failed task when the call of a completion began."""
+    return (
+        completion.entry is not None
+        and completion.plan is not None
+        and completion.plan.state is PlanState.READY
+        and not completion.plan.failed
+    )
 
 
 def find_last_predecessors(completions: Sequence[Completion]) -> dict[str, str]:
-    """Return for each successor the name of the last of these completions that it depends on."""
-    return {each: end.name for end in completions if end.task is not None for each in end.task.record.successors}
+    """Find, for each successor of these tasks, the last of them that it depends on.
+
+    Returns:
+        The name of that task, by the name of the successor.
+    """
+    return {
+        each: completion.name
+        for completion in completions
+        if completion.task is not None
+        for each in completion.task.record.successors
+    }
 
 
 def can_complete_in_batch(plan: PlanRecord, task: Task) -> bool:
@@ -118,28 +133,29 @@ def split_into_batches(completions: Sequence[tuple[Completion, Task]]) -> list[l
     """Split completions, in order, into batches that fit into one transaction each."""
     found: list[list[tuple[Completion, Task]]] = []
     room = 0
-    for end, task in completions:
-        cost = 5 + (len(end.result) + len(task.entry.value)) // 10_000
+    for completion, task in completions:
+        cost = 5 + (len(completion.result) + len(task.entry.value)) // 10_000
         if room < cost:
             found.append([])
             room = MAX_WRITES
-        found[-1].append((end, task))
+        found[-1].append((completion, task))
         room -= cost
     return found
 
 
 @dataclass(eq=False, slots=True)
 class PlanCache:
-    """What a worker remembers about a plan since the plan was started or recovered.
+    """A worker's cache of the tasks of one plan, valid until the plan is recovered.
 
     Attributes:
         tasks: Successors as they were read, by name.
-        waits: For each successor the names of its dependencies, without those at the end that have ended.
-        ended: Names of tasks that have ended. They stay so until a recovery.
-        last: Name of a task that had not ended, and may be the last one to end.
+        waits: For each successor the names of its dependencies. Ended dependencies are removed from the end of the
+            list.
+        ended: Names of tasks that have ended.
+        last: Name of a task that had not ended when it was last checked, and may be the last one to end.
         in_flight: Names of tasks whose completions were sent in earlier rounds and may not be committed yet.
-        cautious: Number of completions that are not to delegate, after a delegating one was refused.
-        next_cautious: The value of ``cautious`` after the next refusal.
+        pause_left: Number of completions that must not delegate yet, after a delegating one was refused.
+        next_pause: Value of ``pause_left`` after the next refusal.
     """
 
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -147,21 +163,25 @@ class PlanCache:
     ended: set[str] = field(default_factory=set)
     last: str | None = None
     in_flight: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
-    cautious: int = 0
-    next_cautious: int = 64
+    pause_left: int = 0
+    next_pause: int = 64
 
-    def on_delegation_refused(self) -> None:
-        """Stop delegating for a number of completions, because a delegating one was refused.
+    def pause_delegation(self) -> None:
+        """Stop delegating for a number of completions, because a delegating completion was refused.
 
-        The task that it relied on has ended too, so related tasks end at about the same time.
+        The task to which it delegated has ended too, so related tasks end at about the same time.
         """
         self.last = None
-        if not self.cautious:
-            self.cautious, self.next_cautious = self.next_cautious, min(_MAX_CAUTIOUS, 4 * self.next_cautious)
+        if not self.pause_left:
+            self.pause_left, self.next_pause = self.next_pause, min(_MAX_PAUSE, 4 * self.next_pause)
 
-    def should_avoid_delegating(self, completions: int) -> bool:
-        """Return whether the next completions must not delegate their successors, and count that many as handled."""
-        was, self.cautious = self.cautious, max(0, self.cautious - completions)
+    def consume_delegation_pause(self, count: int) -> bool:
+        """Return whether delegation is paused, and count completions toward the end of the pause.
+
+        Args:
+            count: Number of completions that are about to be handled.
+        """
+        was, self.pause_left = self.pause_left, max(0, self.pause_left - count)
         return was > 0
 
     def add(self, tasks: Iterable[Task]) -> None:
@@ -174,7 +194,7 @@ class PlanCache:
             self.waits[task.name] = list(task.record.deps)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove successors from the cache, because they may have been rewritten in the store."""
+        """Remove tasks from the cache, because they may have changed in the store."""
         for name in names:
             self.tasks.pop(name, None)
             self.waits.pop(name, None)
@@ -185,11 +205,22 @@ class PlanCache:
         return task is not None and task.record.state is TaskState.WAITING
 
     def is_ending(self, name: str, is_in_flight: Callable[[str], bool]) -> bool:
-        """Return whether a task has ended or its completion is in flight."""
+        """Return whether a task has ended or its completion is in flight.
+
+        Args:
+            name: Name of the task.
+            is_in_flight: Returns whether the completion of a task has been sent and may not be committed yet.
+        """
         return name in self.ended or is_in_flight(name)
 
-    def list_unfinished_deps(self, name: str, is_in_flight: Callable[[str], bool], most: int) -> list[str]:
-        """Return up to ``most`` dependencies of a successor that may not have ended, the last ones first."""
+    def list_unfinished_deps(self, name: str, is_in_flight: Callable[[str], bool], max_count: int) -> list[str]:
+        """Return up to ``max_count`` dependencies of a successor that may not have ended, the last ones first.
+
+        Args:
+            name: Name of the successor.
+            is_in_flight: Returns whether the completion of a task has been sent; such tasks are left out.
+            max_count: Maximum number of names.
+        """
         waits = self.waits[name]
         while waits and waits[-1] in self.ended:
             waits.pop()
@@ -197,35 +228,37 @@ class PlanCache:
         for dep in reversed(waits):
             if dep not in self.ended and not is_in_flight(dep):
                 found.append(dep)
-                if len(found) >= most:
+                if len(found) >= max_count:
                     break
         return found
 
 
 class RunTracker:
-    """The calls of one worker that have not returned. Thread-safe.
+    """The calls of one worker that have not returned yet. Thread-safe.
 
     Args:
-        typical_s: Returns how many seconds calls typically take.
+        typical_call_s: Returns the typical duration of a call in seconds.
     """
 
-    def __init__(self, typical_s: Callable[[], float]) -> None:
-        self._typical_s = typical_s
+    def __init__(self, typical_call_s: Callable[[], float]) -> None:
+        self._typical_s = typical_call_s
         self._mutex = mutex()
         self._runs: WeakSet[QueueClaim] = WeakSet()
 
     def add(self, claim: QueueClaim) -> None:
-        """Add a call that is about to run."""
+        """Add the claim of a call that is about to run."""
         with self._mutex:
             self._runs.add(claim)
 
     def remove(self, claim: QueueClaim) -> None:
-        """Remove a call that has returned or will not return. Idempotent."""
+        """Remove the claim of a call that has returned or will not return. Idempotent."""
         with self._mutex:
             self._runs.discard(claim)
 
     def expects_return(self) -> bool:
-        """Return whether another call is likely to return within milliseconds."""
+        """Return whether a call is likely to return within milliseconds: one is running, and calls are typically
+        short.
+        """
         with self._mutex:
             return bool(self._runs) and self._typical_s() < _SHORT_S
 
@@ -234,9 +267,9 @@ class CompletionBatcher:
     """Completes tasks in batches, in its own thread. Thread-safe.
 
     Args:
-        plan_store: Where the plans are stored.
+        plan_store: Access to the stored plans.
         propagation: Updates successors and plans.
-        complete_one: Completes a single task in whatever state it is.
+        complete_one: Completes a single task in any state.
         stop: Set when the worker closes.
         claimer: Claims tasks that become ready; None claims none.
         keep_result: Called with a committed completion whose result this worker needs next. Must be quick.
@@ -270,9 +303,11 @@ class CompletionBatcher:
         self._keep_result = keep_result
         self._committed: list[tuple[EagerClaims, Committed | None]] = []
 
-    def add(self, end: Completion) -> Future[Ending]:
-        """Schedule a completion, and return the future of how its claim ends.
+    def add(self, completion: Completion) -> Future[Ending]:
+        """Schedule a completion for the next batch.
 
+        Returns:
+            A future of the decision how the claim ends.
         Raises:
             Closed: The batcher was closed.
         """
@@ -281,9 +316,9 @@ class CompletionBatcher:
                 raise Closed("the worker of this plan was closed")
             if self._thread is None:  # started first, so that an interrupt leaves no completion without a thread
                 self._thread = Background(self._run, f"latchwork-plans-ends-{self._plan_store.keys.name}")
-            self._waiting.append(end)
+            self._waiting.append(completion)
             self._notifier.notify_all()
-        return end.ending
+        return completion.ending
 
     def drop_cached(self, plan_id: str) -> None:
         """Drop the cache of a plan that has ended."""
@@ -322,80 +357,91 @@ class CompletionBatcher:
                 await self._wait_for_more()
                 continue
             by_plan: dict[tuple[str, int], list[Completion]] = {}
-            for end in completions:
-                generation = -1 if end.plan is None else end.plan.generation
-                by_plan.setdefault((end.plan_id, generation), []).append(end)
+            for completion in completions:
+                generation = -1 if completion.plan is None else completion.plan.generation
+                by_plan.setdefault((completion.plan_id, generation), []).append(completion)
             for (plan_id, _), some in by_plan.items():
                 await self._complete_with_retries(plan_id, some)
 
     async def _wait_for_more(self) -> None:
-        """Wait for some milliseconds if another call is about to return."""
+        """Wait a few milliseconds for more completions, while another call is about to return."""
         for _ in range(_WAITS):
             if not self._expects_more() or await Pause(self._clock, self._stop, _WAIT_S):
                 return
 
     async def _complete_with_retries(self, plan_id: str, completions: list[Completion]) -> None:
-        """Complete all of these tasks, however long the store is unavailable, because their calls have already run."""
+        """Complete all of these tasks. Retry as long as the store is unavailable, because their calls have already
+        run.
+        """
         backoff = Backoff()
-        while left := [end for end in completions if not end.ending.done()]:
+        while left := [completion for completion in completions if not completion.ending.done()]:
             try:
                 await self._complete_once(plan_id, left)
             except (Unavailable, OutcomeUnknown) as error:
                 if await Pause(self._clock, self._stop, backoff.next_s()):
-                    for end in left:
-                        end.end(Release(str(error)[:200], count=False))
-                for end in left:
-                    if not end.claim.is_held:
-                        await self._complete_alone(end)
+                    for completion in left:
+                        completion.set_ending(Release(str(error)[:200], count=False))
+                for completion in left:
+                    if not completion.claim.is_held:
+                        await self._complete_alone(completion)
             except Exception as error:
-                for end in left:
-                    end.fail(error)
+                for completion in left:
+                    completion.set_exception(error)
 
     async def _complete_once(self, plan_id: str, completions: Sequence[Completion]) -> None:
-        retried = [end for end in completions if end.task is None]
-        first = [end for end in completions if end.task is not None]
+        retried = [completion for completion in completions if completion.task is None]
+        first = [completion for completion in completions if completion.task is not None]
         if retried:
             await self._complete_and_check(plan_id, retried)
         if first and (left := await self._complete_delegating(plan_id, first)):
             await self._complete_and_check(plan_id, left)
 
     def _on_committed(
-        self, cache: PlanCache, end: Completion, eager_claims: EagerClaims, done: Committed | None
+        self, cache: PlanCache, completion: Completion, eager_claims: EagerClaims, committed: Committed | None
     ) -> None:
-        """Remember a committed completion. Called in the thread of the group commit, so it must be quick."""
-        cache.ended.add(end.name)
+        """Record a committed completion. Called by the thread of the group commit, so it must be quick.
+
+        Args:
+            cache: Cache of the plan.
+            completion: The completion.
+            eager_claims: Claims that were part of its transaction.
+            committed: Result of the commit; None if it is not known.
+        """
+        cache.ended.add(completion.name)
         if eager_claims.puts:
-            if done is not None:
-                self._keep_result(end)
+            if committed is not None:
+                self._keep_result(completion)
             with self._notifier.mutex:
-                self._committed.append((eager_claims, done))
+                self._committed.append((eager_claims, committed))
                 self._notifier.notify_all()
 
     # First attempt
 
     async def _complete_delegating(self, plan_id: str, completions: Sequence[Completion]) -> list[Completion]:
-        """Complete those tasks whose successors can be left to another task, which ends later and makes them ready.
-        Return the other completions.
+        """Complete the tasks whose successors can be delegated to another task, which ends later and makes them ready.
+
+        Returns:
+            The other completions, which need the second attempt.
         """
         plan = completions[0].plan
         assert plan is not None
         cache = self._get_cache(plan_id, plan)
-        if cache.should_avoid_delegating(len(completions)):
+        if cache.consume_delegation_pause(len(completions)):
             return list(completions)
-        own = {end.name: at for at, end in enumerate(completions)}
+        own = {completion.name: at for at, completion in enumerate(completions)}
         in_flight = frozenset().union(*cache.in_flight)
-        tasks = [end.task for end in completions if end.task is not None]
+        tasks = [completion.task for completion in completions if completion.task is not None]
         others = await self._find_pending_deps(plan_id, cache, tasks, lambda name: name in own or name in in_flight)
         left: list[Completion] = []
         finished_deps: dict[str, list[str]] = {}
         last_predecessors = find_last_predecessors(completions)
         claimed: list[str] = []
-        for at, end in enumerate(completions):
-            assert end.task is not None
+        for at, completion in enumerate(completions):
+            assert completion.task is not None
             witnesses: dict[str, None] = {}
             ended_deps: dict[str, None] = {}
             ready: list[Task] = []
-            for each in end.task.record.successors:
+            for each in completion.task.record.successors:
                 if each in others:
                     witnesses[others[each]] = None
                 elif not cache.is_waiting(each):
@@ -406,32 +452,32 @@ class CompletionBatcher:
                     ready.append(cache.tasks[each])
                     unconfirmed = (dep for dep in ready[-1].record.deps if dep in in_flight and dep not in cache.ended)
                     ended_deps |= dict.fromkeys((*unconfirmed, *finished_deps.get(each, ())))
-                finished_deps.setdefault(each, []).append(end.name)
+                finished_deps.setdefault(each, []).append(completion.name)
             if (
                 not ready
                 and not witnesses
                 and (another := await self._find_witness(plan_id, cache, own, in_flight)) is not None
             ):
                 witnesses[another] = None
-            eager_claims = self._choose_claims(end, ready, len(claimed))
+            eager_claims = self._choose_claims(completion, ready, len(claimed))
             edit = None
-            if not ready or has_no_failures(end):
+            if not ready or has_no_failures(completion):
                 edit = self._plan_store.transitions.complete_delegating(
                     plan_id,
-                    get_plan_at_start(end),
-                    end.task,
-                    end.result,
+                    get_plan_at_start(completion),
+                    completion.task,
+                    completion.result,
                     ready=ready,
                     witnesses=witnesses,
                     ended_deps=ended_deps,
                     items=eager_claims.create_item_ops(),
                 )
             if edit is None:
-                left.append(end)
+                left.append(completion)
             else:
                 claimed += eager_claims.puts
-                on_committed = partial(self._on_committed, cache, end, eager_claims)
-                end.end(Done(tuple(edit.checks), tuple(edit.ops), on_committed))
+                on_committed = partial(self._on_committed, cache, completion, eager_claims)
+                completion.set_ending(Done(tuple(edit.checks), tuple(edit.ops), on_committed))
         cache.in_flight.append(frozenset(own))
         await self._read_ahead(plan_id, cache, claimed)
         return left
@@ -441,6 +487,11 @@ class CompletionBatcher:
 
         Does so only while no completion waits, and only for successors that probably have no other unfinished
         dependency.
+
+        Args:
+            plan_id: ID of the plan.
+            cache: Cache of the plan.
+            claimed: Names of the claimed tasks.
         """
         with self._notifier.mutex:
             if self._waiting:
@@ -456,17 +507,25 @@ class CompletionBatcher:
             with suppress(LatchworkError):  # then they are read when they are needed
                 cache.add(await self._plan_store.read_tasks(plan_id, names))
 
-    def _choose_claims(self, end: Completion, tasks: Sequence[Task], had: int) -> EagerClaims:
-        if self._claimer is None or end.entry is None or end.plan is None:
+    def _choose_claims(self, completion: Completion, tasks: Sequence[Task], already_chosen: int) -> EagerClaims:
+        if self._claimer is None or completion.entry is None or completion.plan is None:
             return NO_CLAIMS
-        return self._claimer.choose_claims(end.plan_id, (end.entry, end.plan), tasks, had=had)
+        return self._claimer.choose_claims(
+            completion.plan_id, (completion.entry, completion.plan), tasks, already_chosen=already_chosen
+        )
 
     async def _find_pending_deps(
         self, plan_id: str, cache: PlanCache, ended: Iterable[Task], is_in_flight: Callable[[str], bool]
     ) -> dict[str, str]:
-        """Return, for each successor of these tasks, one of its dependencies that has not ended.
+        """Find, for each successor of these tasks, one of its dependencies that has not ended.
 
-        Dependencies for which ``is_in_flight`` is true are excluded, because they are about to end.
+        Args:
+            plan_id: ID of the plan.
+            cache: Cache of the plan.
+            ended: Tasks that have ended or are about to end.
+            is_in_flight: Returns whether a task is about to end; such dependencies are excluded.
+        Returns:
+            The name of the dependency, by the name of the successor. Successors without such a dependency are left out.
         """
         tasks = [each.record for each in ended]
         hints = {each: late for task in tasks for each, late in zip(task.successors, task.late, strict=False) if late}
@@ -476,7 +535,7 @@ class CompletionBatcher:
             if each not in cache.tasks and not cache.is_ending(late, is_in_flight)
         }
         live: set[str] = set()
-        found = await self._filter_pending(plan_id, cache, candidates, live)
+        found = await self._pick_pending_dep(plan_id, cache, candidates, live)
         names = [
             each for each in dict.fromkeys(each for task in tasks for each in task.successors) if each not in found
         ]
@@ -486,33 +545,44 @@ class CompletionBatcher:
         most, left = _FIRST_LOOK, [each for each in names if cache.is_waiting(each)]
         while left:
             candidates = {each: cache.list_unfinished_deps(each, is_in_flight, most) for each in left}
-            found |= await self._filter_pending(plan_id, cache, candidates, live)
+            found |= await self._pick_pending_dep(plan_id, cache, candidates, live)
             left = [each for each, deps in candidates.items() if deps and each not in found]
             most *= _LONGER
         return found
 
-    async def _filter_pending(
-        self, plan_id: str, cache: PlanCache, candidates: Mapping[str, Sequence[str]], live: set[str]
+    async def _pick_pending_dep(
+        self, plan_id: str, cache: PlanCache, candidates: Mapping[str, Sequence[str]], known_pending: set[str]
     ) -> dict[str, str]:
-        """Return, for each successor, one of its candidates that has not ended.
+        """Pick, for each successor, one of its candidates that has not ended.
 
         Args:
             plan_id: ID of the plan.
             cache: Cache of the plan.
-            candidates: For each successor, dependencies that may not have ended.
-            live: Names of tasks already known to be unfinished; newly found ones are added.
+            candidates: By successor, names of dependencies that may not have ended.
+            known_pending: Names of tasks known not to have ended; this call adds the ones that it finds.
+        Returns:
+            The name of the dependency, by the name of the successor. Successors without such a dependency are left out.
         """
-        asked = dict.fromkeys(dep for deps in candidates.values() for dep in deps if dep not in live)
+        asked = dict.fromkeys(dep for deps in candidates.values() for dep in deps if dep not in known_pending)
         pending = await self._plan_store.filter_pending(plan_id, list(asked))
-        live |= pending
+        known_pending |= pending
         cache.ended.update(dep for dep in asked if dep not in pending)
-        return {each: dep for each, deps in candidates.items() for dep in reversed(deps) if dep in live}
+        return {each: dep for each, deps in candidates.items() for dep in reversed(deps) if dep in known_pending}
 
     async def _find_witness(
         self, plan_id: str, cache: PlanCache, own: Iterable[str], in_flight: Iterable[str]
     ) -> str | None:
-        """Return the name of a task of the plan that has not ended, preferably one that will not end soon. None if
-        there is none.
+        """Find a task of the plan that has not ended, preferably one that will not end soon.
+
+        The transaction checks this task as a witness that the plan has not ended.
+
+        Args:
+            plan_id: ID of the plan.
+            cache: Cache of the plan.
+            own: Names of the tasks that this batch completes.
+            in_flight: Names of tasks whose completions may not be committed yet.
+        Returns:
+            The name of the task; None if all other tasks have ended.
         """
         if cache.last is None or cache.last in own or cache.last in in_flight:
             ending = {*own, *in_flight}
@@ -535,92 +605,100 @@ class CompletionBatcher:
     # Second attempt
 
     async def _complete_and_check(self, plan_id: str, completions: Sequence[Completion]) -> None:
-        """Write the results of these tasks, then update the successors of all of them, then end the claims."""
+        """Write the results of these tasks, then update all of their successors, then end the claims."""
         try:
             entry, plan, found = await self._read_plan_and_tasks(plan_id, completions)
         except NoSuchPlan:  # removed in the meantime
-            for end in completions:
-                end.end(Done())
+            for completion in completions:
+                completion.set_ending(Done())
             return
         ended: list[tuple[Completion, Task]] = []
         simple = [
-            (end, found[end.name])
-            for end in completions
-            if end.name in found and can_complete_in_batch(plan, found[end.name])
+            (completion, found[completion.name])
+            for completion in completions
+            if completion.name in found and can_complete_in_batch(plan, found[completion.name])
         ]
         for some in split_into_batches(simple):
             ended += await self._write_results(plan_id, some)
-        for end in completions:
-            if all(end is not each for each, _ in simple):
-                await self._complete_alone(end)
+        for completion in completions:
+            if all(completion is not each for each, _ in simple):
+                await self._complete_alone(completion)
         if ended:
             cache = self._get_cache(plan_id, plan)
-            cache.ended.update(end.name for end, _ in ended)
+            cache.ended.update(completion.name for completion, _ in ended)
             await self._check_successors(plan_id, (entry, plan), cache, [task for _, task in ended])
-        for end, _ in ended:
-            end.end(Done())
+        for completion, _ in ended:
+            completion.set_ending(Done())
 
     async def _check_successors(
         self, plan_id: str, stored_plan: StoredPlan, cache: PlanCache, ended: Sequence[Task]
     ) -> None:
-        """Update the successors of tasks whose results were committed.
+        """Make successors ready, and end the plan if no task is left, after the results of these tasks were committed.
 
-        A task that is still unfinished will see these results when it ends itself. So successors that depend on such a
-        task are left to it, and so is the end of the plan.
+        A task that has not ended will see these results when it ends. Successors that depend on such a task are
+        therefore left to it, and so is the end of the plan.
         """
         others = await self._find_pending_deps(plan_id, cache, ended, lambda _: False)
         successors = dict.fromkeys(each for task in ended for each in task.record.successors)
         free = [each for each in successors if each not in others]
         if free:
-            takes = None if self._claimer is None else self._claimer.for_plan(plan_id, *stored_plan)
+            takes = None if self._claimer is None else self._claimer.bind_plan(plan_id, *stored_plan)
             await self._propagation.make_ready(plan_id, stored_plan, free, takes, cache.ended)
         if not others:
             await self._propagation.complete_plan(plan_id)
         if self._claimer is not None:
-            self._claimer.resolve_unknown(plan_id)
+            self._claimer.drop_in_doubt(plan_id)
 
     async def _read_plan_and_tasks(
         self, plan_id: str, completions: Sequence[Completion]
     ) -> tuple[Entry, PlanRecord, dict[str, Task]]:
-        """Return the plan and the tasks of these completions.
+        """Return the entry and the record of the plan, and the tasks of these completions by name.
 
-        The first attempt uses them as they were when the calls began. The second attempt reads them again.
+        The first attempt uses the plan and the tasks as they were when the calls began. The second attempt reads them
+        again.
         """
-        tasks = {end.name: end.task for end in completions if end.task is not None}
+        tasks = {completion.name: completion.task for completion in completions if completion.task is not None}
         stored_plan = get_plan_at_start(completions[-1])
         if stored_plan is not None and len(tasks) == len(completions):
             return *stored_plan, tasks
         entry, plan = await self._plan_store.read_plan(plan_id)
         found = {
-            task.name: task for task in await self._plan_store.read_tasks(plan_id, [end.name for end in completions])
+            task.name: task
+            for task in await self._plan_store.read_tasks(plan_id, [completion.name for completion in completions])
         }
         remembered = self._get_cache(plan_id, plan)
-        remembered.on_delegation_refused()
+        remembered.pause_delegation()
         remembered.forget([each for task in found.values() for each in task.record.successors])
         return entry, plan, found
 
-    async def _write_results(self, plan_id: str, some: list[tuple[Completion, Task]]) -> list[tuple[Completion, Task]]:
-        """Write these results in one transaction, and return the completions whose results were written.
+    async def _write_results(self, plan_id: str, batch: list[tuple[Completion, Task]]) -> list[tuple[Completion, Task]]:
+        """Write the results of a batch in one transaction. If it is refused, complete each task separately.
 
-        If that fails, complete each task separately and return none.
+        Returns:
+            The batch if its transaction was committed; otherwise an empty list.
         """
-        if all(end.claim.is_held for end, _ in some):
-            edits = [self._plan_store.transitions.complete_task(plan_id, task, end.result) for end, task in some]
-            checks: list[Check] = [end.claim.fence for end, _ in some]
+        if all(completion.claim.is_held for completion, _ in batch):
+            edits = [
+                self._plan_store.transitions.complete_task(plan_id, task, completion.result)
+                for completion, task in batch
+            ]
+            checks: list[Check] = [completion.claim.fence for completion, _ in batch]
             checks += [check for each in edits for check in each.checks]
             if await self._plan_store.commit(TxnPart(checks, [op for each in edits for op in each.ops])):
-                return some
-        for end, _ in some:
-            await self._complete_alone(end)
+                return batch
+        for completion, _ in batch:
+            await self._complete_alone(completion)
         return []
 
-    async def _complete_alone(self, end: Completion) -> None:
+    async def _complete_alone(self, completion: Completion) -> None:
         try:
-            check_held(end.claim)
-            end.end(await self._complete_one(end.claim, end.plan_id, end.name, end.outcome))
+            check_held(completion.claim)
+            completion.set_ending(
+                await self._complete_one(completion.claim, completion.plan_id, completion.name, completion.outcome)
+            )
         except NoSuchPlan:  # removed in the meantime
-            end.end(Done())
+            completion.set_ending(Done())
         except (Unavailable, OutcomeUnknown):
             raise
         except LatchworkError as error:
-            end.fail(error)
+            completion.set_exception(error)

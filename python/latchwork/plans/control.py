@@ -43,7 +43,7 @@ class ChildPlans:
     """Starts, cancels and recovers the child plans of tasks, and reads their outcomes. Thread-safe.
 
     Args:
-        plan_store: Where the plans are stored.
+        plan_store: Access to the stored plans.
         payloads: Encodes values.
         session: Session that drafts are bound to.
     """
@@ -56,10 +56,17 @@ class ChildPlans:
     # Starting
 
     async def write_draft(self, plan_id: str, plan: PlanRecord, task: Task, spec: bytes) -> tuple[str, Entry]:
-        """Store the draft of a child plan under a new ID. Return the ID and the entry of the draft.
+        """Store the draft of a child plan under a new ID.
 
         If a task is executed twice, two drafts are written, but only one of them is started.
 
+        Args:
+            plan_id: ID of the plan of the task.
+            plan: Record of this plan.
+            task: The task that returned the child plan.
+            spec: The encoded child plan.
+        Returns:
+            The ID of the child plan, and the entry of its draft.
         Raises:
             LatchworkError, ValueError: The child plan is invalid.
         """
@@ -75,12 +82,17 @@ class ChildPlans:
             )
         return child_id, entry
 
-    def start_ops(self, task: Task, child_id: str, draft: Entry) -> TxnPart:
+    def build_child_start(self, task: Task, child_id: str, draft: Entry) -> TxnPart:
         """Return the checks and writes that start a child plan and make its task wait for it.
 
-        The caller adds the end of the claim to the same transaction.
+        The caller must end the claim of the task in the same transaction.
+
+        Args:
+            task: The task that returned the child plan.
+            child_id: ID of the child plan.
+            draft: Entry of its draft.
         """
-        edit = self._plan_store.transitions.start(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
+        edit = self._plan_store.transitions.start_plan(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
         return TxnPart([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
 
@@ -91,9 +103,10 @@ class ChildPlans:
     # Ending
 
     async def read_outcome(self, plan_id: str, task: Task) -> tuple[Outcome | None, TxnPart]:
-        """Return the outcome of a task's child plan, and a check that the child plan is unchanged.
+        """Read the outcome of a task's child plan.
 
-        The outcome is None while the child plan is running.
+        Returns:
+            The outcome, or None while the child plan is running; and a check that the child plan has not changed.
         """
         child_id = task.record.child
         found = await read_plan_or_none(self._plan_store, child_id)
@@ -115,12 +128,18 @@ class ChildPlans:
 
     # Cancelling and recovering
 
-    async def cancel_ops(
+    async def cancel_child(
         self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
     ) -> TxnPart | None:
-        """Return the checks and writes that cancel a task whose child plan has ended.
+        """Start to cancel the child plan of a task, unless the child plan has ended.
 
-        If the child plan has not ended, start to cancel it and return None.
+        Args:
+            plan_id: ID of the plan of the task.
+            stored_plan: Entry and record of this plan.
+            task: The task that waits for the child plan.
+            claim: Claim of the control operation; its fence guards the write.
+        Returns:
+            None if the child plan has not ended yet. Otherwise the checks and writes that cancel the task itself.
         """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
@@ -135,12 +154,18 @@ class ChildPlans:
             )
         return None
 
-    async def recovery_ops(
+    async def build_child_recovery(
         self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], task: Task, item: QueueItem | None
     ) -> TxnPart | None:
         """Return the checks and writes that recover a child plan and make its task wait for it again.
 
-        None if the child plan is gone.
+        Args:
+            plan_id: ID of the plan of the task.
+            stored_plan: Entry and record of this plan.
+            task: The task whose child plan is recovered.
+            item: Queue item of the task; None if there is none.
+        Returns:
+            None if the child plan no longer exists.
         """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
@@ -163,7 +188,7 @@ def _failed(why: str) -> Outcome:
 
 
 class PlanControl:
-    """Executes the control operations start, cancel, recover and remove. Thread-safe."""
+    """Executes the control operations of plans: start, cancel, recover and remove. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore, propagation: Propagation, children: ChildPlans) -> None:
         self._plan_store = plan_store
@@ -171,8 +196,12 @@ class PlanControl:
         self._propagation = propagation
 
     async def execute(self, claim: QueueClaim, plan_id: str, operation: str) -> None:
-        """Execute a control operation, named by its queue item such as ``@start.0``.
+        """Execute a control operation.
 
+        Args:
+            claim: Claim of the queue item of the operation.
+            plan_id: ID of the plan.
+            operation: Name and generation of the operation, such as ``@start.0``.
         Raises:
             OwnershipLost: The claim has ended. Another worker continues.
             PlanBusy: Tasks are still running. Release the item, wait and repeat.
@@ -185,29 +214,29 @@ class PlanControl:
         if not generation.isdecimal() or plan.generation != int(generation):
             return
         if name == "start" and plan.state is PlanState.READY:
-            await self._make_all_ready(plan_id, (entry, plan))
+            await self._make_runnable_tasks_ready(plan_id, (entry, plan))
         elif name == "cancel" and plan.state is PlanState.CANCELLING:
-            await self._cancel(claim, plan_id, plan.generation)
+            await self._cancel_tasks(claim, plan_id, plan.generation)
         elif name == "recover" and plan.state in (PlanState.RECOVERING, PlanState.READY):
-            await self._recover(claim, plan_id, plan.generation)
+            await self._recover_plan(claim, plan_id, plan.generation)
         elif name == "remove" and plan.state is PlanState.REMOVING:
-            await self._remove(claim, plan_id)
+            await self._delete_plan(claim, plan_id)
 
-    async def _make_all_ready(self, plan_id: str, stored_plan: StoredPlan) -> None:
-        """Make all tasks ready whose dependencies are done.
+    async def _make_runnable_tasks_ready(self, plan_id: str, stored_plan: StoredPlan) -> None:
+        """Make all tasks ready whose dependencies are done, and end the plan if no task is left.
 
-        A dependency that ends in the meantime makes its successors ready itself.
+        A dependency that ends during this call makes its successors ready itself.
         """
         tasks = await self._plan_store.read_all_tasks(plan_id)
         done = {each.name for each in tasks if each.record.state is TaskState.DONE}
         waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
         free = [each.name for each in waiting if done.issuperset(each.record.deps)]
-        await self._propagation.make_ready(plan_id, stored_plan, free, ended=done)
+        await self._propagation.make_ready(plan_id, stored_plan, free, known_ended=done)
         await self._propagation.complete_plan(plan_id)
 
     # Cancelling
 
-    async def _cancel(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
+    async def _cancel_tasks(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
         """Cancel all tasks that have not ended. Running tasks are stopped by their own workers."""
         plan_store = self._plan_store
         while True:
@@ -230,24 +259,30 @@ class PlanControl:
                 raise PlanBusy(f"plan {plan_id!r} is being cancelled while tasks are running")
 
     async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
-        """Cancel one task. Return False if it is running."""
+        """Cancel one task. Return whether it is cancelled; False if it or its child plan is still running."""
         edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
-            ended = await self._children.cancel_ops(plan_id, (entry, plan), task, claim)
+            ended = await self._children.cancel_child(plan_id, (entry, plan), task, claim)
             if ended is None:
                 return False
             edit = ended
         if task.record.state in (TaskState.READY, TaskState.CHILD):
-            sort_key = self._plan_store.transitions.sort_key(plan, task.record)
+            sort_key = self._plan_store.transitions.get_sort_key(plan, task.record)
             item = await ask(self._plan_store.queue.find, PARTITION, sort_key, item_id(plan_id, task.name))
-            self._remove_item(edit, item, sort_key, item_id(plan_id, task.name))
+            self._add_item_removal(edit, item, sort_key, item_id(plan_id, task.name))
         elif task.record.state is not TaskState.WAITING:
             return False
         return await self._plan_store.commit(edit, claim.fence)
 
-    def _remove_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add the removal of a task's unclaimed queue item to a transaction. If there is no item, add a check that
-        there is still none.
+    def _add_item_removal(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
+        """Add the removal of a task's unclaimed queue item to a transaction, or a check that there is still no such
+        item.
+
+        Args:
+            edit: Checks and writes of the transaction; this call extends them.
+            item: The item as it was found; None if there was none.
+            sort_key: Sort key of the item.
+            name: ID of the item.
         """
         if item is None:
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
@@ -256,9 +291,14 @@ class PlanControl:
         edit.checks.extend(checks)
         edit.ops.extend(ops)
 
-    def _check_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
-        """Add to a transaction a check that an unclaimed queue item is unchanged, or that a missing one is still
-        missing.
+    def _add_item_check(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
+        """Add a check to a transaction that an unclaimed queue item is unchanged, or that there is still no such item.
+
+        Args:
+            edit: Checks and writes of the transaction; this call extends the checks.
+            item: The item as it was found; None if there was none.
+            sort_key: Sort key of the item.
+            name: ID of the item.
         """
         if item is not None:
             edit.checks.extend(self._plan_store.queue.removal_ops(item)[0])
@@ -267,8 +307,8 @@ class PlanControl:
 
     # Recovering
 
-    async def _recover(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
-        """Reset all unsuccessful tasks, set the plan to ready, and then make those of its tasks ready that can run."""
+    async def _recover_plan(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
+        """Set all unsuccessful tasks back to waiting, make the plan ready, and then make its runnable tasks ready."""
         plan_store = self._plan_store
         while True:
             entry, plan = await plan_store.read_plan(plan_id)
@@ -281,12 +321,12 @@ class PlanControl:
             tasks = await plan_store.read_all_tasks(plan_id)
             for task in tasks:
                 if task.record.state.is_unsuccessful:
-                    await self._reset(claim, plan_id, (entry, plan), task)
+                    await self._reset_task(claim, plan_id, (entry, plan), task)
             check_held(claim)
             await plan_store.commit(plan_store.transitions.end_recovery(entry, plan), claim.fence)
-        await self._make_all_ready(plan_id, (entry, plan))
+        await self._make_runnable_tasks_ready(plan_id, (entry, plan))
 
-    async def _reset(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
+    async def _reset_task(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
         """Set an unsuccessful task back to waiting. No task of the plan runs meanwhile.
 
         Raises:
@@ -294,16 +334,18 @@ class PlanControl:
         """
         entry, plan = stored_plan
         plan_store = self._plan_store
-        sort_key, name = plan_store.transitions.sort_key(plan, task.record), item_id(plan_id, task.name)
+        sort_key, name = plan_store.transitions.get_sort_key(plan, task.record), item_id(plan_id, task.name)
         check_held(claim)
         item = await ask(plan_store.queue.find, PARTITION, sort_key, name)
-        again = await self._children.recovery_ops(plan_id, stored_plan, task, item) if task.record.child else None
+        again = (
+            await self._children.build_child_recovery(plan_id, stored_plan, task, item) if task.record.child else None
+        )
         if again is not None:
             edit = again
-            self._check_item(edit, item, sort_key, name)
+            self._add_item_check(edit, item, sort_key, name)
         else:
             edit = plan_store.transitions.reset_task(plan_id, entry, task)
-            self._remove_item(edit, item, sort_key, name)
+            self._add_item_removal(edit, item, sort_key, name)
         await plan_store.commit(edit, claim.fence)
         found = await plan_store.read_tasks(plan_id, [task.name])
         now = await ask(plan_store.store.get, entry.key)
@@ -312,8 +354,8 @@ class PlanControl:
 
     # Removing
 
-    async def _remove(self, claim: QueueClaim, plan_id: str) -> None:
-        """Delete everything of the plan, its record last."""
+    async def _delete_plan(self, claim: QueueClaim, plan_id: str) -> None:
+        """Delete everything that belongs to the plan, its record last."""
         check_held(claim)
         await delete_plan(self._plan_store, plan_id, lambda: check_held(claim))
 

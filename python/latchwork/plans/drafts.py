@@ -1,8 +1,8 @@
-"""Storing a draft: first its record, then its tasks in several transactions, then the start.
+"""Storing of drafts: first the record of the plan, then its tasks in several transactions, then the start.
 
-No worker takes any task before the start. If the builder dies earlier, a sweep removes the draft: each of its writes
-checks a key that is bound to the builder's session. A draft has a nonce of its builder, which finds its own writes by
-it after a lost answer, and continues.
+No worker takes a task before the start. Each write of a draft checks a key that is bound to the builder's session. If
+the builder dies before the start, this key disappears, and a sweep removes the draft. The record contains a random ID
+of the builder (nonce). After a lost answer, the builder recognizes its own writes by it, and continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from latchwork.plans.builder import PlanDraft
 from latchwork.plans.errors import WrongState
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskRecord
-from latchwork.plans.removal import remove_now
+from latchwork.plans.removal import delete_plan_now
 from latchwork.plans.transitions import TxnPart
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
@@ -34,13 +34,13 @@ _TRIES = 5
 
 
 async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """Store a draft and start it. May be repeated after an error; it then continues with what is already stored.
+    """Store a draft and start it. After an error, repeat the call: it continues with what is already stored.
 
     Raises:
         WrongState: Another plan with this ID exists.
         Unavailable: The plan was not started.
         OutcomeUnknown: The plan may have been started. No task runs unless all of them are stored.
-        Conflict: The draft was swept because our session had ended. Start it again.
+        Conflict: A sweep removed the draft because our session had ended. Start it again.
     """
     options = draft.options
     plan = PlanRecord(
@@ -56,7 +56,7 @@ async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
     )
     with undone_if_interrupted(partial(_delete_in_background, plan_store, draft)):
         session = await ask(plan_store.store.primary_session)
-        if await write_draft(plan_store, draft.id, plan, draft.records(), session=session) is None:
+        if await write_draft(plan_store, draft.id, plan, draft.build_records(), session=session) is None:
             return
         try:
             await _start(plan_store, draft.id, draft.nonce)
@@ -66,7 +66,7 @@ async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
 
 
 def _delete_in_background(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """Delete a draft in the background, after an interrupt. A draft that was started is kept."""
+    """Delete a draft in the background after an interrupt, unless it was started."""
     Background(partial(delete_draft, plan_store, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
@@ -79,17 +79,19 @@ async def write_draft(
     session: Session,
     checks: tuple[Check, ...] = (),
 ) -> Entry | None:
-    """Store a draft and its tasks. Return its entry, or None if an earlier attempt has already started the plan.
+    """Store a draft and its tasks.
 
     Args:
-        plan_store: Where to store it.
+        plan_store: Access to the stored plans.
         plan_id: ID of the plan.
-        plan: Record of the plan, with the builder's nonce.
-        tasks: Records of the tasks by name, with their arguments, whatever their size.
+        plan: Record of the plan, with the nonce of its builder.
+        tasks: Records of the tasks by name, including their arguments of any size.
         session: Session that the draft is bound to.
         checks: Checks that must hold when the draft is created.
+    Returns:
+        The entry of the draft; None if an earlier attempt has already started the plan.
     """
-    begun = await _create(plan_store, plan_id, plan, session, checks)
+    begun = await _create_draft(plan_store, plan_id, plan, session, checks)
     if begun is None:
         return None
     entry, is_new = begun
@@ -102,10 +104,18 @@ async def write_draft(
     return entry
 
 
-async def _create(
+async def _create_draft(
     plan_store: PlanStore, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
 ) -> tuple[Entry, bool] | None:
-    """Create the record of a draft. Return its entry and whether it is new; None if the plan is no longer a draft."""
+    """Create the record of a draft, or find the one that an earlier attempt created.
+
+    Returns:
+        The entry of the draft, and whether this call created it. None if the plan is no longer a draft.
+    Raises:
+        WrongState: Another plan with this ID exists.
+        Conflict: One of ``checks`` failed.
+        OutcomeUnknown: All attempts failed.
+    """
     store, edit = plan_store.store, plan_store.transitions.create_draft(plan_id, plan, session)
     trouble: LatchworkError = OutcomeUnknown(f"it is unknown whether plan {plan_id!r} was created; start it again")
     for _ in range(_TRIES):
@@ -118,14 +128,14 @@ async def _create(
             trouble = error
         else:
             return done.entries[0], True
-        entry = await ask(store.get, plan_store.keys.plan(plan_id))
+        entry = await ask(store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
             continue
         found = _check_own(plan_id, entry, plan.nonce)
         if found.state is not PlanState.DRAFT:
             return None
         try:  # from an earlier attempt, whose session may have ended
-            await ask(store.commit, [At(entry)], [Put(plan_store.keys.draft(plan_id), b"", session)])
+            await ask(store.commit, [At(entry)], [Put(plan_store.keys.draft_key(plan_id), b"", session)])
         except (Conflict, OutcomeUnknown) as error:
             trouble = error
         else:
@@ -134,6 +144,12 @@ async def _create(
 
 
 def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
+    """Decode the record of a plan, and check that our builder wrote it.
+
+    Raises:
+        WrongState: Another builder wrote it.
+        Conflict: The plan is being removed.
+    """
     try:
         found = PlanRecord.from_bytes(entry.value)
     except BadRecord:
@@ -148,7 +164,11 @@ def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
 async def _store_large_args(
     plan_store: PlanStore, plan_id: str, tasks: Mapping[str, TaskRecord]
 ) -> dict[str, TaskRecord]:
-    """Store large arguments as blobs, and return the records of all tasks, which refer to these blobs."""
+    """Store large arguments as blobs.
+
+    Returns:
+        The records of all tasks by name; those with large arguments refer to the blobs.
+    """
     stored: dict[str, TaskRecord] = {}
     for name, task in tasks.items():
         stored[name] = task
@@ -187,13 +207,13 @@ def _as_put(op: Op) -> Op:
 
 async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     while True:
-        entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
+        entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
             raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
         plan = _check_own(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
-        edit = plan_store.transitions.start(plan_id, entry, plan, now_ms())
+        edit = plan_store.transitions.start_plan(plan_id, entry, plan, now_ms())
         try:
             await ask(plan_store.store.commit, edit.checks, edit.ops)
         except OutcomeUnknown:
@@ -207,14 +227,19 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
 
 
 async def delete_draft(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
-    """Delete a draft now if possible; otherwise a sweep deletes it later.
+    """Delete a draft now if the store is available. Otherwise a sweep deletes it later.
 
-    Its record is marked as being removed first, so that a start that is still on its way is refused.
+    The record is first marked for removal, so that a pending start is refused.
+
+    Args:
+        plan_store: Access to the stored plans.
+        plan_id: ID of the plan.
+        nonce: Random ID of the builder; drafts of other builders are kept.
     """
     try:
-        entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
+        entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         plan = None if entry is None else PlanRecord.from_bytes(entry.value)
         if entry is not None and plan is not None and plan.state is PlanState.DRAFT and plan.nonce == nonce:
-            await remove_now(plan_store, plan_id, entry, plan)
+            await delete_plan_now(plan_store, plan_id, entry, plan)
     except LatchworkError:
         return

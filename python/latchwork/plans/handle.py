@@ -1,4 +1,4 @@
-"""Handles of started plans: their status, their results, and changes to them."""
+"""Handles of started plans: read the status and the results, cancel, recover, remove, and add tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from latchwork._base.event import Signal
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
-from latchwork.plans.builder import Ref, check_call, check_task, unused_name
+from latchwork.plans.builder import Ref, check_call, check_task_name, generate_task_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
-from latchwork.plans.keys import PARTITION, split_id
+from latchwork.plans.keys import PARTITION, split_item_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.removal import finish_removal, remove_damaged
+from latchwork.plans.removal import finish_removal, remove_damaged_plan
 from latchwork.plans.transitions import MAX_LINKED, TxnPart
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, ask, driven, steps_of
@@ -72,7 +72,7 @@ class PlanStatus:
 
 
 class PlanHandle:
-    """A handle to inspect and control a started plan. Thread-safe; it opens no connection.
+    """A handle to inspect and control a started plan. Thread-safe. Opens no connection.
 
     Attributes:
         id: ID of the plan.
@@ -101,7 +101,7 @@ class PlanHandle:
         claims = await steps_of(self._plan_store.queue.claims)(PARTITION)
         running = []
         for path, ticket in claims.items():
-            plan_id, task = split_id(path.rpartition("/")[2])
+            plan_id, task = split_item_id(path.rpartition("/")[2])
             if plan_id == self.id and not task.startswith("@"):
                 running.append(RunningTask(task, ticket.label, ticket.host, ticket.pid))
         return PlanStatus(
@@ -126,12 +126,16 @@ class PlanHandle:
 
     @driven
     async def is_completed(self) -> bool:
-        """Return whether all tasks are done; False for a draft and for a failed plan."""
+        """Return whether all tasks of the plan are done. False for a draft and for a failed plan."""
         return (await self._plan_store.read_plan(self.id))[1].state is PlanState.COMPLETED
 
     @driven
     async def pending_deps(self, task: Ref | str) -> list[str]:
-        """Return the names of the dependencies of a task that are not done."""
+        """Return the names of the dependencies of a task that are not done, sorted.
+
+        Args:
+            task: The task or its name.
+        """
         return await self._plan_store.pending_deps(self.id, _task_name(task))
 
     def wait(self, timeout_s: float | None = None) -> PlanStatus:
@@ -143,7 +147,7 @@ class PlanHandle:
             WaitTimeout: The plan has not ended.
             NoSuchPlan: The plan was removed.
         """
-        key = self._plan_store.keys.plan(self.id)
+        key = self._plan_store.keys.plan_key(self.id)
         with self._plan_store.store.mirror(key) as mirror:
             last = _wait_while(mirror, key, mirror.get(key), lambda plan: not _state_of(plan).has_ended, timeout_s)
         if last is None:
@@ -167,8 +171,8 @@ class PlanHandle:
         while True:
             left_s = None if until is None else max(0.0, until - clock.now())
             try:
-                first, state = self._await_end(name, first, left_s)
-                waits_again = state.is_unsuccessful and self._await_recovery(left_s)
+                first, state = self._wait_for_end(name, first, left_s)
+                waits_again = state.is_unsuccessful and self._wait_for_recovery(left_s)
             except WaitTimeout:
                 raise WaitTimeout(
                     f"task {name!r} of plan {self.id!r} has not ended after {timeout_s} s; raise timeout_s"
@@ -176,11 +180,22 @@ class PlanHandle:
             if not waits_again:
                 ended, outcome = self._read_task(name, first.created)
                 if outcome is not None or not ended.record.state.is_live:
-                    return self._result_of(ended, outcome)
+                    return self._decode_result(ended, outcome)
 
-    def _await_end(self, name: str, first: Entry | None, timeout_s: float | None) -> tuple[Entry, TaskState]:
-        """Wait until a task has ended. Return its first entry (the given one, if any) and its last state."""
-        key = self._plan_store.keys.task(self.id, name)
+    def _wait_for_end(self, name: str, first: Entry | None, timeout_s: float | None) -> tuple[Entry, TaskState]:
+        """Wait until a task has ended.
+
+        Args:
+            name: Name of the task.
+            first: Entry of the task from an earlier call; None reads it.
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            The first entry of the task, which identifies it, and its state.
+        Raises:
+            NoSuchTask: The plan has no such task.
+            WaitTimeout: The task has not ended.
+        """
+        key = self._plan_store.keys.task_key(self.id, name)
         with self._plan_store.store.mirror(key) as mirror:
             first = first or mirror.get(key)
             if first is None:
@@ -188,11 +203,15 @@ class PlanHandle:
             last = _wait_while(mirror, key, first, lambda task: Task.from_entry(task).record.state.is_live, timeout_s)
         return first, TaskState.DONE if last is None else Task.from_entry(last).record.state
 
-    def _await_recovery(self, timeout_s: float | None) -> bool:
-        """Wait while the plan is being recovered. Return whether it was, in which case unsuccessful tasks wait
-        again.
+    def _wait_for_recovery(self, timeout_s: float | None) -> bool:
+        """Wait until a recovery of the plan has finished.
+
+        Returns:
+            Whether the plan was being recovered. If so, its unsuccessful tasks may be waiting again.
+        Raises:
+            WaitTimeout: The recovery has not finished.
         """
-        key = self._plan_store.keys.plan(self.id)
+        key = self._plan_store.keys.plan_key(self.id)
         with self._plan_store.store.mirror(key) as mirror:
             if key not in mirror or _state_of(mirror[key]) is not PlanState.RECOVERING:
                 return False
@@ -201,16 +220,22 @@ class PlanHandle:
 
     @driven
     async def _read_task(self, name: str, created: int) -> tuple[Task, bytes | None]:
-        """Read a task and its outcome.
+        """Read a task and its encoded outcome.
 
-        The task may be waiting again, because a recovery may have begun and ended in the meantime.
+        The task may be waiting again, because a recovery may have begun and finished in the meantime.
+
+        Args:
+            name: Name of the task.
+            created: Creation token of its key; a task that was created later does not count.
+        Raises:
+            NoSuchTask: The task no longer exists.
         """
         found = await self._plan_store.read_tasks(self.id, [name])
         if not found or found[0].entry.created != created:
             raise NoSuchTask(f"plan {self.id!r} no longer has a task {name!r}")
         return found[0], (await self._plan_store.read_outcomes(self.id, [name])).get(name)
 
-    def _result_of(self, task: Task, outcome: bytes | None) -> Any:
+    def _decode_result(self, task: Task, outcome: bytes | None) -> Any:
         fn, state = task.record.fn, task.record.state
         if outcome is None:
             why = "its result was deleted" if state is TaskState.DONE else f"it was {state.value}"
@@ -221,7 +246,9 @@ class PlanHandle:
 
     @driven
     async def graph(self) -> Graph:
-        """Return the tasks and their dependencies as a graph, for example for ``to_svg`` of ``latchwork.drawing``."""
+        """Return the tasks and their dependencies as a graph, which ``latchwork.drawing.to_svg`` can draw, for
+        example.
+        """
         _, plan = await self._plan_store.read_plan(self.id)
         tasks = sorted(await self._plan_store.read_all_tasks(self.id), key=lambda each: each.record.number)
         names = {each.name for each in tasks}
@@ -235,12 +262,12 @@ class PlanHandle:
     async def cancel(self) -> None:
         """Cancel the plan: running tasks are asked to stop, and no more tasks start.
 
-        Returns once the cancellation is recorded. Call ``wait`` to wait for its end.
+        Returns when the cancellation is recorded. Call ``wait`` to wait until it has finished.
 
         Raises:
             WrongState: The plan has ended or is being removed.
         """
-        await self._change(PlanState.CANCELLING, (PlanState.READY,), self._cancel_ops)
+        await self._change_state(PlanState.CANCELLING, (PlanState.READY,), self._cancel_ops)
 
     def _cancel_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_cancel(self.id, entry, plan, PlanState.CANCELLED)
@@ -252,7 +279,7 @@ class PlanHandle:
         Raises:
             WrongState: The plan has not failed and was not cancelled.
         """
-        await self._change(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovery_ops)
+        await self._change_state(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovery_ops)
 
     def _recovery_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_recovery(self.id, entry, plan)
@@ -269,35 +296,37 @@ class PlanHandle:
         """
         states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
         try:
-            await self._change(PlanState.REMOVING, states, self._removal_ops)
+            await self._change_state(PlanState.REMOVING, states, self._removal_ops)
             await finish_removal(self._plan_store, self.id)
         except NoSuchPlan:
             return
         except BadRecord:
-            await remove_damaged(self._plan_store, self.id)
+            await remove_damaged_plan(self._plan_store, self.id)
 
     def _removal_ops(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         return self._plan_store.transitions.begin_removal(self.id, entry, plan)
 
-    async def _change(
-        self, wanted: PlanState, of: tuple[PlanState, ...], edge: Callable[[Entry, PlanRecord], TxnPart]
+    async def _change_state(
+        self, target: PlanState, allowed: tuple[PlanState, ...], build_change: Callable[[Entry, PlanRecord], TxnPart]
     ) -> None:
-        """Commit a change of the plan's state once. Does nothing if it has been made already.
+        """Commit a change of the plan's state. Does nothing if the change was already made.
 
         Args:
-            wanted: The new state.
-            of: The states from which the change is possible.
-            edge: Returns the checks and writes of the change.
+            target: The new state.
+            allowed: The states from which the change is possible.
+            build_change: Returns the checks and writes of the change, given the entry and the record of the plan.
+        Raises:
+            WrongState: The plan is in none of the allowed states.
         """
         backoff, never, sent = Backoff(), Signal(), -1
         while True:
             entry, plan = await self._plan_store.read_plan(self.id)
-            if plan.state is wanted or plan.generation == sent:  # committed before, but the answer was lost
+            if plan.state is target or plan.generation == sent:  # committed before, but the answer was lost
                 return
-            if plan.state not in of:
-                states = " or ".join(each.value for each in of)
+            if plan.state not in allowed:
+                states = " or ".join(each.value for each in allowed)
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; this operation needs state {states}")
-            edit = edge(entry, plan)
+            edit = build_change(entry, plan)
             try:
                 await ask(self._plan_store.store.commit, edit.checks, edit.ops)
             except OutcomeUnknown:
@@ -334,26 +363,26 @@ class PlanHandle:
             fn,
             args,
             kwargs,
-            known=lambda ref: "" if ref.plan == self.id else f"task {ref.name!r} is of plan {ref.plan!r}",
+            explain_invalid=lambda ref: "" if ref.plan == self.id else f"task {ref.name!r} is of plan {ref.plan!r}",
             after=after,
             retry=retry,
             timeout_s=timeout_s,
         )
-        given = None if name is None else check_task(name)
+        given = None if name is None else check_task_name(name)
         template = call.template
         at = await steps_of(self._plan_store.blobs.write)(self.id, template) if len(template) > INLINE_ARGS else None
         nonce, sent, skipped = uuid.uuid4().hex, "", 0
         while True:
             entry, plan = await self._plan_store.read_plan(self.id)
-            if sent and await self._is_ours(sent, nonce):
+            if sent and await self._was_added_by(sent, nonce):
                 return Ref(sent, self.id)
             if plan.state is not PlanState.READY:
                 raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks can be added only in state ready")
             deps = await self._read_deps(call.deps)
-            adds = await ask(self._plan_store.store.get, self._plan_store.keys.adds(self.id))
+            adds = await ask(self._plan_store.store.get, self._plan_store.keys.additions_key(self.id))
             count = int(adds.value) + 1 if adds is not None and adds.value.isdigit() else 1
             number = plan.tasks + count - 1 + skipped
-            chosen = given or sent or unused_name(number, lambda _: False)
+            chosen = given or sent or generate_task_name(number, lambda _: False)
             record = replace(call.to_record(number), args=b"" if at is not None else template, args_at=at, nonce=nonce)
             edit = self._plan_store.transitions.add_task(
                 self.id, entry, plan, name=chosen, task=record, deps=deps, adds=count
@@ -361,7 +390,7 @@ class PlanHandle:
             try:
                 await ask(self._plan_store.store.commit, edit.checks, edit.ops)
             except Conflict:
-                if await self._is_ours(chosen, nonce):
+                if await self._was_added_by(chosen, nonce):
                     return Ref(chosen, self.id)
                 if given is not None and await self._plan_store.read_tasks(self.id, [given]):
                     raise DuplicateTask(f"plan {self.id!r} already has a task {given!r}") from None
@@ -372,9 +401,9 @@ class PlanHandle:
             else:
                 return Ref(chosen, self.id)
 
-    async def _is_ours(self, name: str, nonce: str) -> bool:
+    async def _was_added_by(self, task: str, nonce: str) -> bool:
         """Return whether a task was added by the call with this nonce."""
-        return any(each.record.nonce == nonce for each in await self._plan_store.read_tasks(self.id, [name]))
+        return any(each.record.nonce == nonce for each in await self._plan_store.read_tasks(self.id, [task]))
 
     async def _read_deps(self, names: tuple[str, ...]) -> list[Task]:
         found = await self._plan_store.read_tasks(self.id, names)
@@ -392,23 +421,38 @@ def _task_name(task: Ref | str) -> str:
     name = task.name if isinstance(task, Ref) else task
     if not isinstance(given, (Ref, str)):
         raise InvalidKey(f"a task must be a Ref or a name, not {given!r}")
-    return check_task(name)
+    return check_task_name(name)
 
 
 def _wait_while(
-    mirror: Mirror, key: str, first: Entry | None, is_true: Callable[[Entry], bool], timeout_s: float | None
+    mirror: Mirror, key: str, created_entry: Entry | None, condition: Callable[[Entry], bool], timeout_s: float | None
 ) -> Entry | None:
-    """Wait while a condition holds for a key. Return its last entry, or None if it was deleted or created again.
+    """Wait while a condition holds for the entry of a key.
 
-    Only entries with the same creation as `first` count. A mirror merges changes, so it may not report a deletion that
-    is followed by a creation.
+    The mirror (a local copy that follows the store) merges changes. It may miss a deletion that is followed by a new
+    creation, so entries that were created later count as a deletion.
+
+    Args:
+        mirror: Mirror that contains the key.
+        key: The key.
+        created_entry: An earlier entry of the key; None if there was none.
+        condition: Returns whether to wait on, given the current entry.
+        timeout_s: Seconds to wait; None waits forever.
+    Returns:
+        The last entry; None if the key was deleted, or deleted and created again.
+    Raises:
+        WaitTimeout: The condition still holds.
     """
 
     def current() -> Entry | None:
         entry = mirror.get(key)
-        return entry if first is not None and entry is not None and entry.created == first.created else None
+        return (
+            entry
+            if created_entry is not None and entry is not None and entry.created == created_entry.created
+            else None
+        )
 
-    mirror.wait_until(lambda _: (entry := current()) is None or not is_true(entry), timeout_s)
+    mirror.wait_until(lambda _: (entry := current()) is None or not condition(entry), timeout_s)
     return current()
 
 

@@ -1,10 +1,10 @@
-"""Hooks by which a worker loop runs items of plans: which call an item stands for, and how its claim ends.
+"""Callbacks by which a worker loop runs the queue items of plans: the call to run for an item, and how its claim ends.
 
-The queue item of a task stays claimed until all consequences of its end are done. If a worker dies in between, the item
-of a done task becomes free, and the next worker only handles the successors.
+The queue item of a task stays claimed until all consequences of the task's end are written. If a worker dies before
+that, the item of a done task becomes free, and the next worker only updates the successors.
 
-A result that a worker has read never changes. Small results are therefore cached up to a limit of bytes, and the least
-recently used ones are dropped first.
+The results of done tasks never change. Small results are therefore cached up to a total size, and the least recently
+used ones are dropped first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
 from latchwork.plans.control import ChildPlans, PlanBusy, PlanControl
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import PARTITION, split_id
+from latchwork.plans.keys import PARTITION, split_item_id
 from latchwork.plans.limits import ParallelLimiter
 from latchwork.plans.peers import PeerSharding
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation, check_held
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item, max_result_bytes
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item_hints, max_result_bytes
 from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import QueueClaim, QueueItem, TakerShard
@@ -93,13 +93,15 @@ class ClaimContext:
 
 
 def is_undecodable(outcome: Outcome) -> bool:
-    """Return whether the call failed because its stored data could not be decoded, so that no worker can make it."""
+    """Return whether a call failed because its stored data could not be decoded, so that every worker would fail."""
     failure = outcome.failure
     return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
 
 
 def is_retryable(task: Task, failure: Failure) -> bool:
-    """Return whether the retry policy of a task covers an exception. An unknown exception class is covered."""
+    """Return whether the retry policy of a task covers an exception. An exception whose class is unknown here is
+    covered.
+    """
     kind = failure.loaded_class
     names = task.record.retry.on
     return kind is None or any(type_name(each) in names for each in kind.__mro__)
@@ -108,19 +110,27 @@ def is_retryable(task: Task, failure: Failure) -> bool:
 class ResultCache:
     """A cache of the results of done tasks. Thread-safe.
 
-    It may be used only for dependencies of a ready task, because results of other tasks may be failures that a recovery
-    undoes.
+    Use it only for dependencies of a ready task. Other results may be failures, which a recovery deletes.
+
+    Args:
+        max_bytes: Maximum total size of the cached results.
     """
 
-    def __init__(self, most_bytes: int = _MAX_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._mutex = mutex()
         self._kept: OrderedDict[tuple[_PlanKey, str], bytes] = OrderedDict()
         self._bytes = 0
         self._names: dict[str, set[tuple[_PlanKey, str]]] = {}
 
     def get(self, plan_id: str, plan: PlanRecord, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the cached payloads of these tasks, by name. Tasks that are not cached are left out."""
+        """Return the cached payloads of tasks, by name. Tasks that are not cached are left out.
+
+        Args:
+            plan_id: ID of the plan.
+            plan: Its record, which identifies it among plans that had the same ID.
+            names: Names of the tasks.
+        """
         plan_key, found = _plan_key(plan_id, plan), {}
         with self._mutex:
             for name in names:
@@ -131,7 +141,13 @@ class ResultCache:
         return found
 
     def add(self, plan_id: str, plan: PlanRecord, payloads: Mapping[str, bytes]) -> None:
-        """Cache the payloads that are small enough."""
+        """Cache the payloads that are small enough.
+
+        Args:
+            plan_id: ID of the plan.
+            plan: Its record, which identifies it among plans that had the same ID.
+            payloads: Encoded results by task name.
+        """
         plan_key = _plan_key(plan_id, plan)
         with self._mutex:
             for name, payload in payloads.items():
@@ -139,7 +155,7 @@ class ResultCache:
                     self._kept[plan_key, name] = payload
                     self._names.setdefault(plan_id, set()).add((plan_key, name))
                     self._bytes += len(payload) + _COST
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._kept)))
 
     def drop_cached(self, plan_id: str) -> None:
@@ -161,16 +177,16 @@ def _plan_key(plan_id: str, plan: PlanRecord) -> _PlanKey:
 
 
 class PlanHooks(WorkerHooks):
-    """The callbacks of the worker loop for items of plans. Thread-safe.
+    """The callbacks of the worker loop for queue items of plans. Thread-safe.
 
     Args:
-        plan_store: Where the plans are stored.
-        plans: Mirror of the records of all plans.
+        plan_store: Access to the stored plans.
+        plans: Mirror of the records of all plans: a local copy that follows the store.
         payloads: Decodes arguments and results.
         propagation: Updates successors and plans.
         control: Executes control operations.
         failed: Called with the plan, the task and the failure of each failed attempt.
-        children: Starts and ends child plans.
+        children: Starts, cancels and recovers child plans.
         limits: Permits of plans with ``max_parallel``.
         peers: Divides the tasks among the workers.
         claimer: Claims tasks that become ready.
@@ -224,11 +240,11 @@ class PlanHooks(WorkerHooks):
         )
 
     def close(self) -> None:
-        """Stop completing tasks. Idempotent."""
+        """Finish the scheduled completions of tasks and accept no more. Idempotent."""
         self._batcher.close()
 
     def drop_cached(self, plan_id: str) -> None:
-        """Drop everything that is cached of a plan that has ended."""
+        """Drop all cached data of a plan that has ended."""
         self._results.drop_cached(plan_id)
         self._batcher.drop_cached(plan_id)
         self._records.pop(plan_id, None)
@@ -238,19 +254,19 @@ class PlanHooks(WorkerHooks):
     # Claiming
 
     def partitions(self) -> Sequence[str]:
-        """Return the only partition of the queue."""
-        self._limits.begin_scan()
+        """Begin a search for items, and return the only partition of the queue."""
+        self._limits.begin_search()
         return (PARTITION,)
 
     def shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
         """Return the shard of the items that this worker prefers."""
-        return self._peers.shard()
+        return self._peers.get_shard()
 
     def should_claim(self, item: QueueItem) -> bool:
         """Return whether to claim an item: a control operation, a task of a ready plan, or a leftover item of an ended
         plan.
         """
-        plan_id, task = split_id(item.id)
+        plan_id, task = split_item_id(item.id)
         known = self._cached_plan(plan_id)
         if not task or task.startswith(_CONTROL):
             return bool(task)
@@ -259,26 +275,28 @@ class PlanHooks(WorkerHooks):
         if known[1].parent is not None and is_ending(self._plans, self._plan_store.keys, plan_id):
             return known[1].state.has_ended
         most = known[1].max_parallel
-        return most is None or self._limits.has_permit(plan_id, most)
+        return most is None or self._limits.has_free_permit(plan_id, most)
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return checks and writes that are committed together with a claim: the plan has not changed, and the task
         counts towards the plan's limit of parallel tasks.
         """
-        plan_id, task = split_id(item.id)
+        plan_id, task = split_item_id(item.id)
         known = self._cached_plan(plan_id)
         if task.startswith(_CONTROL) or known is None:
             return (), ()
         most = known[1].max_parallel
-        return (At(known[0]),), () if most is None else self._limits.reserve(plan_id, most, item.path)
+        return (At(known[0]),), () if most is None else self._limits.reserve_permit(plan_id, most, item.path)
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Drop the permit that was reserved for a refused claim. Return whether to search for items again."""
-        return self._limits.on_refused(item.path)
+        """Cancel the reservation of a permit for an item whose claim was refused. Return whether to search for items
+        again.
+        """
+        return self._limits.on_claim_refused(item.path)
 
     def _cached_plan(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:
-            entry = self._plans[self._plan_store.keys.plan(plan_id)]
+            entry = self._plans[self._plan_store.keys.plan_key(plan_id)]
             found = self._records.get(plan_id)
             if found is None or found[0] is not entry:
                 if len(self._records) >= _MAX_PLANS:
@@ -294,8 +312,11 @@ class PlanHooks(WorkerHooks):
         """Return whether the plan of a running item was removed and another plan has its ID.
 
         The mirror merges changes, so it may report the new plan without reporting the deletion of the old one.
+
+        Args:
+            path: Path of the queue item.
         """
-        known = self._cached_plan(split_id(path.rpartition("/")[2])[0])
+        known = self._cached_plan(split_item_id(path.rpartition("/")[2])[0])
         return known is not None and self._plan_created.get(path, known[0].created) != known[0].created
 
     # Starting
@@ -305,7 +326,7 @@ class PlanHooks(WorkerHooks):
         """Read the tasks of new claims and the results that their calls need, in few requests."""
         wanted: dict[QueueClaim, tuple[str, str, list[str]]] = {}
         for claim in claims:
-            if split_id(claim.item.id)[1].startswith(_CONTROL):
+            if split_item_id(claim.item.id)[1].startswith(_CONTROL):
                 continue
             want, entry = self._find_missing_results(claim), self._claimer.pop_written_entry(claim)
             if entry is not None and not want[2]:
@@ -317,22 +338,28 @@ class PlanHooks(WorkerHooks):
             for (claim, want), read in zip(wanted.items(), found, strict=True):
                 self._reads[claim] = (want[2], *read)
 
-    def _keep_result(self, end: Completion) -> None:
-        if end.plan is not None:
-            self._results.add(end.plan_id, end.plan, {end.name: end.outcome.payload})
+    def _keep_result(self, completion: Completion) -> None:
+        if completion.plan is not None:
+            self._results.add(completion.plan_id, completion.plan, {completion.name: completion.outcome.payload})
 
     def _find_missing_results(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
-        """Return the plan and the task of a claim, and the tasks whose results must be read for it."""
-        plan_id, name = split_id(claim.item.id)
-        known, names = self._cached_plan(plan_id), decode_item(claim.value).args_from
+        """Find the results that must be read before the task of a claim can run.
+
+        Returns:
+            The ID of the plan, the name of the task, and the names of the tasks whose results are not cached.
+        """
+        plan_id, name = split_item_id(claim.item.id)
+        known, names = self._cached_plan(plan_id), decode_item_hints(claim.value).args_from
         kept = {} if known is None else self._results.get(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim. Its arguments are read later in the slot, where I/O is allowed."""
-        self._limits.on_claimed(claim)
-        plan_id, task = split_id(claim.item.id)
-        timeout_s = decode_item(claim.value).timeout_s
+        """Return the call to run for a claim. Its arguments are read later, in the thread of the slot, which may use
+        the store.
+        """
+        self._limits.assign_permit(claim)
+        plan_id, task = split_item_id(claim.item.id)
+        timeout_s = decode_item_hints(claim.value).timeout_s
         if not task.startswith(_CONTROL):
             self._runs.add(claim)
             known = self._cached_plan(plan_id)
@@ -391,20 +418,24 @@ class PlanHooks(WorkerHooks):
     # Ending
 
     def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:
-        """Return the write that releases the permit of a plan with ``max_parallel``."""
-        return self._limits.release_ops(claim)
+        """Return the write that releases the permit of a claim whose plan has ``max_parallel``."""
+        return self._limits.build_release_ops(claim)
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Release what a claim held. Return whether to search for items, because a released permit may be wanted."""
+        """Drop the state of a claim that has ended.
+
+        Returns:
+            Whether to search for items again, because the claim released a permit.
+        """
         self._runs.remove(claim)
         self._plan_created.pop(claim.item.path, None)
-        return self._limits.on_claim_end(claim)
+        return self._limits.on_claim_ended(claim)
 
     @driven
     async def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Complete a call: write everything that follows from it, and return how its claim ends.
+        """Complete a call: write all consequences of its outcome, and return how its claim ends.
 
-        All consequences are written before the queue item is deleted, or together with it.
+        The consequences are written before the queue item is deleted, or in the same transaction.
         """
         self._runs.remove(claim)
         backoff = Backoff()
@@ -420,7 +451,7 @@ class PlanHooks(WorkerHooks):
                     return Release(str(error)[:200], count=False)
 
     async def _decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        plan_id, name = split_id(claim.item.id)
+        plan_id, name = split_item_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.execute(claim, plan_id, name)
             self._backoffs.pop(claim.item.path, None)
@@ -434,17 +465,17 @@ class PlanHooks(WorkerHooks):
             if outcome.is_success and context.is_call and context.is_batched:
                 result = await self._store_result(claim, plan_id, context.task, outcome)
                 entry, plan = context.plan or (None, None)
-                end = Completion(claim, plan_id, name, outcome, result, plan, context.task, entry)
+                completion = Completion(claim, plan_id, name, outcome, result, plan, context.task, entry)
                 self._contexts[claim] = replace(
                     context, task=None, result=result
                 )  # if it is refused, `_finish_task` completes it
-                return self._batcher.add(end)
+                return self._batcher.add(completion)
             return await self._finish_task(claim, plan_id, name, outcome)
         except NoSuchPlan:  # removed in the meantime
             return Done()
 
     async def _start_child(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
-        """Start the child plan that a task has returned. The task waits for it, and no worker holds the task
+        """Start the child plan that a task has returned. The task then waits for it, and no worker holds the task
         meanwhile.
         """
         _, plan = await self._plan_store.read_plan(plan_id)
@@ -464,13 +495,17 @@ class PlanHooks(WorkerHooks):
             return await self._finish_task(claim, plan_id, name, Outcome.from_exception(error, is_final=True))
         self._contexts[claim] = replace(context, child=child)
         check_held(claim)
-        edit = self._children.start_ops(found[0], *child)
+        edit = self._children.build_child_start(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
     async def _finish_child(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task
     ) -> Ending | None:
-        """Finish a task whose child plan has ended. Return None if the task must be read again."""
+        """Finish a task whose child plan has ended.
+
+        Returns:
+            How the claim ends; None if the task must be read again.
+        """
         outcome, check = await self._children.read_outcome(plan_id, task)
         if outcome is None:
             return Done((At(task.entry), *check.checks))
@@ -482,7 +517,9 @@ class PlanHooks(WorkerHooks):
         return None
 
     async def _store_result(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
-        """Return the stored form of an outcome. A large outcome is written as a blob, once per execution."""
+        """Return the stored form of an outcome. A large outcome is written as a blob, once per execution of
+        the task.
+        """
         context = self._contexts.get(claim, ClaimContext())
         if not context.result:
             stored = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
@@ -510,7 +547,9 @@ class PlanHooks(WorkerHooks):
                 return ending
 
     async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task) -> Ending:
-        """Update the successors of a task that has ended, in case the worker that ended it died before."""
+        """Update the successors of a task that has ended, in case the worker that ended it died before it
+        could do so.
+        """
         if task.record.state is TaskState.DONE:
             await self._propagation.propagate(plan_id, stored_plan, task)
             await self._propagation.complete_plan(plan_id)
@@ -522,7 +561,11 @@ class PlanHooks(WorkerHooks):
     async def _succeed(
         self, claim: QueueClaim, plan_id: str, stored_plan: StoredPlan, task: Task, outcome: Outcome
     ) -> Ending | None:
-        """Store the result of a task and update its successors. Return None if the task must be read again."""
+        """Store the result of a task and update its successors.
+
+        Returns:
+            How the claim ends; None if the task must be read again.
+        """
         result = await self._store_result(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
@@ -543,19 +586,21 @@ class PlanHooks(WorkerHooks):
             return Done(tuple(edit.checks), tuple(edit.ops))
         attempt = task.record.attempts + 1
         if attempt < task.record.retry.attempts and not failure.is_final and is_retryable(task, failure):
-            edit = self._plan_store.transitions.record_attempt(task, failure.summary)
-            if await self._commit(edit.checks, [*edit.ops, *self._limits.release_ops(claim)], claim):
-                self._limits.on_released(claim)  # a task that pauses holds no permit
+            edit = self._plan_store.transitions.record_failed_attempt(task, failure.summary)
+            if await self._commit(edit.checks, [*edit.ops, *self._limits.build_release_ops(claim)], claim):
+                self._limits.on_permit_released(claim)  # a task that pauses holds no permit
                 return Release(failure.summary[:200], after_s=task.record.retry.to_retry().pause_s(attempt))
             return None
         result = await self._store_result(claim, plan_id, task, outcome)
-        edit = self._plan_store.transitions.fail_task(plan_id, entry, plan, task, why=failure.summary, result=result)
+        edit = self._plan_store.transitions.fail_task(plan_id, entry, plan, task, reason=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
     async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: QueueClaim) -> bool:
-        """Commit checks and writes with the fence of the claim. Return whether they are known to be committed.
+        """Commit checks and writes together with the fence of the claim.
 
+        Returns:
+            Whether they were committed. False if a check failed or the answer was lost.
         Raises:
             OwnershipLost: The claim has ended.
         """

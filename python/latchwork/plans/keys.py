@@ -37,22 +37,28 @@ _TODO_BUCKETS = 64
 _SEGMENT = re.compile(r"[A-Za-z0-9._+:,%=-]+")
 
 
-def check_id(text: str, what: str, most: int) -> str:
-    """Return a text after checking that it can be part of a key segment. It must contain no ``~`` and no ``@``.
+def check_id(text: str, description: str, max_length: int) -> str:
+    """Check that a text can be part of a key, and return it. It may contain letters, digits and ``. _ - + : , % =``.
 
+    Args:
+        text: The text.
+        description: Description of the text for the error message.
+        max_length: Maximum number of characters.
     Raises:
-        InvalidKey: It cannot be used. The message says why.
+        InvalidKey: The text cannot be used. The message says why.
     """
     given: object = text
-    if not isinstance(given, str) or not 1 <= len(given) <= most or given in (".", ".."):
-        raise InvalidKey(f"{what} must be 1 to {most} characters, not {str(given)[:80]!r}")
+    if not isinstance(given, str) or not 1 <= len(given) <= max_length or given in (".", ".."):
+        raise InvalidKey(f"{description} must be 1 to {max_length} characters, not {str(given)[:80]!r}")
     if not _SEGMENT.fullmatch(given):
-        raise InvalidKey(f"{what} {given!r} contains invalid characters; use letters, digits and . _ - + : , % =")
+        raise InvalidKey(
+            f"{description} {given!r} contains invalid characters; use letters, digits and . _ - + : , % ="
+        )
     return given
 
 
 class Keys:
-    """Keys of the plans below one name."""
+    """The keys of the plans below one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,62 +72,78 @@ class Keys:
         #: Prefixes below which each plan has a key with its ID.
         self.roots = [f"{name}/{each}" for each in ("tasks", "todo", "results", "data", "adds")]
 
-    def plan(self, plan: str) -> str:
+    def plan_key(self, plan: str) -> str:
         """Return the key of a plan's record."""
         return f"{self.plans}/{plan}"
 
-    def draft(self, plan: str) -> str:
+    def draft_key(self, plan: str) -> str:
         """Return the key that exists while the builder of a draft is alive."""
         return f"{self.drafts}/{plan}"
 
-    def adds(self, plan: str) -> str:
-        """Return the key that protects the completion of a plan against tasks added at the same time."""
+    def additions_key(self, plan: str) -> str:
+        """Return the key that each added task rewrites. A check of it notices a task that is added while its plan
+        completes.
+        """
         return f"{self.name}/adds/{plan}"
 
-    def tasks(self, plan: str) -> str:
-        """Return the prefix of a plan's tasks."""
+    def tasks_prefix(self, plan: str) -> str:
+        """Return the key prefix of a plan's tasks."""
         return f"{self.all_tasks}/{plan}"
 
-    def task(self, plan: str, task: str) -> str:
+    def task_key(self, plan: str, task: str) -> str:
         """Return the key of a task's record."""
         return f"{self.all_tasks}/{plan}/{task}"
 
-    def todo(self, plan: str, task: str = "") -> str:
-        """Return the key that exists until a task has ended, or, without a task, the prefix of these keys."""
-        prefix = f"{self.name}/todo/{plan}"
-        return f"{prefix}/{crc32(task.encode()) % _TODO_BUCKETS:02x}/{task}" if task else prefix
+    def todo_prefix(self, plan: str) -> str:
+        """Return the key prefix of all todo keys of a plan. There is one for each task that has not ended."""
+        return f"{self.name}/todo/{plan}"
 
-    def results(self, plan: str) -> str:
-        """Return the prefix of a plan's results."""
+    def todo_key(self, plan: str, task: str) -> str:
+        """Return the key that exists until a task has ended."""
+        return f"{self.todo_prefix(plan)}/{crc32(task.encode()) % _TODO_BUCKETS:02x}/{task}"
+
+    def results_prefix(self, plan: str) -> str:
+        """Return the key prefix of a plan's results."""
         return f"{self.name}/results/{plan}"
 
-    def result(self, plan: str, task: str) -> str:
-        """Return the key of a task's outcome."""
+    def result_key(self, plan: str, task: str) -> str:
+        """Return the key of a task's stored outcome."""
         return f"{self.name}/results/{plan}/{task}"
 
-    def permit(self, plan: str, number: int) -> str:
-        """Return the key of one permit of a plan with ``max_parallel``."""
+    def permit_key(self, plan: str, number: int) -> str:
+        """Return the key of one of the permits of a plan with ``max_parallel``. Each running task holds a permit.
+
+        Args:
+            plan: ID of the plan.
+            number: Number of the permit, from 0.
+        """
         return f"{self.permits}/{plan}/{number}"
 
-    def blobs(self, plan: str) -> str:
-        """Return the prefix of a plan's large values."""
+    def blobs_prefix(self, plan: str) -> str:
+        """Return the key prefix of a plan's large values."""
         return f"{self.data}/{plan}"
 
-    def everything(self, plan: str) -> list[str]:
+    def list_prefixes(self, plan: str) -> list[str]:
         """Return the prefixes of all keys of a plan except its record."""
         return [
-            self.tasks(plan),
-            self.todo(plan),
-            self.results(plan),
-            self.blobs(plan),
+            self.tasks_prefix(plan),
+            self.todo_prefix(plan),
+            self.results_prefix(plan),
+            self.blobs_prefix(plan),
             f"{self.permits}/{plan}",
-            self.adds(plan),
-            self.draft(plan),
+            self.additions_key(plan),
+            self.draft_key(plan),
         ]
 
 
 def sort_key(priority: int, started_ms: int, number: int) -> str:
-    """Return the sort key of a task's queue item. Priority 9 is taken first."""
+    """Return the sort key of a task's queue item. Items with smaller sort keys are taken first.
+
+    Args:
+        priority: Priority of the plan, 0 to 9; 9 is taken first.
+        started_ms: Start of the plan in milliseconds since the epoch.
+        number: Position of the task in the plan, from 0.
+    """
     return f"{10 - priority:02}-{started_ms:014}-{number // TASKS_PER_SORT_KEY:06}"
 
 
@@ -130,12 +152,14 @@ def item_id(plan: str, task: str) -> str:
     return f"{plan}~{task}"
 
 
-def split_id(text: str) -> tuple[str, str]:
-    """Split an item ID into plan and task or control operation. Both are empty if the text is not an item ID."""
+def split_item_id(text: str) -> tuple[str, str]:
+    """Split the ID of a queue item into the plan and the task or control operation. Both are empty for an
+    invalid ID.
+    """
     plan, tilde, task = text.partition("~")
     return (plan, task) if tilde else ("", "")
 
 
-def task_name(number: int) -> str:
+def default_task_name(number: int) -> str:
     """Return the generated name of an unnamed task."""
     return f"t{number:05}"

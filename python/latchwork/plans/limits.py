@@ -2,9 +2,10 @@
 
 Keys:  <name>/running/<plan>/<number>   the path of the claimed item; bound to the worker's session
 
-A permit is created in the transaction that claims an item, and deleted in the one that ends the claim. There are
-therefore never more claims than permits. A mirror shows which permits are free. If it is outdated, only the claim of
-that item is refused. A task that pauses before a retry holds no permit.
+A permit is created in the transaction that claims an item, and deleted in the transaction that ends the claim. There
+are therefore never more claims than permits. A mirror (a local copy that follows the store) shows which permits are
+free. If it is outdated, the claim of that item is refused, with no other effect. A task that waits for its retry holds
+no permit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NEW_S = 1.0
 
 
 class ParallelLimiter:
-    """The permits of plans with ``max_parallel``, as one worker knows them. Thread-safe.
+    """One worker's view of the permits of plans with ``max_parallel``. Thread-safe.
 
     Args:
         keys: Keys of the plans.
@@ -52,107 +53,123 @@ class ParallelLimiter:
         #: Whether an item was skipped because its plan had no free permit.
         self.has_blocked_items = False
 
-    def begin_scan(self) -> None:
-        """Begin a new search for items. Permits that were reserved in the last search but not used are free again."""
+    def begin_search(self) -> None:
+        """Begin a search for items. Cancel the reservations of the last search that were not used."""
         with self._mutex:
             for key in self._chosen.values():
                 self._new.pop(key, None)
             self._chosen.clear()
             self.has_blocked_items = False
 
-    def has_permit(self, plan_id: str, most: int) -> bool:
-        """Return whether a permit of the plan seems to be free.
+    def has_free_permit(self, plan_id: str, max_parallel: int) -> bool:
+        """Return whether the plan seems to have a free permit.
 
         Args:
             plan_id: ID of the plan.
-            most: Its ``max_parallel``.
+            max_parallel: Number of permits of the plan.
         """
         with self._mutex:
             before, self.has_blocked_items = (
                 self.has_blocked_items,
                 True,
             )  # set before the search, so that a permit released now is noticed
-            found = self._free(plan_id, most)
+            found = self._list_free_permits(plan_id, max_parallel)
             self.has_blocked_items = before or not found
         return bool(found)
 
-    def reserve(self, plan_id: str, most: int, path: str) -> list[Op]:
-        """Reserve a permit to run in parallel for an item. Return the write that takes the permit, for the transaction
-        that claims the item.
+    def reserve_permit(self, plan_id: str, max_parallel: int, item_path: str) -> list[Op]:
+        """Reserve a permit for an item that is about to be claimed.
+
+        Args:
+            plan_id: ID of the plan.
+            max_parallel: Number of permits of the plan.
+            item_path: Path of the queue item.
+        Returns:
+            The write that takes the permit, for the transaction that claims the item.
         """
         with self._mutex:
-            free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # the claim will be refused
+            free = self._list_free_permits(plan_id, max_parallel) or [
+                self._keys.permit_key(plan_id, 0)
+            ]  # the claim will be refused
             key = random.choice(free)
-            self._chosen[path] = key
+            self._chosen[item_path] = key
             self._new[key] = self._clock.now() + _NEW_S
-        return [Create(key, path.encode(), self._session)]
+        return [Create(key, item_path.encode(), self._session)]
 
-    def _free(self, plan_id: str, most: int) -> list[str]:
+    def _list_free_permits(self, plan_id: str, max_parallel: int) -> list[str]:
         now = self._clock.now()
-        keys = [self._keys.permit(plan_id, number) for number in range(most)]
+        keys = [self._keys.permit_key(plan_id, number) for number in range(max_parallel)]
         return [key for key in keys if key not in self._permits and self._new.get(key, 0.0) <= now]
 
-    def on_refused(self, path: str) -> bool:
-        """Drop the reservation of an item whose claim was refused. Return whether the item had one.
+    def on_claim_refused(self, item_path: str) -> bool:
+        """Cancel the reservation of a permit after the claim of an item was refused.
 
-        The permit may have been released already, and the mirror may never report that.
+        Returns:
+            Whether to search again: there was a reservation. The permit may be free already, and the mirror may never
+            report that.
         """
         with self._mutex:
-            key = self._chosen.pop(path, None)
+            key = self._chosen.pop(item_path, None)
             if key is None:
                 return False
             self._new.pop(key, None)
             self.has_blocked_items = True
             return True
 
-    def on_claimed(self, claim: QueueClaim) -> None:
-        """Assign the reserved permit to the new claim."""
+    def assign_permit(self, claim: QueueClaim) -> None:
+        """Assign the permit that was reserved for an item to the new claim of this item."""
         with self._mutex:
             key = self._chosen.pop(claim.item.path, None)
             if key is not None:
                 self._held[claim] = key
 
-    def release_ops(self, claim: QueueClaim) -> list[Op]:
-        """Return the write that gives back a claim's permit to run in parallel, for the transaction that ends the
-        claim.
+    def build_release_ops(self, claim: QueueClaim) -> list[Op]:
+        """Return the write that releases a claim's permit, for the transaction that ends the claim. Empty without a
+        permit.
         """
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]
 
-    def on_claim_end(self, claim: QueueClaim) -> bool:
-        """Forget the permit of an ended claim. Return whether to search for items that were skipped for lack of a
-        permit.
-        """
-        return self._release_freed(self._held.pop(claim, None))
+    def on_claim_ended(self, claim: QueueClaim) -> bool:
+        """Drop the permit of a claim that has ended.
 
-    def on_released(self, claim: QueueClaim) -> None:
-        """Forget a permit that was released before its claim ends, because another worker may hold it by then."""
-        if self._release_freed(self._held.pop(claim, None)):
+        Returns:
+            Whether to search for items that were skipped because their plan had no free permit.
+        """
+        return self._mark_free(self._held.pop(claim, None))
+
+    def on_permit_released(self, claim: QueueClaim) -> None:
+        """Drop the permit of a claim that continues without it. Another worker may hold the permit before the claim
+        ends.
+        """
+        if self._mark_free(self._held.pop(claim, None)):
             self.request_search()
 
-    def _release_freed(self, key: str | None) -> bool:
-        """Mark a permit as free. Return whether to search again, because the mirror may miss a permit that was held
-        only briefly.
+    def _mark_free(self, key: str | None) -> bool:
+        """Mark a permit as free.
+
+        Returns:
+            Whether to search for items again. The mirror may miss a permit that was held only briefly.
         """
         with self._mutex:
             return key is not None and self._new.pop(key, None) is not None and self.has_blocked_items
 
-    async def release_orphans(self, plan_store: PlanStore, running: Collection[str]) -> None:
+    async def release_orphaned_permits(self, plan_store: PlanStore, claimed_paths: Collection[str]) -> None:
         """Delete permits of this worker that belong to no claim, for example after a lost answer.
 
         Args:
-            plan_store: Where the plans are stored.
-            running: Paths of the items that this worker has claimed.
+            plan_store: Access to the stored plans.
+            claimed_paths: Paths of the queue items that this worker has claimed.
         """
-        mine = {
+        own = {
             entry.key: entry
             for entry in self._permits.snapshot().values()
-            if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in running
+            if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in claimed_paths
         }
-        for key in mine.keys() & self._idle:  # seen twice, so no claim is in progress
-            lane, sort_key, name = mine[key].value.decode("utf-8", "replace").split("/", 2)
+        for key in own.keys() & self._idle:  # seen twice, so no claim is in progress
+            lane, sort_key, name = own[key].value.decode("utf-8", "replace").split("/", 2)
             item = await ask(plan_store.queue.find, lane, sort_key, name)
             if item is None or await ask(plan_store.queue.holder, item) is None:
-                await plan_store.commit(TxnPart([At(mine[key])], [Delete(key)]))
-        self._idle = set(mine)
+                await plan_store.commit(TxnPart([At(own[key])], [Delete(key)]))
+        self._idle = set(own)

@@ -15,11 +15,11 @@ from latchwork.store import Mirror, Session, Store
 
 
 class PeerSharding:
-    """Divides the tasks into shards, one per worker, and knows that of this worker. Thread-safe.
+    """Divides the tasks into shards, one per worker, so that workers rarely compete for the same task. Thread-safe.
 
     Args:
         keys: Keys of the plans.
-        workers: Mirror of all workers.
+        workers: Mirror of the keys of all workers: a local copy that follows the store.
         session: Session of this worker.
     """
 
@@ -28,12 +28,16 @@ class PeerSharding:
         self._workers = workers
         self._session = session
 
-    def announce(self, store: Store) -> None:
-        """Write the key by which other workers know of this worker. It disappears with the session of this worker."""
+    def register(self, store: Store) -> None:
+        """Write the key that tells other workers about this worker. It disappears when the session of this worker
+        ends.
+        """
         store.put(self._key, b"", session=self._session)
 
-    def shard(self) -> TakerShard:
-        """Return this worker's shard of the tasks. It is empty while the mirror does not contain this worker."""
+    def get_shard(self) -> TakerShard:
+        """Return this worker's shard: its rank among the workers and their number. Empty while the mirror lacks this
+        worker.
+        """
         try:
             known = sorted(self._workers.snapshot())
         except LatchworkError:

@@ -39,13 +39,15 @@ class PlanStore:
         return self.queue.put_ops(PARTITION, sort_key, {item: value})
 
     async def read_plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
-        """Read a plan. Return its entry and its record.
+        """Read a plan.
 
+        Returns:
+            The entry of its key, for checks, and its decoded record.
         Raises:
             NoSuchPlan: There is no plan with this ID.
             BadRecord: Its record is damaged.
         """
-        entry = await ask(self.store.get, self.keys.plan(plan_id))
+        entry = await ask(self.store.get, self.keys.plan_key(plan_id))
         if entry is None:
             raise NoSuchPlan(f"there is no plan {plan_id!r} of name {self.keys.name!r}; list them with plans.list()")
         try:
@@ -53,18 +55,18 @@ class PlanStore:
         except BadRecord as error:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
-    def item_prefix(self, sort_key: str) -> str:
+    def get_item_prefix(self, sort_key: str) -> str:
         """Return the key prefix of the queue items with a sort key."""
         return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
     async def count_added(self, plan_id: str) -> int:
-        """Return the number of tasks that were added to a plan since its start. More may have been added meanwhile."""
-        entry = await ask(self.store.get, self.keys.adds(plan_id))
+        """Return the number of tasks that were added to a plan after its start. It may grow at any time."""
+        entry = await ask(self.store.get, self.keys.additions_key(plan_id))
         return int(entry.value) if entry is not None and entry.value.isdigit() else 0
 
     async def read_tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
-        """Read tasks of a plan in the given order. Missing and unreadable ones are left out."""
-        wanted = [self.keys.task(plan_id, name) for name in names]
+        """Read tasks of a plan by name, in the given order. Missing and unreadable tasks are left out."""
+        wanted = [self.keys.task_key(plan_id, name) for name in names]
         found: list[Task] = []
         for at in range(0, len(wanted), _TOGETHER):
             for entry in await ask(self.store.get_many, wanted[at : at + _TOGETHER]):
@@ -74,11 +76,11 @@ class PlanStore:
         return found
 
     async def read_all_tasks(self, plan_id: str) -> list[Task]:
-        """Read all tasks of a plan, sorted by name. Unreadable ones are left out."""
+        """Read all tasks of a plan, sorted by name. Unreadable tasks are left out."""
         found: list[Task] = []
         after: str | None = None
         while True:
-            page = await ask(self.store.list, self.keys.tasks(plan_id), limit=_TOGETHER, start_after=after)
+            page = await ask(self.store.list, self.keys.tasks_prefix(plan_id), limit=_TOGETHER, start_after=after)
             for entry in page:
                 with suppress(BadRecord):
                     found.append(Task.from_entry(entry))
@@ -87,14 +89,14 @@ class PlanStore:
             after = page[-1].key
 
     async def pending_deps(self, plan_id: str, name: str) -> list[str]:
-        """Return the names of the dependencies of a task that are not done, sorted."""
+        """Return the names of a task's dependencies that are not done, sorted."""
         found = await self.read_tasks(plan_id, [name])
         deps = [dep for each in found for dep in each.record.deps]
         done = await self.filter_done(plan_id, deps)
         return sorted(dep for dep in deps if dep not in done)
 
     async def filter_done(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Return those of these task names whose tasks are done. A done task stays done."""
+        """Return the names of the tasks that are done, out of the given names. A done task stays done."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             tasks = await self.read_tasks(plan_id, names[at : at + _TOGETHER])
@@ -102,22 +104,23 @@ class PlanStore:
         return found
 
     async def filter_pending(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Return those of these task names whose tasks have not ended."""
+        """Return the names of the tasks that have not ended, out of the given names."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             some = names[at : at + _TOGETHER]
-            entries = await ask(self.store.get_many, [self.keys.todo(plan_id, name) for name in some])
+            entries = await ask(self.store.get_many, [self.keys.todo_key(plan_id, name) for name in some])
             found.update(name for name, entry in zip(some, entries, strict=True) if entry is not None)
         return found
 
     async def filter_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
-        """Return the tasks whose dependencies are all done, valid as long as the plan is as it was read.
+        """Return the waiting tasks whose dependencies are all done. The answer is valid while the plan is unchanged.
 
         Args:
             plan_id: ID of the plan.
             plan: Record of the plan, read before; it is checked when the tasks become ready.
             tasks: Waiting tasks.
-            ended: Tasks known to have ended since the plan was started or recovered; newly found ones are added.
+            ended: Names of tasks known to have ended since the plan was started or recovered; this call adds the ones
+                that it finds.
         """
         left = {each.name: [dep for dep in each.record.deps if dep not in ended] for each in tasks}
         most, live = _FIRST_LOOK, set[str]()
@@ -140,21 +143,23 @@ class PlanStore:
 
     async def has_pending(self, plan_id: str) -> bool:
         """Return whether any task of the plan has not ended."""
-        return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))
+        return bool(await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=1))
 
     async def list_pending(self, plan_id: str, limit: int) -> list[str]:
-        """Return the names of tasks that have not ended, up to a limit."""
-        entries = await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=limit)
+        """Return the names of up to ``limit`` tasks that have not ended."""
+        entries = await ask(self.store.list, self.keys.todo_prefix(plan_id), recursive=True, limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
     async def commit(self, edit: TxnPart, *fences: Check) -> bool:
-        """Commit checks and writes together with fences that the caller holds. Return whether they are known to be
-        committed.
+        """Commit checks and writes together with fences that the caller holds.
 
-        After False a check failed or the answer was lost: the caller reads again and decides again.
-
+        Args:
+            edit: The checks and writes.
+            fences: Checks that the caller still owns its claims.
+        Returns:
+            Whether they were committed. After False, a check failed or the answer was lost: read and decide again.
         Raises:
-            OwnershipLost: One of the fences is broken, so every further commit with it would be refused, too.
+            OwnershipLost: One of the fences no longer holds, so nothing was written, and a retry would be refused too.
         """
         try:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
@@ -168,25 +173,31 @@ class PlanStore:
 
     # Large values
 
-    async def store_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
-        """Return the value of a result's key for an outcome. A large outcome is written as a blob first."""
-        if len(outcome) <= most:
+    async def store_result(self, plan_id: str, outcome: bytes, max_inline_bytes: int) -> bytes:
+        """Return the value of a result's key for an encoded outcome. A large outcome is written as a blob first.
+
+        Args:
+            plan_id: ID of the plan.
+            outcome: The encoded outcome.
+            max_inline_bytes: Size up to which the outcome is part of the value.
+        """
+        if len(outcome) <= max_inline_bytes:
             return encode_inline_result(outcome)
         return encode_result_ref(await steps_of(self.blobs.write)(plan_id, outcome))
 
     async def read_entries(
-        self, wanted: Sequence[tuple[str, str, Sequence[str]]]
+        self, requests: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
-        """Read the entries of tasks and of the results that their calls need, in few requests.
+        """Read the entries of tasks, and of the results that their calls need, in few requests.
 
         Args:
-            wanted: For each task the ID of its plan, its name, and the names of the tasks whose results it needs.
+            requests: For each task the ID of its plan, its name, and the names of the tasks whose results it needs.
         Returns:
-            For each task its entry, and the entries of the results. If there are many results, only of the first ones.
+            For each task its entry and the entries of the results; at most the first 400 results.
         """
         asked = [
-            [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
-            for plan_id, name, names in wanted
+            [self.keys.task_key(plan_id, name), *(self.keys.result_key(plan_id, each) for each in names[:_FEW_RESULTS])]
+            for plan_id, name, names in requests
         ]
         keys = list(dict.fromkeys(key for each in asked for key in each))
         found: dict[str, Entry | None] = {}
@@ -200,13 +211,19 @@ class PlanStore:
     ) -> tuple[Task | None, dict[str, bytes]]:
         """Decode the entries of a task and of results. Large results are read from their blobs.
 
+        Args:
+            names: Names of the tasks of ``results``.
+            task: Entry of the task; None if it does not exist.
+            results: Entries of the results.
+        Returns:
+            The task, or None; and the encoded outcomes by task name.
         Raises:
             BadRecord: An entry is unreadable.
         """
-        found = await self._read(names[: len(results)], results)
+        found = await self._decode_results(names[: len(results)], results)
         return (None if task is None else Task.from_entry(task)), found
 
-    async def _read(self, names: Sequence[str], entries: Sequence[Entry | None]) -> dict[str, bytes]:
+    async def _decode_results(self, names: Sequence[str], entries: Sequence[Entry | None]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for name, entry in zip(names, entries, strict=True):
             if entry is not None:
@@ -220,14 +237,14 @@ class PlanStore:
         Raises:
             BadRecord: An outcome is unreadable.
         """
-        wanted = [self.keys.result(plan_id, name) for name in names]
+        wanted = [self.keys.result_key(plan_id, name) for name in names]
         found: dict[str, bytes] = {}
         for at in range(0, len(wanted), _TOGETHER):
             entries = await ask(self.store.get_many, wanted[at : at + _TOGETHER])
-            found.update(await self._read(names[at : at + _TOGETHER], entries))
+            found.update(await self._decode_results(names[at : at + _TOGETHER], entries))
         return found
 
 
 def now_ms() -> int:
-    """Return the wall-clock time in milliseconds since the epoch, for the order of plans and for display."""
+    """Return the wall-clock time in milliseconds since the epoch, for sorting plans and for display."""
     return int(time() * 1000)

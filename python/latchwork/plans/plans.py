@@ -84,13 +84,17 @@ class Plans:
         return self.get(draft.id)
 
     def get(self, plan_id: str) -> PlanHandle:
-        """Return the handle of a plan. Does no I/O and does not check that the plan exists."""
+        """Return a handle of a plan. Does no I/O and does not check that the plan exists."""
         checked = check_id(plan_id, "the id of a plan", MAX_PLAN_ID)
         return PlanHandle(self._plan_store, checked, self._functions, self._payloads)
 
     @driven
     async def list(self, *, state: PlanState | None = None) -> list[tuple[str, PlanRecord]]:
-        """Return the IDs and records of all plans, or of those in one state, oldest first."""
+        """Return the IDs and records of plans, oldest first.
+
+        Args:
+            state: Only plans in this state; None for all plans.
+        """
         found = []
         for entry in await ask(self._plan_store.store.list, self._plan_store.keys.plans):
             try:
@@ -103,7 +107,7 @@ class Plans:
 
     @driven
     async def sweep(self) -> int:
-        """Remove drafts of dead builders, remains of removed plans, expired plans and expired results.
+        """Remove drafts of dead builders, leftover keys of removed plans, expired plans and expired results.
 
         A worker does the same every ten minutes. Any client may call it at any time.
 

@@ -1,10 +1,11 @@
-"""Consequences of a task's end: successors become ready or are skipped, and the plan ends when no task is left.
+"""Consequences of a task's end: its successors become ready or are skipped, and the plan ends when no task is left.
 
-Each step may be done by several workers at once, and repeatedly: a ready task never becomes unready, and each write
-checks the state that led to it.
+Several workers may do each step at once, and repeatedly: a ready task never becomes unready, and each write checks the
+state that it was based on.
 
-A worker claims some of the tasks that become ready in the same transaction. No other worker ever sees such a task as
-free. Only a worker with free slots that has just searched the queue does this, so that earlier items are not delayed.
+A worker may claim some tasks in the same transaction that makes them ready (an eager claim). No other worker ever sees
+such a task as free. Only a worker with free slots that has just searched the queue does this, so that earlier items are
+not delayed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from weakref import WeakKeyDictionary
 
 from latchwork.errors import Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import PARTITION, item_id, split_id
+from latchwork.plans.keys import PARTITION, item_id, split_item_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.transitions import StoredPlan, batch_tasks, item_value
+from latchwork.plans.transitions import StoredPlan, batch_tasks, encode_item_hints
 from latchwork.plans.wakeups import build_parent_wakeup
 from latchwork.primitives import CreateClaimed, QueueClaim, WorkQueue
 from latchwork.store import Session
@@ -28,30 +29,32 @@ from latchwork.store.steps import ask
 from latchwork.types import Committed, Entry, Op
 
 #: Number of successors that are checked together, and made ready together. Each of the latter takes up to four writes.
-_TOGETHER, _READY_TOGETHER = 200, 22
+_TOGETHER, _MAX_READY = 200, 22
 
 
 @dataclass(slots=True)
 class EagerClaims:
-    """Claims that are part of a transaction that makes tasks ready.
+    """Claims that are part of the transaction that makes their tasks ready.
 
     Attributes:
-        puts: By task name, the writes that create its queue item and claim it.
+        puts: By task name, the writes that create the task's queue item and claim it.
     """
 
     puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
     def create_item_ops(self) -> dict[str, Sequence[Op]]:
-        """Return, for each task that becomes ready, the writes that put it into the work queue."""
+        """Return the writes that create the claimed queue items, by task name."""
         return {name: put.ops for name, put in self.puts.items()}
 
-    def to_claims(self, done: Committed | None) -> list[QueueClaim]:
-        """Return the claims after the commit. After a lost answer the result is empty; the next search finds the
-        claims.
+    def to_claims(self, committed: Committed | None) -> list[QueueClaim]:
+        """Return the claims after the commit. After a lost answer there are none; the next search finds the claims.
+
+        Args:
+            committed: Result of the commit; None if it is not known.
         """
         claims = []
         for put in self.puts.values():
-            claim = None if done is None else put.to_claim(done)
+            claim = None if committed is None else put.to_claim(committed)
             if claim is None:
                 put.mark_unconfirmed()
             else:
@@ -64,11 +67,12 @@ NO_CLAIMS = EagerClaims()
 
 
 class EagerClaimer:
-    """Chooses the tasks that this worker claims while it makes them ready. Used only by the thread that completes
-    tasks.
+    """Chooses the tasks that this worker claims in the transaction that makes them ready.
+
+    Used only by the thread that completes tasks.
 
     Args:
-        plan_store: Where the plans are stored.
+        plan_store: Access to the stored plans.
         backlog: Work queue whose claims this worker runs.
         session: Session that the claims are bound to.
     """
@@ -77,63 +81,76 @@ class EagerClaimer:
         self._plan_store = plan_store
         self._backlog = backlog
         self._session = session
-        self._unknown: dict[str, list[EagerClaims]] = {}
+        self._in_doubt: dict[str, list[EagerClaims]] = {}
         self._written: WeakKeyDictionary[QueueClaim, Entry] = WeakKeyDictionary()
         #: Number of free slots, and the function that runs claims; set by the worker.
         self.free_slots: Callable[[], int] = int
         self.start_runs: Callable[[Sequence[QueueClaim]], object] = bool
 
-    def for_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
-        """Return a claimer for the tasks of one plan."""
+    def bind_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
+        """Return an object that chooses and runs the eager claims of one plan.
+
+        Args:
+            plan_id: ID of the plan.
+            entry: Entry of the plan's record, which is checked when tasks become ready.
+            plan: The decoded record.
+        """
         return PlanClaimer(self, plan_id, entry, plan)
 
-    def run_claims(self, eager_claims: EagerClaims, done: Committed | None) -> None:
-        """Run the claims of a committed transaction. Their tasks are as the transaction wrote them."""
-        claims = eager_claims.to_claims(done)
-        if done is None or not claims:
+    def run_claims(self, eager_claims: EagerClaims, committed: Committed | None) -> None:
+        """Run the tasks that a transaction has claimed. They need not be read: the transaction wrote their records.
+
+        Args:
+            eager_claims: The claims of the transaction.
+            committed: Result of the commit; None if it is not known.
+        """
+        claims = eager_claims.to_claims(committed)
+        if committed is None or not claims:
             return
-        written = {entry.key: entry for entry in done.entries}
+        written = {entry.key: entry for entry in committed.entries}
         for claim in claims:
-            self._written[claim] = written[self._plan_store.keys.task(*split_id(claim.item.id))]
+            self._written[claim] = written[self._plan_store.keys.task_key(*split_item_id(claim.item.id))]
         self.start_runs(claims)
 
     def pop_written_entry(self, claim: QueueClaim) -> Entry | None:
-        """Return the entry of a claim's task if the transaction of the claim wrote it, and forget it; else None."""
+        """Return the entry of a claim's task, and forget it. None unless the transaction of the claim wrote
+        the task.
+        """
         return self._written.pop(claim, None)
 
-    def on_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
+    def on_outcome_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
         """Remember claims whose transaction has an unknown outcome."""
-        self._unknown.setdefault(plan_id, []).append(eager_claims)
+        self._in_doubt.setdefault(plan_id, []).append(eager_claims)
 
-    def resolve_unknown(self, plan_id: str) -> None:
-        """Stop waiting for the claims of a plan whose outcome was unknown: they are committed by now, or never
-        will be.
+    def drop_in_doubt(self, plan_id: str) -> None:
+        """Stop waiting for claims of a plan with an unknown outcome. Their transactions can no longer be committed
+        later.
         """
-        for eager_claims in self._unknown.pop(plan_id, ()):
+        for eager_claims in self._in_doubt.pop(plan_id, ()):
             eager_claims.to_claims(None)
 
     def choose_claims(
-        self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, had: int = 0
+        self, plan_id: str, stored_plan: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, already_chosen: int = 0
     ) -> EagerClaims:
-        """Choose which of the tasks that are about to become ready this worker claims.
+        """Choose the tasks that this worker claims, out of the tasks that are about to become ready.
 
         Args:
             plan_id: ID of the plan.
             stored_plan: The plan as it is checked when the tasks become ready.
             tasks: Tasks in order of preference.
-            had: Number of claims that were just chosen and are not committed yet.
+            already_chosen: Number of claims that were just chosen and are not committed yet.
         """
         if stored_plan[1].state is not PlanState.READY or stored_plan[1].max_parallel is not None:
             return NO_CLAIMS
         some = list(tasks)
-        some = some[: max(0, self.free_slots() - had)] if some else some
+        some = some[: max(0, self.free_slots() - already_chosen)] if some else some
         if not some:
             return NO_CLAIMS
-        return EagerClaims({each.name: self._put(plan_id, stored_plan[1], each) for each in some})
+        return EagerClaims({each.name: self._build_claim(plan_id, stored_plan[1], each) for each in some})
 
-    def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
-        sort_key = self._plan_store.transitions.sort_key(plan, task.record)
-        value = item_value(task.record)
+    def _build_claim(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
+        sort_key = self._plan_store.transitions.get_sort_key(plan, task.record)
+        value = encode_item_hints(task.record)
         return self._backlog.create_claimed(
             PARTITION, sort_key, item_id(plan_id, task.name), value, session=self._session
         )
@@ -141,7 +158,7 @@ class EagerClaimer:
 
 @dataclass(frozen=True, slots=True)
 class PlanClaimer:
-    """An `EagerClaimer` for the tasks of one plan."""
+    """An ``EagerClaimer`` for the tasks of one plan."""
 
     claimer: EagerClaimer
     plan_id: str
@@ -149,21 +166,21 @@ class PlanClaimer:
     plan: PlanRecord
 
     def choose_claims(self, tasks: Iterable[Task]) -> EagerClaims:
-        """Choose which of these tasks this worker claims."""
+        """Choose the tasks that this worker claims, out of tasks that are about to become ready."""
         return self.claimer.choose_claims(self.plan_id, (self.entry, self.plan), tasks)
 
-    def on_committed(self, eager_claims: EagerClaims, done: Committed) -> None:
-        """Run the claims of a committed transaction."""
+    def on_committed(self, eager_claims: EagerClaims, committed: Committed) -> None:
+        """Run the tasks that a committed transaction has claimed."""
         if eager_claims.puts:
-            self.claimer.run_claims(eager_claims, done)
+            self.claimer.run_claims(eager_claims, committed)
 
-    def on_unknown(self, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction has an unknown outcome; see `EagerClaimer.resolve_unknown`."""
-        self.claimer.on_unknown(self.plan_id, eager_claims)
+    def on_outcome_unknown(self, eager_claims: EagerClaims) -> None:
+        """Remember claims whose transaction has an unknown outcome; see ``EagerClaimer.drop_in_doubt``."""
+        self.claimer.on_outcome_unknown(self.plan_id, eager_claims)
 
 
 class Propagation:
-    """Updates the successors of ended tasks, and ends plans without remaining tasks. Thread-safe."""
+    """Updates the successors of ended tasks, and ends plans whose tasks have all ended. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
@@ -171,7 +188,7 @@ class Propagation:
     # Completing
 
     async def propagate(self, plan_id: str, stored_plan: StoredPlan, task: Task) -> None:
-        """Make those successors of a done task ready whose dependencies are all done."""
+        """Make the successors of a done task ready if all of their dependencies are done."""
         await self.make_ready(plan_id, stored_plan, task.record.successors)
 
     async def make_ready(
@@ -179,43 +196,46 @@ class Propagation:
         plan_id: str,
         stored_plan: StoredPlan,
         names: Sequence[str],
-        taker: PlanClaimer | None = None,
-        ended: set[str] | None = None,
+        plan_claimer: PlanClaimer | None = None,
+        known_ended: set[str] | None = None,
     ) -> None:
-        """Make those of these tasks ready whose dependencies are all done, and claim some of them.
+        """Make waiting tasks ready if all of their dependencies are done, and claim some of them for this worker.
 
-        Does nothing in a plan that is not ready: ending or recovering it handles the rest.
+        Does nothing unless the plan is ready: cancelling or recovering the plan handles its tasks.
 
         Args:
             plan_id: ID of the plan.
-            stored_plan: The plan as it was read.
+            stored_plan: Entry and record of the plan as they were read.
             names: Names of tasks that may be waiting.
-            taker: Claims some of them for this worker.
-            ended: Tasks known to have ended since the plan was started or recovered.
+            plan_claimer: Chooses the tasks that this worker claims; None claims none.
+            known_ended: Names of tasks known to have ended since the plan was started or recovered; this call adds the
+                ones that it finds.
         """
-        known = set[str]() if ended is None else ended
+        known_ended = set[str]() if known_ended is None else known_ended
         for at in range(0, len(names), _TOGETHER):
             if stored_plan[1].state is not PlanState.READY:
                 return
             tasks = await self._plan_store.read_tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-            free = await self._plan_store.filter_ready(plan_id, stored_plan[1], waiting, known)
-            for some in batch_tasks(free, _READY_TOGETHER):
-                await self._make_ready(plan_id, stored_plan, some, taker)
+            free = await self._plan_store.filter_ready(plan_id, stored_plan[1], waiting, known_ended)
+            for some in batch_tasks(free, _MAX_READY):
+                await self._make_ready(plan_id, stored_plan, some, plan_claimer)
 
     async def _make_ready(
-        self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], taker: PlanClaimer | None
+        self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], plan_claimer: PlanClaimer | None
     ) -> None:
-        """Make tasks ready in one transaction. If that fails, retry those that have changed one by one."""
-        eager_claims = NO_CLAIMS if taker is None else taker.choose_claims(tasks)
+        """Make tasks ready in one transaction. If that fails, retry first the unchanged tasks together, then the others
+        one by one.
+        """
+        eager_claims = NO_CLAIMS if plan_claimer is None else plan_claimer.choose_claims(tasks)
         try:
-            done = await self._ready_together(plan_id, stored_plan, tasks, eager_claims)
+            done = await self._make_ready_atomically(plan_id, stored_plan, tasks, eager_claims)
         except (Conflict, OutcomeUnknown) as error:
-            if taker is not None and isinstance(error, OutcomeUnknown):
-                taker.on_unknown(eager_claims)
+            if plan_claimer is not None and isinstance(error, OutcomeUnknown):
+                plan_claimer.on_outcome_unknown(eager_claims)
         else:
-            if taker is not None:
-                taker.on_committed(eager_claims, done)
+            if plan_claimer is not None:
+                plan_claimer.on_committed(eager_claims, done)
             return
         before = {each.name: each.entry.version for each in tasks}
         found = [
@@ -226,15 +246,25 @@ class Propagation:
         same = [each for each in found if each.entry.version == before[each.name]]
         with suppress(Conflict, OutcomeUnknown):
             if same:
-                await self._ready_together(plan_id, stored_plan, same, NO_CLAIMS)
+                await self._make_ready_atomically(plan_id, stored_plan, same, NO_CLAIMS)
                 found = [each for each in found if each not in same]
         for each in found:
-            await self._try_ready(plan_id, each.name)
+            await self._make_one_ready(plan_id, each.name)
 
-    async def _ready_together(
+    async def _make_ready_atomically(
         self, plan_id: str, stored_plan: StoredPlan, tasks: Sequence[Task], eager_claims: EagerClaims
     ) -> Committed:
-        """Make all of these tasks ready in one transaction, or none."""
+        """Make all of these tasks ready in one transaction, and return the result of the commit.
+
+        Args:
+            plan_id: ID of the plan.
+            stored_plan: Entry and record of the plan as they were read.
+            tasks: Waiting tasks whose dependencies are done.
+            eager_claims: Claims of some of these tasks, for the same transaction.
+        Raises:
+            Conflict: A check failed, so no task became ready.
+            OutcomeUnknown: The answer was lost.
+        """
         items = eager_claims.create_item_ops()
         edits = [
             self._plan_store.transitions.make_ready(plan_id, stored_plan, each, items.get(each.name)) for each in tasks
@@ -244,10 +274,8 @@ class Propagation:
         done: Committed = await ask(self._plan_store.store.commit, checks, ops)
         return done
 
-    async def _try_ready(self, plan_id: str, name: str) -> None:
-        """Make one task ready, unless it is no longer waiting or still has an unfinished dependency. Retries after
-        conflicts.
-        """
+    async def _make_one_ready(self, plan_id: str, name: str) -> None:
+        """Make one task ready if it is waiting and all of its dependencies are done. Retries after conflicts."""
         while True:
             try:
                 stored_plan = await self._plan_store.read_plan(plan_id)
@@ -266,9 +294,9 @@ class Propagation:
                 return
 
     async def complete_plan(self, plan_id: str) -> None:
-        """End a plan if none of its tasks is unfinished."""
+        """End a plan if all of its tasks have ended."""
         plan_store = self._plan_store
-        adds_key = plan_store.keys.adds(plan_id)
+        adds_key = plan_store.keys.additions_key(plan_id)
         while not await plan_store.has_pending(plan_id):
             try:
                 entry, plan = await plan_store.read_plan(plan_id)
@@ -288,8 +316,14 @@ class Propagation:
     # Failing
 
     async def skip_successors(self, claim: QueueClaim, plan_id: str, task: Task, generation: int) -> None:
-        """Skip all tasks that can never run because a task has failed. Continues where a dead worker has stopped.
+        """Skip all tasks that depend on a failed task, directly or indirectly. Continues where a dead worker has
+        stopped.
 
+        Args:
+            claim: Claim of the failed task's queue item; its fence guards the writes.
+            plan_id: ID of the plan.
+            task: The failed task.
+            generation: Generation of the plan; nothing is skipped after it has changed.
         Raises:
             OwnershipLost: The claim has ended.
         """
@@ -298,10 +332,10 @@ class Propagation:
             name = left.popleft()
             if name not in handled:
                 handled.add(name)
-                left.extend(await self._skip(claim, plan_id, name, generation))
+                left.extend(await self._skip_task(claim, plan_id, name, generation))
 
-    async def _skip(self, claim: QueueClaim, plan_id: str, name: str, generation: int) -> Iterable[str]:
-        """Skip one task. Return the names of its successors."""
+    async def _skip_task(self, claim: QueueClaim, plan_id: str, name: str, generation: int) -> Iterable[str]:
+        """Skip one task. Return the names of its successors; none if the task cannot be skipped."""
         plan_store = self._plan_store
         while True:
             check_held(claim)
@@ -319,7 +353,7 @@ class Propagation:
 
 
 def check_held(claim: QueueClaim) -> None:
-    """Check that a claim is still held, by the local clock.
+    """Check by the local clock that a claim is still held.
 
     Raises:
         OwnershipLost: The claim may have ended.

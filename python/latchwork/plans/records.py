@@ -110,16 +110,21 @@ class PlanRecord(Record, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_bytes(cls, value: bytes) -> PlanRecord:
-        """Decode a stored plan.
+        """Decode the stored record of a plan.
 
         Raises:
             BadRecord: The value is not a plan.
         """
         return _PLAN.decode(value)
 
-    def with_failure(self, task: str, why: str) -> PlanRecord:
-        """Return the record with one more failed task."""
-        return replace(self, failed=(*self.failed, (task, why[:MAX_REASON]))[:MAX_FAILURES])
+    def with_failure(self, task: str, reason: str) -> PlanRecord:
+        """Return the record with one more failed task. Only the first 20 failed tasks are kept.
+
+        Args:
+            task: Name of the task.
+            reason: Error of the task; cut after 300 characters.
+        """
+        return replace(self, failed=(*self.failed, (task, reason[:MAX_REASON]))[:MAX_FAILURES])
 
 
 class TaskRecord(Struct, frozen=True, omit_defaults=True):
@@ -170,7 +175,7 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskRecord:
-        """Decode a stored task.
+        """Decode the stored record of a task.
 
         Raises:
             BadRecord: The value is not a task.
@@ -180,12 +185,12 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         return replace(found, args=args, args_from=found.deps if found.takes_all else found.args_from, takes_all=False)
 
     def with_state(self, state: TaskState) -> TaskRecord:
-        """Return the record with another state."""
+        """Return a copy of the record with another state."""
         return replace(self, state=state)
 
 
 class ItemHints(Struct, frozen=True, omit_defaults=True):
-    """The value of a task's queue item: what a worker needs before it reads the task.
+    """The value of a task's queue item: data that a worker needs before it reads the task.
 
     Attributes:
         timeout_s: Seconds after which an execution is stopped; None for no limit.
@@ -211,7 +216,7 @@ class Task:
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Task:
-        """Decode the task of an entry.
+        """Decode a task from the entry of its key.
 
         Raises:
             BadRecord: The entry does not hold a task.
@@ -220,23 +225,29 @@ class Task:
 
 
 def max_result_bytes(task: Task | None) -> int:
-    """Return how large a result may be to fit into one transaction with the record of its task."""
+    """Return the maximum size of a result that fits into one transaction with the record of its task.
+
+    Args:
+        task: The task as it was read; None if it was not read.
+    """
     return max(1_000, INLINE_RESULT - (0 if task is None else len(task.entry.value)))
 
 
 def encode_inline_result(outcome: bytes) -> bytes:
-    """Encode a result that is stored in its key."""
+    """Return the value of a result's key for an encoded outcome that is stored there."""
     return b"=" + outcome
 
 
 def encode_result_ref(ref: BlobRef) -> bytes:
-    """Encode a reference to a result that is stored as a blob."""
+    """Return the value of a result's key for an outcome that is stored as a blob."""
     return b"@" + ref.to_bytes()
 
 
 def decode_result(value: bytes) -> bytes | BlobRef:
-    """Decode the value of a result's key into the outcome, or into a reference to a blob that contains it.
+    """Decode the value of a result's key.
 
+    Returns:
+        The encoded outcome, or a reference to a blob that contains it.
     Raises:
         BadRecord: The value is not a result.
     """
@@ -247,6 +258,6 @@ def decode_result(value: bytes) -> bytes | BlobRef:
     raise BadRecord(f"value {short(value)} is not a task's result")
 
 
-def decode_item(item: bytes) -> ItemHints:
-    """Decode the value of a queue item; return defaults if it is unreadable."""
+def decode_item_hints(item: bytes) -> ItemHints:
+    """Decode the value of a task's queue item. Returns defaults if it is unreadable."""
     return _NEEDS.find(item) or ItemHints()

@@ -1,13 +1,13 @@
-"""Deletion of plans, also after ``keep_s``, and of intermediate results of completed plans after ``keep_results_s``.
+"""Deletion of plans, and of intermediate results of completed plans when their retention time has passed.
 
-The record is set to "removing" first, so that nothing is built, started, added or claimed under its ID. Tasks are
+The record is first set to "removing", so that nothing is built, started, added or claimed under its ID. Tasks are
 deleted before their queue items, because each transaction that creates an item checks a task. The record is deleted
 last. A worker that still runs a task of a removed plan finds the task gone and reports nothing.
 
-Any client may delete a plan that is being removed, so no worker is needed. Children of a plan are deleted with it, and
-``keep_s`` does not apply to them, because their parent reads their results. Failed and cancelled plans keep all
-results until ``keep_s``, because a recovery needs them. Workers and sweeps may delete results at the
-same time: each transaction checks the plan, so it never affects another plan that was started under the same ID.
+Any client may delete a plan that is being removed, so no worker is needed. The child plans of a plan are deleted with
+it. Their own ``keep_s`` has no effect, because the parent reads their results. Failed and cancelled plans keep all
+results until ``keep_s``, because a recovery needs them. Workers and sweeps may delete results at the same time: each
+transaction checks the plan, so it never affects another plan that was started under the same ID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from latchwork.plans.keys import (
     TASKS_PER_SORT_KEY,
     item_id,
     sort_key,
-    split_id,
+    split_item_id,
 )
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, decode_result
@@ -42,15 +42,15 @@ _MADE = re.compile(r"t[0-9]{5,}")
 _TOGETHER = 200
 
 
-async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
-    """Delete a plan that is marked for removal. Idempotent; several clients may do it at the same time.
+async def delete_plan(plan_store: PlanStore, plan_id: str, check_held: Callable[[], object] = bool) -> bool:
+    """Delete a plan that is marked for removal. Idempotent. Several clients may do it at the same time.
 
     Args:
-        plan_store: Where the plan is stored.
+        plan_store: Access to the stored plans.
         plan_id: ID of the plan.
-        check: Called between the steps. If it raises, the deletion ends.
+        check_held: Called between the steps; an exception of it ends the deletion.
     Returns:
-        Whether the plan is gone. False if another plan has its ID by now.
+        Whether the plan is gone. False if another plan has its ID now.
     """
     try:
         entry, plan = await plan_store.read_plan(plan_id)
@@ -58,11 +58,11 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
         return True
     if plan.state is not PlanState.REMOVING:
         return False
-    await ask(plan_store.store.delete_tree, plan_store.keys.tasks(plan_id))
-    await _delete_items(plan_store, plan_id, (entry, plan), check)
-    await _remove_children(plan_store, plan_id, check)
-    for prefix in plan_store.keys.everything(plan_id):
-        check()
+    await ask(plan_store.store.delete_tree, plan_store.keys.tasks_prefix(plan_id))
+    await _delete_items(plan_store, plan_id, (entry, plan), check_held)
+    await _remove_children(plan_store, plan_id, check_held)
+    for prefix in plan_store.keys.list_prefixes(plan_id):
+        check_held()
         now = await ask(plan_store.store.get, entry.key)  # deleting a tree has no checks
         if now is None or now.version != entry.version:
             return now is None
@@ -76,8 +76,8 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
             return now is None
 
 
-async def _remove_children(plan_store: PlanStore, plan_id: str, check: Callable[[], object]) -> None:
-    """Delete the child plans of a plan. No more can be started, because the plan's tasks are gone."""
+async def _remove_children(plan_store: PlanStore, plan_id: str, check_held: Callable[[], object]) -> None:
+    """Delete the child plans of a plan. No other child plan can be started, because the plan's tasks are gone."""
     for entry in await ask(plan_store.store.list, plan_store.keys.plans):
         if plan_id.encode() not in entry.value:  # decoding many records is slow
             continue
@@ -86,23 +86,31 @@ async def _remove_children(plan_store: PlanStore, plan_id: str, check: Callable[
         except BadRecord:
             continue
         if plan.parent is not None and plan.parent[0] == plan_id:
-            await _remove_child(plan_store, entry.key.rpartition("/")[2], check)
+            await _remove_child(plan_store, entry.key.rpartition("/")[2], check_held)
 
 
-async def _remove_child(plan_store: PlanStore, child_id: str, check: Callable[[], object]) -> None:
+async def _remove_child(plan_store: PlanStore, child_id: str, check_held: Callable[[], object]) -> None:
     while (found := await read_plan_or_none(plan_store, child_id)) is not None and found[
         1
     ].state is not PlanState.REMOVING:
         edit = plan_store.transitions.begin_removal(child_id, *found)
-        edit.ops.append(Delete(plan_store.keys.draft(child_id)))
+        edit.ops.append(Delete(plan_store.keys.draft_key(child_id)))
         await plan_store.commit(edit)
-    await finish_removal(plan_store, child_id, check)
+    await finish_removal(plan_store, child_id, check_held)
 
 
-async def finish_removal(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
-    """Delete a plan that is marked for removal, and the queue item that requests its removal. See ``delete_plan``."""
+async def finish_removal(plan_store: PlanStore, plan_id: str, check_held: Callable[[], object] = bool) -> bool:
+    """Delete a plan that is marked for removal, and the queue item that requests its removal.
+
+    Args:
+        plan_store: Access to the stored plans.
+        plan_id: ID of the plan.
+        check_held: Called between the steps; an exception of it ends the deletion.
+    Returns:
+        Whether the plan is gone. False if another plan has its ID now.
+    """
     found = await read_plan_or_none(plan_store, plan_id)
-    if not await delete_plan(plan_store, plan_id, check):
+    if not await delete_plan(plan_store, plan_id, check_held):
         return False
     if found is not None:
         item = item_id(plan_id, f"@remove.{found[1].generation}")
@@ -111,15 +119,16 @@ async def finish_removal(plan_store: PlanStore, plan_id: str, check: Callable[[]
     return True
 
 
-async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
+async def _list_sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
     """Return the sort keys that queue items of a plan may have, derived from the numbers of its tasks.
 
-    If the record does not say when the plan was started, these are all sort keys of the queue.
+    If the start time of the plan is unknown, return all sort keys of the queue.
     """
     if not plan.started_ms:
         return list(
             await ask(
-                plan_store.store.children, plan_store.item_prefix(CONTROL_SORT_KEY).removesuffix(f"/{CONTROL_SORT_KEY}")
+                plan_store.store.children,
+                plan_store.get_item_prefix(CONTROL_SORT_KEY).removesuffix(f"/{CONTROL_SORT_KEY}"),
             )
         )
     count = plan.tasks + await plan_store.count_added(plan_id)
@@ -127,19 +136,27 @@ async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> l
 
 
 async def _delete_items(
-    plan_store: PlanStore, plan_id: str, stored_plan: StoredPlan, check: Callable[[], object]
+    plan_store: PlanStore, plan_id: str, stored_plan: StoredPlan, check_held: Callable[[], object]
 ) -> None:
-    """Delete the queue items of a plan, claimed or not, except the one that requests its removal.
+    """Delete the queue items of a plan, claimed or not, except the item that requests its removal.
 
-    Stop if the record has changed, because another plan has the ID and keeps its items.
+    Stops if the record of the plan has changed: another plan has the ID then, and keeps its items.
+
+    Args:
+        plan_store: Access to the stored plans.
+        plan_id: ID of the plan.
+        stored_plan: Entry and record of the plan.
+        check_held: Called between the steps; an exception of it ends the deletion.
     """
     entry, plan = stored_plan
-    for key in await _sort_keys(plan_store, plan_id, plan):
+    for key in await _list_sort_keys(plan_store, plan_id, plan):
         after: str | None = None
         while True:
-            check()
-            page = await ask(plan_store.store.list, plan_store.item_prefix(key), limit=MAX_WRITES, start_after=after)
-            ours: list[Op] = [Delete(each.key) for each in page if _is_of(plan_id, each)]
+            check_held()
+            page = await ask(
+                plan_store.store.list, plan_store.get_item_prefix(key), limit=MAX_WRITES, start_after=after
+            )
+            ours: list[Op] = [Delete(each.key) for each in page if _is_item_of(plan_id, each)]
             if ours and not await plan_store.commit(TxnPart([At(entry)], ours)):
                 now = await ask(plan_store.store.get, entry.key)
                 if now is None or now.version != entry.version:
@@ -150,32 +167,32 @@ async def _delete_items(
             after = page[-1].key
 
 
-def _is_of(plan_id: str, entry: Entry) -> bool:
-    plan, task = split_id(entry.key.rpartition("/")[2])
+def _is_item_of(plan_id: str, entry: Entry) -> bool:
+    plan, task = split_item_id(entry.key.rpartition("/")[2])
     return plan == plan_id and not task.startswith("@remove.")
 
 
-async def remove_damaged(plan_store: PlanStore, plan_id: str) -> None:
-    """Delete a plan whose record is unreadable. A task of another plan that waits for it fails.
+async def remove_damaged_plan(plan_store: PlanStore, plan_id: str) -> None:
+    """Delete a plan whose record is unreadable. If a task of another plan waits for it, that task fails.
 
-    Does nothing if the record is readable or gone by now.
+    Does nothing if the record is readable or no longer exists.
     """
     while True:
-        entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
+        entry = await ask(plan_store.store.get, plan_store.keys.plan_key(plan_id))
         if entry is None:
             return
         try:
             PlanRecord.from_bytes(entry.value)
         except BadRecord:
-            unknown = PlanRecord(PlanState.REMOVING, now_ms(), parent=await _parent_of(plan_store, plan_id))
-            if await remove_now(plan_store, plan_id, entry, unknown):
+            unknown = PlanRecord(PlanState.REMOVING, now_ms(), parent=await _find_parent(plan_store, plan_id))
+            if await delete_plan_now(plan_store, plan_id, entry, unknown):
                 return
         else:
             return
 
 
-async def _parent_of(plan_store: PlanStore, child_id: str) -> tuple[str, str] | None:
-    """Return the plan and the task that wait for a child plan; None if no task does."""
+async def _find_parent(plan_store: PlanStore, child_id: str) -> tuple[str, str] | None:
+    """Find the plan and the task that wait for a child plan. None if no task does."""
     name = child_id.rpartition("-")[0]
     if not name:  # not the ID of a child plan
         return None
@@ -188,27 +205,28 @@ async def _parent_of(plan_store: PlanStore, child_id: str) -> tuple[str, str] | 
     return None
 
 
-async def remove_now(plan_store: PlanStore, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
-    """Delete a draft, or the remains of a plan, at once. If this is interrupted, a worker finishes the deletion.
+async def delete_plan_now(plan_store: PlanStore, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
+    """Delete a draft, or the leftover keys of a plan, at once. If the client dies meanwhile, a worker finishes the
+    deletion.
 
     Args:
-        plan_store: Where the plan is stored.
+        plan_store: Access to the stored plans.
         plan_id: ID of the plan.
-        entry: Entry of its record as it was read; None if only other keys of it exist.
+        entry: Entry of the plan's record as it was read; None if the record is missing and only other keys exist.
         plan: The decoded record.
     Returns:
-        False if the plan has changed or another client deletes it.
+        Whether this call deleted the plan. False if the plan has changed or another client deletes it.
     """
     if entry is None:
         edit = plan_store.transitions.reserve_id(plan_id, plan)
     else:
         edit = plan_store.transitions.begin_removal(plan_id, entry, plan)
-        edit.ops.append(Delete(plan_store.keys.draft(plan_id)))
+        edit.ops.append(Delete(plan_store.keys.draft_key(plan_id)))
     return await plan_store.commit(edit) and await finish_removal(plan_store, plan_id)
 
 
 def plan_expiry_ms(plan: PlanRecord) -> float | None:
-    """Return when a plan is to be removed, in milliseconds since the epoch; None for never or not yet known."""
+    """Return when a plan expires, in milliseconds since the epoch. None if it never does, or has not ended."""
     if plan.keep_s is None or plan.parent is not None or not plan.state.has_ended:
         return None
     return plan.ended_ms + plan.keep_s * 1000.0
@@ -217,7 +235,7 @@ def plan_expiry_ms(plan: PlanRecord) -> float | None:
 def results_expiry_ms(plan: PlanRecord) -> float | None:
     """Return when the intermediate results of a plan expire, in milliseconds since the epoch.
 
-    None if they never do, or were already deleted.
+    None if they never do, the plan has not completed, or they were already deleted.
     """
     if plan.state is not PlanState.COMPLETED or plan.keep_results_s is None or plan.are_results_gone:
         return None
@@ -225,7 +243,7 @@ def results_expiry_ms(plan: PlanRecord) -> float | None:
 
 
 def next_expiry_ms(plan: PlanRecord) -> float | None:
-    """Return the earliest time at which a plan or its results expire, in milliseconds since the epoch; None if
+    """Return the earliest time at which a plan or its results expire, in milliseconds since the epoch; None for
     never.
     """
     found = [each for each in (plan_expiry_ms(plan), results_expiry_ms(plan)) if each is not None]
@@ -239,7 +257,14 @@ class PlanRetention:
         self._plan_store = plan_store
 
     async def delete_expired(self, plans: Iterable[Entry], now_ms: float) -> int:
-        """Delete those of these plans and their results that have expired. Return the number of affected plans."""
+        """Delete expired plans, and expired results of other plans.
+
+        Args:
+            plans: Entries of the plans.
+            now_ms: Current time in milliseconds since the epoch.
+        Returns:
+            The number of affected plans.
+        """
         count = 0
         for entry in plans:
             try:
@@ -248,13 +273,17 @@ class PlanRetention:
                 continue
             ends_ms, results_ms = plan_expiry_ms(plan), results_expiry_ms(plan)
             if ends_ms is not None and ends_ms <= now_ms:
-                count += await remove_now(self._plan_store, entry.key.rpartition("/")[2], entry, plan)
+                count += await delete_plan_now(self._plan_store, entry.key.rpartition("/")[2], entry, plan)
             elif results_ms is not None and results_ms <= now_ms:
                 count += await self._delete_results(entry, plan)
         return count
 
     async def _delete_results(self, entry: Entry, plan: PlanRecord) -> bool:
-        """Delete all intermediate results of a plan and record that. Return False if the plan has changed meanwhile."""
+        """Delete all intermediate results of a plan, and record that in the plan.
+
+        Returns:
+            Whether all were deleted. False if the plan has changed meanwhile.
+        """
         plan_store, plan_id, check = self._plan_store, entry.key.rpartition("/")[2], At(entry)
         middle = [
             each.name
@@ -262,15 +291,17 @@ class PlanRetention:
             if each.record.successors and each.name != plan.result_task and _MADE.fullmatch(each.name)
         ]
         for at in range(0, len(middle), _TOGETHER):
-            if not await self._delete_values(plan_id, middle[at : at + _TOGETHER], check):
+            if not await self._delete_named_results(plan_id, middle[at : at + _TOGETHER], check):
                 return False
         changed = replace(plan, are_results_gone=True)
         return await plan_store.commit(TxnPart([check], [Put(entry.key, changed.to_bytes())]))
 
-    async def _delete_values(self, plan_id: str, names: list[str], check: Check) -> bool:
+    async def _delete_named_results(self, plan_id: str, names: list[str], check: Check) -> bool:
         plan_store = self._plan_store
         ops: list[Op] = []
-        for entry in await ask(plan_store.store.get_many, [plan_store.keys.result(plan_id, each) for each in names]):
+        for entry in await ask(
+            plan_store.store.get_many, [plan_store.keys.result_key(plan_id, each) for each in names]
+        ):
             if entry is None:
                 continue
             try:
@@ -287,7 +318,7 @@ class PlanRetention:
 
 
 async def sweep_plans(plan_store: PlanStore) -> int:
-    """Remove drafts of dead builders, remains of removed plans, expired plans and expired results.
+    """Remove drafts of dead builders, leftover keys of removed plans, expired plans and expired results.
 
     Returns:
         The number of affected plans.
@@ -302,10 +333,10 @@ async def sweep_plans(plan_store: PlanStore) -> int:
             continue
         if record.state is PlanState.REMOVING:  # the client that removed it has died
             count += await finish_removal(plan_store, plan_id)
-        draft = plan_store.keys.draft(plan_id)
+        draft = plan_store.keys.draft_key(plan_id)
         if record.state is PlanState.DRAFT and await ask(plan_store.store.get, draft) is None:  # its builder has died
-            count += await remove_now(plan_store, plan_id, entry, record)
+            count += await delete_plan_now(plan_store, plan_id, entry, record)
     count += await PlanRetention(plan_store).delete_expired(plans.values(), now_ms())
     for plan_id in sorted(stored_ids - plans.keys()):  # left by builders and workers that continued after the removal
-        count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
+        count += await delete_plan_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
     return count

@@ -1,4 +1,5 @@
-"""State changes of plans and their tasks. Each is built as checks and writes from what was read. Pure.
+"""State changes of plans and their tasks. Each function builds the checks and writes of a transaction from data that
+was read. Pure.
 
 docs/design/plans.md lists, for each change, the possible callers, the races, and the check that notices each race.
 """
@@ -40,18 +41,23 @@ StoredPlan = tuple[Entry, PlanRecord]
 
 
 class TxnPart(NamedTuple):
-    """Checks and writes for a transaction."""
+    """Checks and writes that are part of a transaction."""
 
     checks: list[Check]
     ops: list[Op]
 
     def merge(self, other: TxnPart) -> TxnPart:
-        """Return the checks and writes of both."""
+        """Return the checks and writes of both parts."""
         return TxnPart([*self.checks, *other.checks], [*self.ops, *other.ops])
 
 
 class Transitions:
-    """Builds the checks and writes for every state change of the plans below one name."""
+    """Builds the checks and writes for each state change of the plans below one name. Does no I/O.
+
+    Args:
+        keys: Keys of the plans.
+        put_item: Returns the writes that put an item into the work queue.
+    """
 
     def __init__(self, keys: Keys, put_item: PutItem) -> None:
         self.keys = keys
@@ -61,39 +67,49 @@ class Transitions:
 
     def create_item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """Return the writes that create the queue item of a ready task."""
-        return self._put_item(self.sort_key(plan, task), item_id(plan_id, name), item_value(task))
+        return self._put_item(self.get_sort_key(plan, task), item_id(plan_id, name), encode_item_hints(task))
 
-    def sort_key(self, plan: PlanRecord, task: TaskRecord) -> str:
+    def get_sort_key(self, plan: PlanRecord, task: TaskRecord) -> str:
         """Return the sort key of a task's queue item."""
         return sort_key(plan.priority, plan.started_ms, task.number)
 
-    def control_ops(self, plan_id: str, what: str, generation: int) -> list[Op]:
-        """Return the writes that create the queue item of a control operation, once per generation of the plan."""
-        return self._put_item(CONTROL_SORT_KEY, item_id(plan_id, f"@{what}.{generation}"), b"")
+    def control_ops(self, plan_id: str, operation: str, generation: int) -> list[Op]:
+        """Return the writes that create the queue item of a control operation.
+
+        Args:
+            plan_id: ID of the plan.
+            operation: ``start``, ``cancel``, ``recover`` or ``remove``.
+            generation: Generation of the plan; the item has no effect after the generation has changed.
+        """
+        return self._put_item(CONTROL_SORT_KEY, item_id(plan_id, f"@{operation}.{generation}"), b"")
 
     # Building and starting
 
     def create_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
-        """Return the writes that create a plan as an empty draft, which is deleted when the session of its author ends.
-        The tasks of a draft are not queued.
+        """Return the writes that create a plan as a draft without tasks.
+
+        A sweep deletes the draft after the session of its builder has ended. The tasks of a draft are not queued.
         """
         return TxnPart(
             [],
             [
-                Create(self.keys.plan(plan_id), plan.to_bytes()),
-                Create(self.keys.draft(plan_id), b"", session),  # type: ignore[arg-type]
+                Create(self.keys.plan_key(plan_id), plan.to_bytes()),
+                Create(self.keys.draft_key(plan_id), b"", session),  # type: ignore[arg-type]
             ],
         )
 
     def write_tasks(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
-        """Write the tasks of a draft, in as few transactions as possible."""
-        check = Exists(self.keys.draft(plan_id))
+        """Return the transactions that write the tasks of a draft, as few as possible."""
+        check = Exists(self.keys.draft_key(plan_id))
         edits: list[TxnPart] = []
         ops: list[Op] = []
         size = 0
         for name, task in tasks:
             record = task.to_bytes()
-            unit: list[Op] = [Create(self.keys.todo(plan_id, name), b""), Create(self.keys.task(plan_id, name), record)]
+            unit: list[Op] = [
+                Create(self.keys.todo_key(plan_id, name), b""),
+                Create(self.keys.task_key(plan_id, name), record),
+            ]
             for op in unit:
                 cost = len(getattr(op, "value", b"")) + 2 * len(op.key) + 100
                 if len(ops) >= MAX_WRITES or (ops and size + cost > 900_000):
@@ -103,10 +119,10 @@ class Transitions:
                 size += cost
         return [*edits, TxnPart([check], ops)] if ops else edits
 
-    def start(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """Start a complete draft. A worker then makes its first tasks ready."""
+    def start_plan(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
+        """Return the checks and writes that start a complete draft. A worker then makes its first tasks ready."""
         ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
-        draft = self.keys.draft(plan_id)
+        draft = self.keys.draft_key(plan_id)
         return TxnPart(
             [At(entry), Exists(draft)],
             [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control_ops(plan_id, "start", ready.generation)],
@@ -117,15 +133,16 @@ class Transitions:
     def make_ready(
         self, plan_id: str, stored_plan: StoredPlan, task: Task, item: Sequence[Op] | None = None
     ) -> TxnPart:
-        """Make a waiting task ready whose dependencies are all done. Any worker may do it, because done tasks stay
-        done.
+        """Return the checks and writes that make a waiting task ready. All of its dependencies must be done.
+
+        Any worker may do this, because a done task stays done.
 
         Args:
             plan_id: ID of the plan.
-            stored_plan: The plan, read before the dependencies were checked. As long as it is ready and has no failed
-                task, every task that has ended is done.
+            stored_plan: The plan, read before the dependencies were checked. While it is ready and has no failed task,
+                every task that has ended is done.
             task: The waiting task.
-            item: Writes that create its queue item, if it is claimed at once.
+            item: Writes that create and claim its queue item; None creates an unclaimed item.
         """
         ready = task.record.with_state(TaskState.READY)
         put = self.create_item_ops(plan_id, stored_plan[1], task.name, task.record) if item is None else item
@@ -143,23 +160,26 @@ class Transitions:
         ended_deps: Iterable[str] = (),
         items: Mapping[str, Sequence[Op]] | None = None,
     ) -> TxnPart | None:
-        """Complete a task and leave its successors to another task that will end later.
+        """Return the checks and writes that complete a task and delegate its successors to another task, which ends
+        later.
 
-        In this transaction each successor is made ready, or depends on another task that has not ended when this one
-        commits. If there is no successor, some task of the plan has not ended. So the last task to end never delegates.
-        The caller adds the claim's fence.
+        When this transaction commits, each successor either becomes ready or depends on another task that has not
+        ended. A task without successors needs any other task of the plan that has not ended. So the last task to end
+        never delegates. The caller adds the fence of the claim.
 
         Args:
             plan_id: ID of the plan.
-            stored_plan: The plan without failed tasks, as it was read before the dependencies of `ready` were checked.
-            task: The task.
-            result: The value of its result's key.
-            ready: Successors for which this is the last dependency.
-            witnesses: Names of tasks that have not ended.
-            ended_deps: Names of dependencies of `ready` whose completions may not be committed yet.
-            items: By successor, the writes that create its queue item if it is claimed at once.
+            stored_plan: The plan without failed tasks, as it was read before the dependencies of ``ready`` were
+                checked.
+            task: The task to complete.
+            result: Value of the key of its result.
+            ready: Successors that become ready, because this task is their last dependency.
+            witnesses: Names of tasks that have not ended; the transaction checks them.
+            ended_deps: Names of dependencies of ``ready`` whose completions may not be committed yet.
+            items: By successor, the writes that create and claim its queue item; others get an unclaimed item.
         Returns:
-            None if the caller must handle the successors itself: no other task will, or it does not fit.
+            None if the caller must handle the successors itself: no other task will, or the transaction would be too
+            large.
         """
         others = list(witnesses)
         if len(task.record.successors) > MAX_LINKED or not (ready or others):
@@ -168,29 +188,34 @@ class Transitions:
         for each in ready:
             assert stored_plan is not None
             edit = edit.merge(self.make_ready(plan_id, stored_plan, each, (items or {}).get(each.name)))
-        edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in ended_deps)
-        edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)
+        edit.checks.extend(Absent(self.keys.todo_key(plan_id, each)) for each in ended_deps)
+        edit.checks.extend(Exists(self.keys.todo_key(plan_id, each)) for each in others)
         checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
         if sum(len(each.entry.value) for each in ready) > MAX_BYTES // 4:
             return None
         return TxnPart(checks, ops) if max(len(checks), len(ops)) <= MAX_WRITES else None
 
     def complete_task(self, plan_id: str, task: Task, result: bytes) -> TxnPart:
-        """Complete a task and store its result."""
+        """Return the checks and writes that complete a task and store its result."""
         return TxnPart(
             [At(task.entry)],
             [
                 Put(task.entry.key, task.record.with_state(TaskState.DONE).to_bytes()),
-                Put(self.keys.result(plan_id, task.name), result),
-                Delete(self.keys.todo(plan_id, task.name)),
+                Put(self.keys.result_key(plan_id, task.name), result),
+                Delete(self.keys.todo_key(plan_id, task.name)),
             ],
         )
 
     def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
-        """Return the writes that end a plan without unfinished tasks.
+        """Return the checks and writes that end a plan whose tasks have all ended.
 
-        `adds` is the key that each added task rewrites, read before the tasks were checked, so that an added task is
-        noticed.
+        Args:
+            entry: Entry of the plan.
+            plan: Its decoded record.
+            adds: Entry of the key that each added task rewrites, read before the tasks were checked; None if it does
+                not exist. It is checked, so that a task that is added meanwhile is noticed.
+            adds_key: Name of this key.
+            now_ms: End time in milliseconds since the epoch.
         """
         state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
         guard: Check = Absent(adds_key) if adds is None else At(adds)
@@ -198,28 +223,43 @@ class Transitions:
 
     # Failing
 
-    def record_attempt(self, task: Task, why: str) -> TxnPart:
-        """Record a failed attempt of a task that will be retried."""
-        again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
+    def record_failed_attempt(self, task: Task, reason: str) -> TxnPart:
+        """Return the checks and writes that record a failed attempt of a task that will be retried.
+
+        Args:
+            task: The task as it was read.
+            reason: Error of the attempt.
+        """
+        again = replace(task.record, attempts=task.record.attempts + 1, why=reason[:MAX_REASON])
         return TxnPart([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
 
     def fail_task(
-        self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, why: str, result: bytes
+        self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, reason: str, result: bytes
     ) -> TxnPart:
-        """Fail a task permanently. A plan with ``on_failure="stop"`` starts to end."""
-        lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
+        """Return the checks and writes that fail a task permanently. With ``on_failure="stop"`` they also begin to end
+        the plan.
+
+        Args:
+            plan_id: ID of the plan.
+            entry: Entry of the plan.
+            plan: Its decoded record.
+            task: The task as it was read.
+            reason: Error of the last attempt.
+            result: Value of the key of its result, which contains the error.
+        """
+        lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=reason[:MAX_REASON])
         edit = TxnPart(
             [At(task.entry)],
             [
                 Put(task.entry.key, lost.to_bytes()),
-                Put(self.keys.result(plan_id, task.name), result),
-                Delete(self.keys.todo(plan_id, task.name)),
+                Put(self.keys.result_key(plan_id, task.name), result),
+                Delete(self.keys.todo_key(plan_id, task.name)),
             ],
         )
         stops = plan.on_failure == "stop" and plan.state is PlanState.READY
         if not stops and len(plan.failed) >= MAX_FAILURES:
             return edit
-        changed = plan.with_failure(task.name, why)
+        changed = plan.with_failure(task.name, reason)
         edit.checks.append(At(entry))
         if stops:
             more = self.begin_cancel(plan_id, entry, changed, PlanState.FAILED)
@@ -229,7 +269,10 @@ class Transitions:
         return edit
 
     def skip_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """Skip a task that cannot run anymore. Checks the plan, because a recovery makes the task wait again."""
+        """Return the checks and writes that skip a task that can no longer run.
+
+        They check the plan, because a recovery makes the task wait again.
+        """
         return self._ended(plan_id, entry, task, TaskState.SKIPPED)
 
     def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> TxnPart:
@@ -237,54 +280,73 @@ class Transitions:
             [At(entry), At(task.entry)],
             [
                 Put(task.entry.key, task.record.with_state(state).to_bytes()),
-                Delete(self.keys.todo(plan_id, task.name)),
+                Delete(self.keys.todo_key(plan_id, task.name)),
             ],
         )
 
     # Cancelling
 
     def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
-        """Start to cancel a plan: no more tasks are claimed, and a control operation will cancel its tasks."""
+        """Return the checks and writes that start to cancel a plan. No more tasks are claimed, and a control operation
+        will cancel them.
+
+        Args:
+            plan_id: ID of the plan.
+            entry: Entry of the plan.
+            plan: Its decoded record.
+            outcome: State of the plan after the cancellation: ``CANCELLED`` or ``FAILED``.
+        """
         changed = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
         return TxnPart(
             [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "cancel", changed.generation)]
         )
 
     def cancel_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """Cancel a task that is not running. The caller adds the removal of its queue item."""
+        """Return the checks and writes that cancel a task that is not running. The caller adds the removal of its queue
+        item.
+        """
         return self._ended(plan_id, entry, task, TaskState.CANCELLED)
 
     def finish_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """Return the writes that end a cancelled plan, once all of its tasks are cancelled or have ended."""
+        """Return the checks and writes that end a cancelled plan. All of its tasks must have ended."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering
 
     def begin_recovery(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Start to recover a plan. No task is claimed until all unsuccessful tasks are waiting again."""
+        """Return the checks and writes that start to recover a plan. No task is claimed until all unsuccessful tasks
+        are waiting again.
+        """
         changed = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
         return TxnPart(
             [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "recover", changed.generation)]
         )
 
     def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """Set an unsuccessful task back to waiting."""
+        """Return the checks and writes that set an unsuccessful task back to waiting."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
         return self.reactivate_task(plan_id, entry, task, waits)
 
     def reactivate_task(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
-        """Replace the record of an unsuccessful task by one of an unfinished task, and delete its result."""
+        """Return the checks and writes that replace the record of an unsuccessful task and delete its result.
+
+        Args:
+            plan_id: ID of the plan.
+            entry: Entry of the plan.
+            task: The task as it was read.
+            record: The new record, in a state that has not ended.
+        """
         return TxnPart(
             [At(entry), At(task.entry)],
             [
                 Put(task.entry.key, record.to_bytes()),
-                Put(self.keys.todo(plan_id, task.name), b""),
-                Delete(self.keys.result(plan_id, task.name)),
+                Put(self.keys.todo_key(plan_id, task.name), b""),
+                Delete(self.keys.result_key(plan_id, task.name)),
             ],
         )
 
     def end_recovery(self, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Make a recovered plan ready, so that its tasks can be claimed again."""
+        """Return the checks and writes that make a recovered plan ready, so that its tasks can be claimed again."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
 
     # Adding and removing
@@ -300,8 +362,18 @@ class Transitions:
         deps: Sequence[Task],
         adds: int,
     ) -> TxnPart:
-        """Add a task to a running plan. Unfinished dependencies are rewritten, so that their completions notice the new
-        task.
+        """Return the checks and writes that add a task to a running plan.
+
+        Dependencies that are not done are rewritten, so that their completions notice the new task.
+
+        Args:
+            plan_id: ID of the plan.
+            entry: Entry of the plan.
+            plan: Its decoded record.
+            name: Name of the new task.
+            task: Record of the new task.
+            deps: Its dependencies as they were read.
+            adds: Number of tasks that were added to the plan, including this one.
         """
         open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
         is_unsuccessful = any(dep.record.state.is_unsuccessful for dep in open_deps)
@@ -311,22 +383,23 @@ class Transitions:
         edit = TxnPart(
             [At(entry), *(At(dep.entry) for dep in open_deps)],
             [
-                Create(self.keys.task(plan_id, name), record.to_bytes()),
-                Put(self.keys.adds(plan_id), str(adds).encode()),
+                Create(self.keys.task_key(plan_id, name), record.to_bytes()),
+                Put(self.keys.additions_key(plan_id), str(adds).encode()),
             ],
         )
         for dep in open_deps:
             linked = replace(dep.record, successors=(*dep.record.successors, name))
             edit.ops.append(Put(dep.entry.key, linked.to_bytes()))
         if not is_unsuccessful:
-            edit.ops.append(Create(self.keys.todo(plan_id, name), b""))
+            edit.ops.append(Create(self.keys.todo_key(plan_id, name), b""))
         if state is TaskState.READY:
             edit.ops.extend(self.create_item_ops(plan_id, plan, name, record))
         return edit
 
     def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Mark a plan in any state for removal. The caller deletes it; if the caller dies, a worker finishes the
-        deletion.
+        """Return the checks and writes that mark a plan for removal, in any state.
+
+        The caller then deletes the plan. If the caller dies, a worker finishes the deletion.
         """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
@@ -334,30 +407,33 @@ class Transitions:
         )
 
     def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
-        """Create a record that is marked for removal, to reserve an ID until keys that exist without a plan are
-        deleted.
+        """Return the writes that create a record marked for removal. It reserves the ID while leftover keys of a
+        missing plan are deleted.
         """
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
-        made = Create(self.keys.plan(plan_id), changed.to_bytes())
+        made = Create(self.keys.plan_key(plan_id), changed.to_bytes())
         return TxnPart([], [made, *self.control_ops(plan_id, "remove", changed.generation)])
 
 
-def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
-    """Split tasks in order into batches that one transaction can rewrite: at most `most` tasks, and large ones
-    alone.
+def batch_tasks(tasks: Iterable[Task], max_tasks: int) -> list[list[Task]]:
+    """Split tasks, in order, into batches that one transaction can rewrite.
+
+    Args:
+        tasks: The tasks.
+        max_tasks: Maximum number of tasks per batch. Batches of large tasks have fewer.
     """
     found: list[list[Task]] = []
     size = 0
     for task in tasks:
         size += len(task.entry.value)
-        if not found or len(found[-1]) >= most or size > MAX_BYTES:
+        if not found or len(found[-1]) >= max_tasks or size > MAX_BYTES:
             found.append([])
             size = len(task.entry.value)
         found[-1].append(task)
     return found
 
 
-def item_value(task: TaskRecord) -> bytes:
-    """Encode the value of a task's queue item: what a worker needs before it reads the task."""
+def encode_item_hints(task: TaskRecord) -> bytes:
+    """Return the value of a task's queue item: data that a worker needs before it reads the task."""
     value = encode(ItemHints(task.timeout_s, task.args_from))
     return value if len(value) <= _MAX_ITEM else encode(ItemHints(task.timeout_s))

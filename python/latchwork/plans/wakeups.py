@@ -1,4 +1,4 @@
-"""Waking the task of another plan that waits for a child plan to end."""
+"""Wake-ups of tasks that wait for a child plan to end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
 def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Return whether a plan or one of its ancestors is being cancelled or removed, or is gone, according to a
-    mirror.
+    """Return whether a plan is being cancelled or removed, or no longer exists. The same applies to each of its
+    ancestors.
+
+    Args:
+        plans: Entries of all plans by key, such as a mirror.
+        keys: Keys of the plans.
+        plan_id: ID of the plan.
     """
     while True:
         try:
-            plan = PlanRecord.from_bytes(plans[keys.plan(plan_id)].value)
+            plan = PlanRecord.from_bytes(plans[keys.plan_key(plan_id)].value)
         except KeyError:
             return True
         except BadRecord:
@@ -33,7 +38,7 @@ def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
 
 
 async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
-    """Read a plan. Return None if it is gone or unreadable."""
+    """Read a plan. Return its entry and its record, or None if it does not exist or is unreadable."""
     try:
         return await plan_store.read_plan(plan_id)
     except (NoSuchPlan, BadRecord):
@@ -43,8 +48,13 @@ async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry,
 async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
     """Return the checks and writes that wake the parent task when its child plan ends or is deleted.
 
-    If no task waits for the plan, they contain a check that none starts to wait, because a recovery may make it wait
+    If the parent task does not wait for the child plan, they check that this stays so: a recovery may make it wait
     again.
+
+    Args:
+        plan_store: Access to the stored plans.
+        plan_id: ID of the child plan.
+        plan: Record of the child plan.
     """
     if plan.parent is None:
         return TxnPart([], [])
@@ -57,7 +67,7 @@ async def build_parent_wakeup(plan_store: PlanStore, plan_id: str, plan: PlanRec
     edit = TxnPart([At(task.entry)], [])
     if task.record.state is TaskState.CHILD and task.record.child == plan_id:
         key = plan_store.queue.key(
-            PARTITION, plan_store.transitions.sort_key(parent[1], task.record), item_id(parent_id, name)
+            PARTITION, plan_store.transitions.get_sort_key(parent[1], task.record), item_id(parent_id, name)
         )
         if await ask(plan_store.store.get, key) is not None:
             edit.checks.append(Exists(key))  # the worker that holds it checks this plan and will retry

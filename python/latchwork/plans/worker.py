@@ -17,7 +17,7 @@ from latchwork.errors import BadRecord, Closed, LatchworkError
 from latchwork.plans.completion import RunTracker
 from latchwork.plans.control import ChildPlans, PlanControl
 from latchwork.plans.hooks import PlanHooks
-from latchwork.plans.keys import NAME, split_id
+from latchwork.plans.keys import NAME, split_item_id
 from latchwork.plans.limits import ParallelLimiter
 from latchwork.plans.peers import PeerSharding
 from latchwork.plans.plan_store import PlanStore
@@ -77,11 +77,11 @@ class PlanWorkerConfig:
 
 
 class PlanWorkerSession:
-    """The work of a plan worker during one store session. Thread-safe.
+    """The work of a plan worker during one session with the store. Thread-safe.
 
     Args:
         store: Store that tasks get.
-        plan_store: Where the plans are stored.
+        plan_store: Access to the stored plans.
         config: Configuration of the worker.
         session: Session that claims are bound to; closed at the end.
     """
@@ -137,7 +137,7 @@ class PlanWorkerSession:
         self._expiries: dict[str, float] = {}
         self._has_permits = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Read the plans and start to claim tasks.
 
         Raises:
@@ -145,19 +145,27 @@ class PlanWorkerSession:
         """
         for mirror in self._mirrors:
             mirror.ready(_MIRROR_S)
-        self.peers.announce(self._plan_store.store)
+        self.peers.register(self._plan_store.store)
         self.worker_loop.start()
         self._threads.append(Background(self._clean_up, f"latchwork-plans-results-{self.session.id[:8]}"))
-        self._plans.on_change(self._plans_changed)
-        self._taken.on_change(self._permits_changed)
+        self._plans.on_change(self._on_plans_changed)
+        self._taken.on_change(self._on_permits_changed)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Claim no more tasks, and wait for the running ones. Return False after the timeout."""
+        """Claim no more tasks, and wait for the running ones.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            Whether all tasks have ended.
+        """
         return self.worker_loop.drain(timeout_s)
 
-    def end(self, timeout_s: float) -> list[str]:
+    def close(self, timeout_s: float) -> list[str]:
         """Stop all tasks, release their claims, and close the session. Idempotent.
 
+        Args:
+            timeout_s: Seconds to wait for the tasks.
         Returns:
             The paths of the tasks that still run.
         """
@@ -176,7 +184,7 @@ class PlanWorkerSession:
         return left
 
     def unavailable_reason(self) -> str | None:
-        """Return None: only a lost session can keep this worker from claiming tasks."""
+        """Return None, because only a lost session can keep this worker from claiming tasks."""
         return None
 
     # Reactions to other clients
@@ -185,19 +193,19 @@ class PlanWorkerSession:
         with self._notifier.mutex:
             self._notifier.notify_all()
 
-    def _plans_changed(self, batch: Batch) -> None:
-        """Search for items because plans may be ready, and stop the tasks of plans that are ending."""
+    def _on_plans_changed(self, batch: Batch) -> None:
+        """Search for items, because plans may have become ready. Stop the tasks of plans that are ending."""
         for change in batch:
-            self._plan_changed(change)
+            self._on_plan_changed(change)
         self._notify()
         self.worker_loop.search_soon()
         for path in self.worker_loop.running():
-            plan_id, task = split_id(path.rpartition("/")[2])
-            if not task.startswith("@") and (self._is_ending(plan_id) or self._is_replaced(path)):
+            plan_id, task = split_item_id(path.rpartition("/")[2])
+            if not task.startswith("@") and (self._is_plan_ending(plan_id) or self._is_replaced(path)):
                 self.worker_loop.stop_task(path)
 
-    def _plan_changed(self, change: Change) -> None:
-        """Remember when a plan expires, and drop everything else that is cached of a plan that has ended."""
+    def _on_plan_changed(self, change: Change) -> None:
+        """Remember when a plan expires. Drop all other cached data of a plan that has ended."""
         try:
             plan = None if change.entry is None else PlanRecord.from_bytes(change.entry.value)
         except BadRecord:
@@ -210,8 +218,8 @@ class PlanWorkerSession:
         if plan is None or plan.state.has_ended:
             self._hooks.drop_cached(change.key.rpartition("/")[2])
 
-    def _permits_changed(self, *_: object) -> None:
-        """Search for items if some were skipped for lack of a permit, because another worker has released one."""
+    def _on_permits_changed(self, *_: object) -> None:
+        """Search for items that were skipped for lack of a permit, because another worker may have released one."""
         if self.limits.has_blocked_items:
             self.worker_loop.search_soon()
         if not self._has_permits:
@@ -223,7 +231,7 @@ class PlanWorkerSession:
         except LatchworkError:  # the mirror is closed
             return False
 
-    def _is_ending(self, plan_id: str) -> bool:
+    def _is_plan_ending(self, plan_id: str) -> bool:
         try:
             return is_ending(self._plans, self._plan_store.keys, plan_id)
         except LatchworkError:  # the mirror is closed
@@ -232,7 +240,7 @@ class PlanWorkerSession:
     # Cleanup
 
     async def _clean_up(self) -> None:
-        """Delete expired plans and results, release orphaned permits, and sweep. While idle, it reads every ten
+        """Delete expired plans and results, release orphaned permits, and sweep. An idle worker reads every ten
         minutes.
         """
         clock, backoff = self._plan_store.store.clock, Backoff()
@@ -254,9 +262,9 @@ class PlanWorkerSession:
                     await Pause(clock, self._stop, backoff.next_s())  # until the mirror shows the changes
                     continue
                 if has_permits:
-                    await self.limits.release_orphans(self._plan_store, self.worker_loop.running())
+                    await self.limits.release_orphaned_permits(self._plan_store, self.worker_loop.running())
                 if clock.now() >= sweep_at:
-                    share = self.peers.shard()
+                    share = self.peers.get_shard()
                     if share.of and share.rank == 0:
                         await sweep_plans(self._plan_store)
                     sweep_at = clock.now() + _SWEEP_S

@@ -53,7 +53,7 @@ class WorkerSession(Protocol):
 
     @property
     def session(self) -> Session:
-        """The session that the claims are bound to. ``end`` closes it."""
+        """The session that the claims are bound to. ``close`` closes it."""
 
     @property
     def worker_loop(self) -> WorkerLoop:
@@ -63,19 +63,19 @@ class WorkerSession(Protocol):
     def slots(self) -> Slots:
         """The slots that run the tasks."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Join the group of nodes and begin to take tasks.
 
         Raises:
-            LatchworkError: It cannot join now. The node calls ``end`` next.
+            LatchworkError: It cannot join now. The node calls ``close`` next.
         """
 
     def drain(self, timeout_s: float | None) -> bool:
         """Take no more tasks, and wait for the running ones. Return False if some still run after the timeout."""
 
-    def end(self, timeout_s: float) -> list[str]:
+    def close(self, timeout_s: float) -> list[str]:
         """Ask all tasks to stop, release their claims, leave the group, and close the session. Also ends a running
-        ``begin``.
+        ``start``.
 
         Idempotent. Several threads may call it at once; the shortest timeout counts.
 
@@ -264,7 +264,7 @@ class Node(ABC, Generic[S]):
             thread, work = self._thread, self._work
             self._changed.notify_all()
         self._end_requests.put(_ENDED)
-        left = [] if work is None else work.end(close_s)
+        left = [] if work is None else work.close(close_s)
         if left:
             _log.warning("%s: %d tasks did not end in time: %s", self._what, len(left), left[:5])
         if thread is not None and thread is not threading.current_thread():
@@ -395,11 +395,11 @@ class Node(ABC, Generic[S]):
             is_late = self._is_ending()
             self._work = None if is_late else work
         if is_late:
-            work.end(0.0)
+            work.close(0.0)
             return
         forget = session.on_end(self._notify)
         try:
-            work.begin()
+            work.start()
             backoff.reset()
             self._wait_for_end(session)
         finally:
@@ -407,7 +407,7 @@ class Node(ABC, Generic[S]):
             with self._changed:
                 self._is_ready = False
                 self._changed.notify_all()
-            work.end(self._close_s if self._is_closed else _LOST_S)
+            work.close(self._close_s if self._is_closed else _LOST_S)
             with self._changed:
                 self._counts.update(work.worker_loop.stats())
                 self._work = None

@@ -389,7 +389,7 @@ class WorkflowSession:
         self._threads: list[threading.Thread] = []
         self._forgets: list[Callable[[], object]] = []
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Register this worker and start to claim tasks.
 
         Raises:
@@ -432,7 +432,7 @@ class WorkflowSession:
         """
         return self.worker_loop.drain(timeout_s)
 
-    def end(self, timeout_s: float) -> list[str]:
+    def close(self, timeout_s: float) -> list[str]:
         """Stop all running tasks, release them to other workers, and remove this worker's registration. Idempotent.
 
         Args:
