@@ -60,7 +60,8 @@ def test_a_module_of_the_package_is_there_without_an_import_of_its_own():
 
 
 def test_the_process_of_a_task_imports_neither_stores_nor_primitives_nor_event_loops():
-    found = imported("import latchwork.tasks.running.body\nfrom latchwork.tasks import TaskContext, current_task, task")
+    program = "import latchwork.tasks.running.process_main\nfrom latchwork.tasks import TaskContext, current_task, task"
+    found = imported(program)
     assert {name for name in found if name.startswith(("latchwork.store", "latchwork.primitives"))} == set()
     assert "latchwork.backends" not in found
     assert (
@@ -69,7 +70,7 @@ def test_the_process_of_a_task_imports_neither_stores_nor_primitives_nor_event_l
             [
                 sys.executable,
                 "-c",
-                "import sys, latchwork.tasks.running.body; print('asyncio' in sys.modules and 'asyncio')",
+                "import sys, latchwork.tasks.running.process_main; print('asyncio' in sys.modules and 'asyncio')",
             ],
             capture_output=True,
             text=True,

@@ -1,13 +1,13 @@
-"""Commands that end with what they depend on: child processes, each under a separate supervisor.
+"""Child processes that end with the process that started them: each command runs under a separate supervisor.
 
-``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The
-command, and on Linux every process that forks away from it, is killed at its deadline, when its parent is gone, or on
-request. ``DeadlineExtender`` extends that deadline while an ownership lasts: a child that runs under a session is gone
-before the session can end, even if its parent is frozen.
+``Child`` starts a command under a small supervisor process (``supervisor.py``), which outlives a parent that is killed
+or frozen. The supervisor kills the command, and on Linux every process that forks away from it, at its deadline, when
+its parent is gone, or on request. ``DeadlineExtender`` extends that deadline while an ownership lasts, such as a
+session. A child that runs under a session is gone before the session can end, even if its parent is frozen.
 
 If the supervisor itself is killed, the processes of the command are found by a variable of their environment,
 ``LATCHWORK_CHILD``. The parent ends them. If the parent is frozen or dead, the next process of the same user that
-starts a command on this machine ends them (``notes``).
+starts a command on this machine ends them, see ``lock_files.py``.
 
 Not promised: the end of processes that another service started for the command (``at``, a container engine, a batch
 system). Without ``/proc``, only the command's process group is ended. Nothing here touches the network.
@@ -33,7 +33,14 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.forks import ForkGuard
 from latchwork.tasks.children.lock_files import MARK, LockFile, kill_marked, kill_orphans
-from latchwork.tasks.children.order import Stream, Streams, SupervisorHandle, build_order, format_deadline, is_readable
+from latchwork.tasks.children.supervisor_handle import (
+    Stream,
+    Streams,
+    SupervisorHandle,
+    build_order,
+    format_deadline,
+    is_readable,
+)
 
 #: Why a child has ended: by itself, at its deadline, on request, with its parent, or its supervisor was killed.
 Why = Literal["exited", "deadline", "requested", "parent", "unsupervised"]

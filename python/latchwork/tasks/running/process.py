@@ -15,7 +15,9 @@ from latchwork.tasks.errors import TaskProcessDied, TaskStopped, TaskTimeout
 from latchwork.tasks.functions import RegisteredFunction
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.body import (
+from latchwork.tasks.running.calls import PICKLED, StoredCall
+from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
+from latchwork.tasks.running.process_main import (
     MAX_FRAME_OVERHEAD,
     FunctionLocation,
     encode_call_frame,
@@ -23,15 +25,13 @@ from latchwork.tasks.running.body import (
     read_frame,
     write_frame,
 )
-from latchwork.tasks.running.calls import PICKLED, StoredCall
-from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
 
 #: The module search path, for the process itself and not for processes that a task starts.
 _PATH = "LATCHWORK_TASK_PATH"
 _BOOT = f"""
 import os, sys
 sys.path[:] = os.environ.pop("{_PATH}").split(os.pathsep)
-from latchwork.tasks.running.body import main
+from latchwork.tasks.running.process_main import main
 main()
 """
 

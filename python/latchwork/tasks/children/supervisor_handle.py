@@ -15,7 +15,7 @@ from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
 from latchwork.tasks.children.lock_files import MARK, LockFile
 
-SUPERVISOR_PROGRAM = Path(__file__).with_name("shim.py")
+SUPERVISOR_PROGRAM = Path(__file__).with_name("supervisor.py")
 #: The variables of this process that a supervisor gets: variables for the interpreter, and the mark of the command
 #: that this process belongs to. Commands can read the environment of their supervisor, so it gets no others.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)

@@ -1,8 +1,8 @@
-"""A program that supervises one command: ``python -I -S shim.py LABEL``. Standard library only.
+"""A program that supervises one command: ``python -I -S supervisor.py LABEL``. Standard library only.
 
 It owns the processes that the command starts: a process group, and, on Linux, every process that forks away from it. It
 ends all of them when the command has ended, at its deadline, on request, or when the parent has died, whichever comes
-first. ``order`` is the other end of the pipes. No module imports this one.
+first. ``supervisor_handle.py`` is the other end of the pipes. No module imports this one.
 
 Descriptor 0 is a pipe from the parent. It carries the order first: its length, then that many bytes of parts separated
 by NUL. Then lines: ``until T`` (seconds on the boot clock), ``stop S`` (SIGTERM, and SIGKILL after S seconds),
