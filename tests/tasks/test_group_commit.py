@@ -27,8 +27,8 @@ from latchwork.tasks.group_commit import (
     TIMEOUT_S,
     CommitUnit,
     find_conflicting_units,
-    merged_ops,
-    next_batch,
+    merge_ops,
+    select_next_batch,
 )
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Fence, Put, SessionAlive
@@ -57,7 +57,7 @@ def at(key, version=1):
 
 
 def together(*units):
-    return [units.index(each) for each in next_batch(units)]
+    return [units.index(each) for each in select_next_batch(units)]
 
 
 def test_units_of_different_keys_go_together():
@@ -95,7 +95,7 @@ def test_units_that_write_the_same_to_a_key_that_none_asks_about_share_that_writ
     mark = Put("mark", b"")
     one, two, three = (unit([at(f"claim{n}")], [Delete(f"claim{n}"), mark]) for n in range(3))
     assert together(one, two, three) == [0, 1, 2]
-    assert merged_ops([one, two, three]) == [Delete("claim0"), mark, Delete("claim1"), Delete("claim2")]
+    assert merge_ops([one, two, three]) == [Delete("claim0"), mark, Delete("claim1"), Delete("claim2")]
     assert together(*(unit([], [mark, *(Put(f"{n}-{m}", b"") for m in range(44))]) for n in range(3))) == [0, 1]
 
 

@@ -172,7 +172,7 @@ def test_an_item_whose_extra_checks_do_not_hold_is_told_and_stays(store):
         eventually(lambda: "orphan" in node.system.refusals)
         assert store.get("results/orphan") is None
         store.put("owners/gone", b"")
-        node.worker_loop.search_soon()
+        node.worker_loop.request_search()
         assert result_of(store, "orphan").result(PAYLOADS) == 1
 
 
@@ -328,7 +328,7 @@ def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store)
             return super().prepare_run(claim)
 
     with Node(store, Frozen()) as node:
-        node.worker_loop._watchdog.check_at = node.worker_loop._prefetched._check_at = lambda _moment: None
+        node.worker_loop._watchdog.schedule_check = node.worker_loop._prefetched._check_at = lambda _moment: None
         put(store, begins_late, id="x")
         eventually(lambda: node.system.losses)
     assert begun == []
@@ -447,7 +447,7 @@ def test_a_worker_loop_whose_store_is_closed_ends(backend_url):
     store = latchwork.connect(backend_url)
     with closing(Node(store)) as node:
         store.close()
-        node.worker_loop.search_soon()
+        node.worker_loop.request_search()
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("latchwork-worker-loop-n1")])
 
 

@@ -538,7 +538,7 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
     monkeypatch.setattr(WorkflowHooks, "on_claim_refused", noted)
     store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
     x = shell(store, 1, "true", lane="default~db")
-    made._work.worker_loop.search_soon()
+    made._work.worker_loop.request_search()
     eventually(lambda: refusals, what="a refusal")
     store.delete(KEYS.slot("db", 0))
     assert result(store, x).outcome is Outcome.SUCCESS
@@ -547,7 +547,7 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
 def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_free(deaf):
     store, made = deaf
     xs = [shell(store, n, "true", lane="default~db") for n in (1, 2, 3)]
-    made._work.worker_loop.search_soon()
+    made._work.worker_loop.request_search()
     assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
 
 

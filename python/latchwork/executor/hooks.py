@@ -181,7 +181,7 @@ class ExecutorHooks(WorkerHooks):
 
     # Selection
 
-    def shard(self, partition: str) -> TakerShard:
+    def get_preferred_shard(self, partition: str) -> TakerShard:
         """Return the shard of a partition that this worker prefers: all of its own one, and an equal shard of the
         shared one.
         """
@@ -493,7 +493,7 @@ class LargeOutcomes:
             _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
             is_referenced = None
         if is_referenced is False:
-            self._blobs.forget(written.ref)
+            self._blobs.delete_soon(written.ref)
         return backoff.next_s() if is_referenced is None else None
 
     async def _is_referenced(self, written: _Written, fence: Fence) -> bool | None:

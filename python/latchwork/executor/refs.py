@@ -78,7 +78,7 @@ class DetachedTasks:
             return await self._put_until_known(ready, picker, copies, digest, lambda: None)
         blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
         ready = replace(ready, payload=b"", blob=blob)
-        return await self._put_until_known(ready, picker, copies, digest, partial(self.blobs.forget, blob))
+        return await self._put_until_known(ready, picker, copies, digest, partial(self.blobs.delete_soon, blob))
 
     async def _put_until_known(
         self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]

@@ -219,7 +219,7 @@ class ExecutorWorkerSession:
             self.hooks.remove_orphan(member_partition(member.id))
         if change.left:
             self._sweep_at = min(self._sweep_at, self._store.clock.now() + 1.0)
-        self.worker_loop.search_soon()
+        self.worker_loop.request_search()
         self._wake.set()
 
     def _on_watch_ended(self, error: LatchworkError) -> None:
@@ -345,7 +345,7 @@ class ExecutorWorkerSession:
         """Stop taking from partitions without a member that are empty, and remove them from the store."""
         for partition in self.hooks.orphaned_partitions:
             if await steps_of(self._admin_queue.items)(partition, 1):
-                self.worker_loop.search_soon()
+                self.worker_loop.request_search()
             elif await steps_of(self._admin_queue.tidy)(partition):
                 self.hooks.remove_orphan(partition)
 
@@ -365,7 +365,7 @@ class ExecutorWorkerSession:
         busy = {member: load.queued for member, load in loads if load.queued > 0 and member != self._node.member_id}
         self.hooks.set_helped_partition(member_partition(max(busy, key=lambda each: busy[each])) if busy else None)
         if busy:
-            self.worker_loop.search_soon()
+            self.worker_loop.request_search()
         self._idle_since = clock.now()
         self._help_after_s = min(2 * after_s, 8 * (self._options.steal_after_s or 1.0)) if not busy else after_s
 

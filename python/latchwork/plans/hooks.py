@@ -258,7 +258,7 @@ class PlanHooks(WorkerHooks):
         self._limits.begin_search()
         return (PARTITION,)
 
-    def shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
+    def get_preferred_shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
         """Return the shard of the items that this worker prefers."""
         return self._peers.get_shard()
 

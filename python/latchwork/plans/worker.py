@@ -123,13 +123,13 @@ class PlanWorkerSession:
             limits=self.limits,
             peers=self.peers,
             claimer=claimer,
-            runs=RunTracker(lambda: self.slots.typical_s),
+            runs=RunTracker(lambda: self.slots.typical_duration_s),
             stop=self._stop,
         )
         self.worker_loop = WorkerLoop(
             backlog, self.slots, self._commits, hooks, store=store, node_id=config.label, context=config.context
         )
-        self.limits.request_search = self.worker_loop.search_soon
+        self.limits.request_search = self.worker_loop.request_search
         claimer.free_slots, claimer.start_runs = self.worker_loop.free_capacity, self.worker_loop.run_claims
         self._notifier = Notifier()
         self._threads: list[Background] = []
@@ -198,7 +198,7 @@ class PlanWorkerSession:
         for change in batch:
             self._on_plan_changed(change)
         self._notify()
-        self.worker_loop.search_soon()
+        self.worker_loop.request_search()
         for path in self.worker_loop.running():
             plan_id, task = split_item_id(path.rpartition("/")[2])
             if not task.startswith("@") and (self._is_plan_ending(plan_id) or self._is_replaced(path)):
@@ -221,7 +221,7 @@ class PlanWorkerSession:
     def _on_permits_changed(self, *_: object) -> None:
         """Search for items that were skipped for lack of a permit, because another worker may have released one."""
         if self.limits.has_blocked_items:
-            self.worker_loop.search_soon()
+            self.worker_loop.request_search()
         if not self._has_permits:
             self._notify()  # orphaned permits are looked for as long as there are permits
 

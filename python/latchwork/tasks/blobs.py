@@ -1,9 +1,9 @@
-"""Values that are too large for a record, stored in separate chunks.
+"""Storage of values that are too large for one record. Each value is split into chunks.
 
-Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes
-Order:  chunks first, then the record that refers to them, in a transaction of the writer. Both are deleted together.
-Owner:  the id of a session-bound key, so that other processes can see when the owner is gone. Chunks that no record
-        refers to are deleted in the background, with retries, or by ``sweep`` once the owner is gone.
+Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes Order:  chunks first, then the record that refers
+to them, in a transaction of the writer. Both are deleted together. Owner:  the ID of a session-bound key, so that other
+processes can see when the owner is gone. Chunks that no record
+    refers to are deleted in the background, with retries, or by ``sweep`` once the owner is gone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BlobRef(Record, frozen=True):
                 raise ValueError(f"a large value has the address {short(part)}, which is none: {error}") from None
 
     @property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """The number of keys over which the value is spread."""
         return max(1, -(-self.size // CHUNK_BYTES))
 
@@ -103,12 +103,12 @@ class Blobs:
 
     @driven
     async def write(self, owner: str, data: bytes) -> BlobRef:
-        """Write a large value and return a reference to it. Write the record that contains the reference afterwards.
+        """Write a large value and return a reference to it. Then write the record that contains the reference.
 
         If the write fails, its chunks are deleted in the background.
 
         Args:
-            owner: The owner of the value, as one segment of a key.
+            owner: Owner of the value; part of its keys, without ``/``.
             data: The value, up to ``max_bytes`` long.
         Raises:
             PayloadTooLarge: The value is longer than ``max_bytes``.
@@ -124,7 +124,7 @@ class Blobs:
             for number, key in enumerate(self._keys(ref)):
                 await ask(self._store.put, key, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
         except BaseException:
-            self.forget(ref)
+            self.delete_soon(ref)
             raise
         return ref
 
@@ -158,25 +158,27 @@ class Blobs:
 
     @driven
     async def delete(self, ref: BlobRef) -> None:
-        """Delete a value now, without a transaction of the caller."""
+        """Delete a value now. To delete its record in the same transaction, use ``delete_ops``."""
         await ask(self._store.delete_tree, self._path(ref))
 
-    def forget(self, ref: BlobRef) -> None:
-        """Delete a value to which no record refers. Does not block: a background job retries until the store closes."""
-        self._store.cleanup.add(partial(self._delete_unnamed, ref, Backoff(longest_s=_LONGEST_S)))
+    def delete_soon(self, ref: BlobRef) -> None:
+        """Delete a value in the background, with retries until the store closes. No record may refer to it. Does not
+        block.
+        """
+        self._store.cleanup.add(partial(self._try_delete_unreferenced, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven
-    async def sweep(self, living: Callable[[], Iterable[str]]) -> list[str]:
+    async def sweep(self, list_owners: Callable[[], Iterable[str]]) -> list[str]:
         """Delete the values of all owners that no longer exist. Idempotent, and safe to call from any process.
 
         Args:
-            living: Returns the owners that still exist. Called at most once, and may read the store. Owner IDs are
+            list_owners: Returns the owners that still exist. Called at most once, and may read the store. Owner IDs are
                 never reused, so an owner that it does not return is gone permanently.
         Returns:
             The owners whose values were deleted, sorted.
         """
         seen = await ask(self._store.children, self.name)
-        alive = set(living()) if seen else set()
+        alive = set(list_owners()) if seen else set()
         gone = sorted(set(seen) - alive)
         for owner in gone:
             await ask(self._store.delete_tree, f"{self.name}/{owner}")
@@ -186,14 +188,20 @@ class Blobs:
         return f"{self.name}/{ref.owner}/{ref.id}"
 
     def _keys(self, ref: BlobRef) -> list[str]:
-        return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunks)]
+        return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunk_count)]
 
-    async def _delete_unnamed(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
-        """Try once to delete a value, as a job of the store's cleanup thread. Return the seconds until the next try, or
-        None.
+    async def _try_delete_unreferenced(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
+        """Try once to delete a value to which no record refers. Runs in the cleanup thread of the store.
 
-        A successful deletion is repeated once after ``LATE_S``, because a write whose answer was lost may be applied
-        late.
+        A successful deletion is repeated once after ``LATE_S`` seconds, because a write whose answer was lost may be
+        applied late.
+
+        Args:
+            ref: Reference to the value.
+            backoff: Pauses between attempts.
+            is_last: Whether this is the repetition.
+        Returns:
+            Seconds until the next attempt; None if no further attempt is needed.
         """
         try:
             await ask(self._store.delete_tree, self._path(ref))
@@ -204,7 +212,7 @@ class Blobs:
             return backoff.next_s()
         else:
             if not is_last:
-                self._store.cleanup.add(partial(self._delete_unnamed, ref, backoff, is_last=True), LATE_S)
+                self._store.cleanup.add(partial(self._try_delete_unreferenced, ref, backoff, is_last=True), LATE_S)
         return None
 
 

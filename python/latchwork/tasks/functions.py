@@ -54,8 +54,8 @@ class RegisteredFunction:
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The annotations that can be resolved, by parameter name; ``return`` is that of the result."""
-        return _hints(self.fn)
+        """The resolved annotations by parameter name. ``return`` is the annotation of the result."""
+        return _resolve_hints(self.fn)
 
     @cached_property
     def context_parameters(self) -> frozenset[str]:
@@ -64,7 +64,7 @@ class RegisteredFunction:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """The signature without the parameters that get the ``TaskContext``: what a caller passes."""
+        """The signature that callers use: all parameters except those that get the ``TaskContext``."""
         whole = inspect.signature(self.fn)
         kept = [each for each in whole.parameters.values() if each.name not in self.context_parameters]
         return whole.replace(parameters=kept)
@@ -76,14 +76,16 @@ class RegisteredFunction:
 
     @cached_property
     def positional_parameters(self) -> tuple[tuple[str, ...], int] | None:
-        """Names of the parameters, and how many of them have no default. None if some cannot be passed by position."""
+        """The names of the parameters, and the number of parameters without a default. None if some cannot be passed by
+        position.
+        """
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         all_ = self.signature.parameters.values()
         least = sum(each.default is inspect.Parameter.empty for each in all_)
         return (tuple(each.name for each in all_), least) if all(each.kind in kinds for each in all_) else None
 
     def to_call_arguments(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert a mapping of parameter names to values into positional and keyword arguments."""
+        """Convert values by parameter name into positional arguments and keyword arguments."""
         whole = inspect.signature(self.fn)
         found = inspect.BoundArguments(whole, OrderedDict((n, bound[n]) for n in whole.parameters if n in bound))
         return found.args, found.kwargs
@@ -172,25 +174,29 @@ class Functions:
 
         return register if fn is None else register(fn)
 
-    def add(self, one: RegisteredFunction) -> None:
+    def add(self, function: RegisteredFunction) -> None:
         """Add a registered function, for example from another registry.
 
         Raises:
             ValueError: Another function has its name.
         """
-        _check_name(one.name)
+        _check_name(function.name)
         with self._mutex:
-            there = self._by_name.get(one.name)
-            if there is not None and not _is_same(there.fn, one.fn):
-                raise ValueError(f"another function is registered as {one.name!r}; give one of them another name=")
-            self._by_name[one.name] = one
-            self._by_fn[one.fn] = one
+            there = self._by_name.get(function.name)
+            if there is not None and not _are_same_function(there.fn, function.fn):
+                raise ValueError(f"another function is registered as {function.name!r}; give one of them another name=")
+            self._by_name[function.name] = function
+            self._by_fn[function.fn] = function
 
     def load(self, *modules: str) -> Functions:
-        """Import modules, and add all functions in them that were registered with ``@task``. Return this registry.
+        """Import modules, and add all of their functions that were registered with ``@task``.
 
         Pass only names from a program or its command line, because importing a module runs its code.
 
+        Args:
+            modules: Names of the modules.
+        Returns:
+            This registry.
         Raises:
             ModuleNotFoundError: A module does not exist.
             UnknownFunction: A module contains no registered function.
@@ -208,7 +214,7 @@ class Functions:
         return self
 
     def get(self, name: str) -> RegisteredFunction:
-        """Return the registered function with a name.
+        """Return the registered function with this name.
 
         Raises:
             UnknownFunction: There is none. The message lists similar names.
@@ -226,7 +232,7 @@ class Functions:
             return None
 
     def resolve(self, fn: Callable[..., Any] | str) -> RegisteredFunction:
-        """Return the registration of a function that is given itself or by name.
+        """Return the registration of a function, given the function or its name.
 
         Raises:
             UnknownFunction: It is not registered. The message says what to do.
@@ -248,10 +254,10 @@ task = DEFAULT.task
 def default_name(fn: Callable[..., Any]) -> str:
     """Return the name under which a function is registered by default: ``module:qualname``.
 
-    For a function of the main script, the module is the script's file name, by which other processes import it.
+    For a function of the main script, the module is the file name of the script, by which other processes import it.
 
     Raises:
-        ValueError: Other processes could not find the function by name, because it is a lambda or a local function.
+        ValueError: The function is a lambda or a local function, so other processes could not find it by name.
     """
     qualname = str(getattr(fn, "__qualname__", "<object>"))
     if "<" in qualname:
@@ -286,17 +292,17 @@ def _check_name(name: str) -> None:
         raise ValueError(f"a task's name must be 1 to {MAX_NAME_CHARS} printable characters, not {str(given)[:100]!r}")
 
 
-def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether two functions are the same, or come from two imports of the same file."""
-    if one is other:
+def _are_same_function(first: Callable[..., Any], second: Callable[..., Any]) -> bool:
+    """Return whether two functions are the same function, possibly from two imports of the same file."""
+    if first is second:
         return True
-    mine, theirs = getattr(one, "__code__", None), getattr(other, "__code__", None)
+    mine, theirs = getattr(first, "__code__", None), getattr(second, "__code__", None)
     same_place = mine is not None and theirs is not None and mine.co_filename == theirs.co_filename
-    return same_place and getattr(one, "__qualname__", one) == getattr(other, "__qualname__", other)
+    return same_place and getattr(first, "__qualname__", first) == getattr(second, "__qualname__", second)
 
 
-def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return all annotations of a function that can be resolved at run time."""
+def _resolve_hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotations of a function that can be resolved at run time, by parameter name."""
     plain = inspect.unwrap(fn)
     try:
         return typing.get_type_hints(plain, include_extras=True)

@@ -1,8 +1,8 @@
 """Group commit: combines the checks and writes of many threads into one transaction.
 
-While one transaction is being committed, new units gather for the next. There is no delay: a single unit is committed
-alone. After a conflict, the units that caused it fail, and the others are retried. After an unknown outcome, each unit
-is asked whether it was committed.
+A *unit* is one caller's checks and writes, which are committed all or none. While one transaction is being committed,
+new units gather for the next. There is no delay: a single unit is committed alone. After a conflict, the units that
+caused it fail, and the others are retried. After an unknown outcome, each unit is asked whether it was committed.
 
 docs/design/tasks.md has the races.
 """
@@ -44,23 +44,23 @@ CommitCheck = Callable[[LatchworkError], bool]
 
 
 class GroupCommit:
-    """Commits many small units of checks and writes, several per transaction. Thread-safe.
+    """Commits many small units of checks and writes, several units per transaction. Thread-safe.
 
     Construction does no I/O. A thread starts with the first unit.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
-        label: Text for the name of its thread.
-        most: Maximum number of units in one transaction.
+        label: Text for the name of the thread.
+        max_units: Maximum number of units in one transaction.
     """
 
-    def __init__(self, store: Store, *, label: str = "", most: int = MOST_OPS) -> None:
-        if type(most) is not int or most < 1:
-            raise ValueError(f"most must be a whole number from 1, not {most!r}")
+    def __init__(self, store: Store, *, label: str = "", max_units: int = MOST_OPS) -> None:
+        if type(max_units) is not int or max_units < 1:
+            raise ValueError(f"max_units must be a whole number from 1, not {max_units!r}")
         self._store = store
         self._clock: Clock = store.clock
         self._label = label
-        self._most = most
+        self._max_units = max_units
         self._prefix = _key_prefix(store)
         self._home = ForkGuard("this group commit")
         self._changed = Notifier()
@@ -80,7 +80,7 @@ class GroupCommit:
     def submit(
         self, checks: Sequence[Check], ops: Sequence[Op], was_committed: CommitCheck, *, timeout_s: float = TIMEOUT_S
     ) -> Future[Committed | None]:
-        """Schedule checks and writes to be committed soon, all or none. Returns immediately.
+        """Schedule a unit of checks and writes to be committed soon, all or none. Returns immediately.
 
         A committed unit must break one of its own checks, so that it cannot be committed twice. For example, it deletes
         the claim that it checks, or creates a key.
@@ -89,17 +89,17 @@ class GroupCommit:
             checks: Checks that must hold.
             ops: The writes.
             was_committed: Called with the error after a conflict of this unit or an unknown outcome. Returns whether
-                the unit was committed nevertheless. It may read the store, and is called in the thread of this object.
-                If it raises, the future gets that exception.
+                the unit was committed nevertheless. It may read the store, and runs in the thread of this object. If it
+                raises, the future gets that exception.
             timeout_s: Seconds to retry while the server cannot be reached.
         Returns:
-            A future of the commit of the whole transaction, or of None if the unit was committed but the answer was
-                lost. Its errors: ``Conflict``; an exception of ``was_committed``; ``Unavailable``, nothing was written;
-                ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in the thread of this object and
-                must be quick. A unit can be cancelled before it is sent.
+            A future of the commit of the whole transaction. Its result is None if the unit was committed but the answer
+            was lost. Its errors: ``Conflict``; an exception of ``was_committed``; ``Unavailable``, nothing was written;
+            ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in the thread of this object and must be
+            quick. A unit can be cancelled before it is sent.
         Raises:
             Closed: This object was closed.
-            ForkedProcess: It was made by the parent of this process.
+            ForkedProcess: It was created by the parent of this process.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -115,8 +115,10 @@ class GroupCommit:
         return unit.future
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Commit the submitted units for up to ``timeout_s`` seconds. The rest fail with their last error.
-        Idempotent.
+        """Commit the submitted units, and stop the thread. Idempotent.
+
+        Args:
+            timeout_s: Seconds to wait. Units that are not committed then fail with their last error.
         """
         if self._home.is_foreign:
             return
@@ -146,10 +148,10 @@ class GroupCommit:
                 await Pause(self._clock, self._hurry, backoff.next_s())
 
     def _take_batch(self) -> list[CommitUnit]:
-        """Remove the next units from the queue and return them, without those that were cancelled."""
+        """Remove the units of the next transaction from the queue and return them. Drops cancelled units."""
         if not self._waiting:
             return []
-        units = next_batch(self._waiting, self._most)
+        units = select_next_batch(self._waiting, self._max_units)
         chosen = set(map(id, units))
         self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
         return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
@@ -157,7 +159,7 @@ class GroupCommit:
     async def _commit(self, units: list[CommitUnit]) -> bool:
         """Try once to commit these units in one transaction. Return False if the server could not be reached."""
         try:
-            done: Committed = await ask(self._store.commit, merged_checks(units), merged_ops(units))
+            done: Committed = await ask(self._store.commit, merge_checks(units), merge_ops(units))
         except Conflict as error:
             return await self._on_conflict(units, error)
         except OutcomeUnknown as error:
@@ -172,7 +174,7 @@ class GroupCommit:
             if len(units) > 1:
                 await self._commit_separately(units)
             else:
-                _fail_unit(units[0], _final_error(units[0], error))
+                _fail_unit(units[0], _build_final_error(units[0], error))
         else:
             for unit in units:
                 _resolve_unit(unit, done)
@@ -187,13 +189,18 @@ class GroupCommit:
         return all([await self._check_committed(unit, error) for unit in guilty])
 
     async def _commit_separately(self, units: list[CommitUnit]) -> None:
-        """Commit each unit in its own transaction, so that a faulty one does not fail the others."""
+        """Commit each unit in its own transaction, so that a faulty unit does not fail the others."""
         for unit in units:
             await self._commit([unit])
 
     async def _check_committed(self, unit: CommitUnit, error: LatchworkError) -> bool:
-        """Find out whether a unit was committed, and complete its future. Return False if it was queued again for a
-        retry.
+        """Find out whether a unit was committed, and complete its future.
+
+        Args:
+            unit: The unit.
+            error: Error of the commit.
+        Returns:
+            False if the unit was queued again for a retry.
         """
         try:
             has_committed = call_user(unit.was_committed, error)
@@ -213,24 +220,27 @@ class GroupCommit:
         return has_committed or isinstance(error, Conflict)
 
     def _requeue(self, units: list[CommitUnit], error: LatchworkError) -> None:
-        """Put units back at the front of the queue, in order. Fail those whose timeout has passed."""
+        """Put units back at the front of the queue, in order. Units whose timeout has passed fail instead."""
         now = self._clock.now()
         with self._changed.mutex:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
             self._waiting[:0] = [unit for unit in units if unit not in over]
         for unit in over:
-            _fail_unit(unit, _final_error(unit, error))
+            _fail_unit(unit, _build_final_error(unit, error))
 
 
-def _final_error(unit: CommitUnit, error: Exception) -> Exception:
-    """Return the error of a unit after its last attempt: ``OutcomeUnknown`` if an earlier attempt may have committed
-    it.
+def _build_final_error(unit: CommitUnit, error: Exception) -> Exception:
+    """Return the error to report for a unit: ``OutcomeUnknown`` if an earlier attempt may have committed it.
+
+    Args:
+        unit: The unit.
+        error: Error of the last attempt.
     """
     return OutcomeUnknown(str(error)) if unit.is_in_doubt else error
 
 
 def _key_prefix(store: Store) -> str:
-    """Return the prefix that the store adds to keys."""
+    """Return the prefix that a store adds to its keys."""
     (check,) = store.fence(0, Exists("x")).checks
     return check.key[:-1] if isinstance(check, Exists) else ""
 
@@ -250,10 +260,10 @@ def _fail_unit(unit: CommitUnit, error: BaseException) -> None:
 
 
 class CommitUnit:
-    """Checks and writes that are committed together, all or none.
+    """One caller's checks and writes, which are committed together, all or none.
 
     Attributes:
-        checks, ops: The arguments of ``commit``.
+        checks, ops: The checks and the writes.
         was_committed: Returns whether the unit was committed, after an error that leaves this open.
         until: The time on the local clock at which retries end.
         prefix: The prefix that the store adds to keys. Keys in fences have it already.
@@ -329,8 +339,9 @@ class _Batch:
         return not self.units or (fits and len(self.sessions | unit.sessions) <= 1)
 
     def conflicts_with(self, unit: CommitUnit) -> bool:
-        """Return whether one of the two writes a key that the other writes or checks, or their checks contradict each
-        other.
+        """Return whether a unit cannot be in the same transaction as this batch.
+
+        That is so if one writes a key that the other writes or checks, or if their checks contradict each other.
         """
         for key in self._both_write(unit):
             if self.written[key] is None or self.written[key] != unit.written[key]:
@@ -346,64 +357,66 @@ class _Batch:
         return self.written.keys() & unit.written.keys()
 
     def add(self, unit: CommitUnit) -> None:
-        self.record(unit)
+        self.block_keys_of(unit)
         self.units.append(unit)
         self.sessions |= unit.sessions
         self.weight += unit.weight
         self.size += unit.size
 
-    def record(self, unit: CommitUnit) -> None:
-        """Remember the keys of a unit that is not added, so that later units that conflict with it do not overtake
-        it.
-        """
+    def block_keys_of(self, unit: CommitUnit) -> None:
+        """Record the keys of a unit that is left out, so that later units that conflict with it do not overtake it."""
         differing = [key for key in self._both_write(unit) if self.written[key] != unit.written[key]]
         self.written.update(unit.written)
         self.written.update(dict.fromkeys(differing))
         self.checked.update(unit.checked)
 
 
-def next_batch(waiting: Sequence[CommitUnit], most: int = MOST_OPS) -> list[CommitUnit]:
+def select_next_batch(waiting: Sequence[CommitUnit], max_units: int = MOST_OPS) -> list[CommitUnit]:
     """Return the units of the next transaction: the first one, and all that can be combined with it, in order.
 
-    No unit overtakes another one that it conflicts with.
+    No unit overtakes another unit that it conflicts with.
 
     Args:
         waiting: Units in order of arrival; not empty.
-        most: Maximum number of units.
+        max_units: Maximum number of units.
     """
     if len(waiting) == 1:
         return list(waiting)
     batch, behind = _Batch(), _Batch()
     for unit in waiting:
         if (
-            len(batch.units) < most
+            len(batch.units) < max_units
             and batch.has_space(unit)
             and not batch.conflicts_with(unit)
             and not behind.conflicts_with(unit)
         ):
             batch.add(unit)
         else:
-            behind.record(unit)
-        if len(batch.written) >= MOST_OPS or len(batch.units) >= most:
+            behind.block_keys_of(unit)
+        if len(batch.written) >= MOST_OPS or len(batch.units) >= max_units:
             break
     return batch.units
 
 
 def find_conflicting_units(units: Sequence[CommitUnit], error: Conflict) -> list[CommitUnit]:
-    """Return the units that caused a conflict, because one of their checks or writes did not hold.
+    """Return the units that caused a conflict, because one of their checks or writes failed.
 
-    The result is empty if the error does not name any of them. Then each unit must be tried separately.
+    Args:
+        units: The units of the transaction.
+        error: The conflict.
+    Returns:
+        The units; empty if the error names none of them. Each unit must then be tried separately.
     """
     failed = list(error.failed)
     return [unit for unit in units if any(each in failed for each in (*unit.checks, *unit.ops))]
 
 
-def merged_checks(units: Iterable[CommitUnit]) -> list[Check]:
+def merge_checks(units: Iterable[CommitUnit]) -> list[Check]:
     """Return the checks of all units without duplicates, in order."""
     return list(dict.fromkeys([check for unit in units for check in unit.checks]))
 
 
-def merged_ops(units: Iterable[CommitUnit]) -> list[Op]:
+def merge_ops(units: Iterable[CommitUnit]) -> list[Op]:
     """Return the writes of all units, in order. A write that several units share appears once, at its first
     position.
     """

@@ -77,14 +77,14 @@ class Retry:
         """
         return attempt < self.attempts and (error is None or isinstance(error, self.on))
 
-    def pause_s(self, attempt: int, chance: float | None = None) -> float:
+    def pause_s(self, attempt: int, random_fraction: float | None = None) -> float:
         """Return the seconds to pause after a failed attempt.
 
         Args:
             attempt: Number of the attempt that failed, from 1.
-            chance: A number from 0 to 1 that determines the jitter; None draws one.
+            random_fraction: A number from 0 to 1 that determines the jitter; None draws one.
         """
-        drawn = random.random() if chance is None else chance
+        drawn = random.random() if random_fraction is None else random_fraction
         return backoff_s(attempt - 1, self.initial_s, self.increase, self.max_s) * (1 + self.jitter * (2 * drawn - 1))
 
 
@@ -110,12 +110,12 @@ class StoredRetry(Struct, frozen=True):
 
     @classmethod
     def from_retry(cls, retry: Retry) -> StoredRetry:
-        """Convert a retry policy for storage."""
+        """Convert a retry policy into its stored form."""
         on = tuple(map(type_name, retry.on))
         return cls(retry.attempts, retry.initial_s, retry.increase, retry.max_s, retry.jitter, on)
 
     def to_retry(self) -> Retry:
-        """Convert back to a retry policy, without its exception classes."""
+        """Convert the stored form into a retry policy, without its exception classes."""
         return Retry(self.attempts, self.initial_s, self.increase, self.max_s, self.jitter)
 
 
@@ -124,6 +124,6 @@ def type_name(kind: type[BaseException]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def is_final(error: BaseException | None) -> bool:
-    """Return whether an error means that the call itself is wrong, so that a retry cannot help."""
+def is_permanent_error(error: BaseException | None) -> bool:
+    """Return whether an error means that the call itself is invalid, so that a retry cannot help."""
     return isinstance(error, LatchworkError) and isinstance(error, (LookupError, TypeError, ValueError))

@@ -170,17 +170,24 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select`` that becomes readable when the child has ended. ``poll`` then returns
-        how.
-        """
+        """Return a descriptor for ``select``. It becomes readable when the child has ended; call ``poll`` then."""
         return self._supervisor.reports
 
     def set_deadline(self, until: float) -> None:
-        """Set the time on the boot clock at which the child is killed. It may be earlier or later than before."""
+        """Set the time on the boot clock at which the child is killed. It may be earlier or later than before.
+
+        Args:
+            until: The time in seconds, as from ``Clock.now()``.
+        """
         self._send_order(f"until {format_deadline(until)}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Send SIGTERM to the process group of the command, and kill it after ``grace_s`` seconds. Does not wait."""
+        """Ask the command to end: send SIGTERM to its process group, and kill it later if it is still running. Does not
+        wait.
+
+        Args:
+            grace_s: Seconds between SIGTERM and the kill.
+        """
         if not is_number(grace_s, 0.0):
             raise ValueError(f"grace_s must be a number of seconds from 0, not {grace_s!r}")
         self._send_order(f"stop {grace_s!r}")
@@ -200,6 +207,8 @@ class Child:
     def wait(self, timeout_s: float | None = None) -> ChildEnd:
         """Wait until the command and everything that it started has ended, and return how it ended.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             WaitTimeout: It is still running.
         """
@@ -240,7 +249,7 @@ class Child:
         return self._end
 
     def _read_reports(self) -> None:
-        """Read what the supervisor has reported, and set the end of the child if it is known.
+        """Read the reports of the supervisor, and record the end of the child if they contain it.
 
         If the pipe ends without a report, the supervisor was killed.
         """
@@ -262,8 +271,8 @@ class Child:
     def _end_without_supervisor(self) -> ChildEnd:
         """Kill all processes of the command after its supervisor was killed, and return how the child ended.
 
-        The kernel has killed the command itself. Processes that forked away from it are found by a variable of their
-        environment.
+        The kernel has already killed the command itself. Processes that forked away from it are found by a variable of
+        their environment.
         """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -299,7 +308,7 @@ class Child:
 
 
 def _parse_end(words: list[bytes]) -> ChildEnd:
-    """Parse the report of a supervisor on how its command has ended."""
+    """Parse the supervisor's report about the end of its command."""
     why, status, user_s, system_s, rss, left = (each.decode() for each in words)
     code = os.waitstatus_to_exitcode(int(status))
     return ChildEnd(
@@ -321,11 +330,10 @@ def _signal_name(number: int) -> str:
 
 
 class DeadlineExtender:
-    """Extends the deadlines of child processes as long as an ownership, such as a session, is certain to last.
-    Thread-safe.
+    """Extends the deadlines of child processes while an ownership lasts, such as a session. Thread-safe.
 
-    One thread extends the deadlines of all its children. If this process is frozen or killed, the deadlines are no
-    longer extended, and the supervisors kill the children at the last one.
+    One thread extends the deadlines of all children. If this process is frozen or killed, the deadlines are no longer
+    extended, and the supervisors kill the children.
 
     Args:
         remaining_s: Returns the seconds for which the ownership is certain to last, for example
@@ -354,11 +362,16 @@ class DeadlineExtender:
 
     @property
     def until(self) -> float:
-        """The time on the boot clock until which children may currently run."""
+        """The current deadline of the children, as a time on the boot clock."""
         return SYSTEM_CLOCK.now() + self._remaining_s() - self._margin_s
 
     def add(self, child: Child, deadline: float = math.inf) -> None:
-        """Start to extend the deadline of a child, but never beyond ``deadline``."""
+        """Keep extending the deadline of a child while the ownership lasts.
+
+        Args:
+            child: The child process.
+            deadline: Time on the boot clock beyond which its deadline is never extended.
+        """
         with self._mutex:
             if self._closed.is_set():
                 raise Closed("this deadline extender was closed; make another one")
@@ -369,7 +382,12 @@ class DeadlineExtender:
         child.set_deadline(min(self.until, deadline))
 
     def remove(self, child: Child, *, deadline: float = math.inf) -> None:
-        """Stop extending the deadline of a child, and set its deadline independently of the ownership."""
+        """Stop extending the deadline of a child, and set a deadline that does not depend on the ownership.
+
+        Args:
+            child: The child process.
+            deadline: Time on the boot clock at which it is killed; infinity for never.
+        """
         with self._mutex:
             there = self._held.pop(child, None)
         if there is not None:

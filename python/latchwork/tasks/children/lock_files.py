@@ -1,14 +1,13 @@
-"""Lock files of running commands. By them, the next start of a command finds processes whose supervisor was killed.
+"""Lock files of running commands. They let the next start of a command find processes whose supervisor was killed.
 
     <temporary folder>/latchwork-<user>/children-<boot>-<process namespace>/<mark>
 
 The file is empty. The supervisor locks it while it is running, and removes it once nothing is left of its command. So a
-file without a lock belongs to a supervisor that was killed, and processes with its mark may be killed. Neither a
-process ID nor an environment variable is proof without the file: IDs are reused, and a batch system or ``at`` copies
-the environment to processes that are not ours.
+file without a lock belongs to a supervisor that was killed, and processes with its mark in their environment may be
+killed. Neither a process ID nor an environment variable is proof without the file: IDs are reused, and a batch system
+or ``at`` copies the environment to processes that are not ours.
 
-A folder that other users can write to is not used, because they could name processes to be killed. Works on Linux only.
-Nothing here touches the network.
+A folder that other users can write to is not used, because they could name processes to be killed.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class LockFile:
 
     @property
     def order(self) -> bytes:
-        """The descriptor and the path, in the form in which the supervisor gets them."""
+        """The descriptor and the path of the file, in the form that the supervisor reads."""
         return b"" if self.path is None else str(self.fd).encode() + b" " + os.fsencode(self.path)
 
     def close(self) -> None:
@@ -76,7 +75,7 @@ class LockFile:
             os.close(fd)
 
     def remove(self) -> None:
-        """Delete the file, because nothing is left of the command or none was started."""
+        """Delete the file, because no process of the command is left."""
         self.close()
         if self.path is not None:
             with suppress(OSError):
@@ -84,9 +83,10 @@ class LockFile:
 
 
 def kill_orphans() -> int:
-    """Kill this user's processes whose supervisors were killed. Return the number of processes killed.
+    """Kill this user's processes whose supervisors were killed, and wait until they have ended.
 
-    Returns once they are gone, as far as they can be killed.
+    Returns:
+        The number of killed processes. Processes that hang in the kernel may still exist.
     """
     folder, count = lock_folder(), 0
     for path in () if folder is None else _find_unlocked(folder):
@@ -97,15 +97,16 @@ def kill_orphans() -> int:
 
 
 def _find_unlocked(folder: Path) -> list[Path]:
-    """Return the lock files of supervisors that were killed."""
+    """Return the lock files in a folder whose supervisors were killed."""
     with suppress(OSError):
         return [path for path in folder.iterdir() if _A_MARK.match(path.name) and not _is_locked(path)]
     return []
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether the supervisor of a lock file is running. Takes a shared lock, so concurrent checks do not disturb
-    each other.
+    """Return whether the supervisor of a lock file is running.
+
+    Takes a shared lock for a moment, so that concurrent checks do not disturb each other.
     """
     import fcntl
 
@@ -123,7 +124,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def lock_folder() -> Path | None:
-    """Return the folder of this user's lock files, created if needed; None if other users can write to it."""
+    """Return the folder of this user's lock files, and create it if needed. None if other users can write to it."""
     name = _boot_folder_name()
     if not name:
         return None
@@ -136,8 +137,8 @@ def lock_folder() -> Path | None:
 
 @cache
 def _boot_folder_name() -> str:
-    """Return a folder name that is unique to this boot and process namespace; empty if the system does not report
-    them.
+    """Return a folder name that is unique to this boot of the machine and this process namespace. Empty if they are
+    unknown.
     """
     try:
         return f"children-{_BOOT.read_text().strip()[:13]}-{_PIDS.stat().st_ino}"
@@ -146,11 +147,13 @@ def _boot_folder_name() -> str:
 
 
 def kill_marked(mark: str, within_s: float = 5.0) -> int:
-    """Kill all processes whose environment has a mark, also those started meanwhile. Return the number of processes
-    killed.
+    """Kill all processes whose environment contains a mark, including those that they start meanwhile.
 
-    Returns when none is left, or after ``within_s`` seconds: a process can hang in the kernel, for example on a dead
-    disk.
+    Args:
+        mark: Value of the environment variable ``LATCHWORK_CHILD``.
+        within_s: Seconds after which to give up. A process can hang in the kernel, for example on a dead disk.
+    Returns:
+        The number of killed processes.
     """
     entry = f"{MARK}={mark}".encode()
     until = time.monotonic() + within_s
@@ -168,7 +171,7 @@ def kill_marked(mark: str, within_s: float = 5.0) -> int:
 
 
 def _stop_marked(entry: bytes) -> Iterator[int]:
-    """Send SIGSTOP to all processes whose environment has an entry, and yield their IDs."""
+    """Send SIGSTOP to all processes whose environment contains an entry, and yield their IDs."""
     names = [each.name for each in _PROC.iterdir()] if _PROC.is_dir() else []
     for pid in map(int, filter(str.isdecimal, names)):
         if pid != os.getpid() and _send(pid, entry, signal.SIGSTOP):
@@ -176,7 +179,7 @@ def _stop_marked(entry: bytes) -> Iterator[int]:
 
 
 def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
-    """Send a signal to a process if its environment has an entry. Return whether the signal was sent."""
+    """Send a signal to a process if its environment contains an entry. Return whether the signal was sent."""
     if entry not in _read_environment(pid):
         return False
     with suppress(OSError, AttributeError):
@@ -191,7 +194,7 @@ def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
 
 
 def _read_environment(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with; empty if the process has ended or cannot be read."""
+    """Return the environment with which a process was started. Empty if the process has ended or cannot be read."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

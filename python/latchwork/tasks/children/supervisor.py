@@ -37,12 +37,12 @@ TFD_NONBLOCK, TFD_ABSTIME = 0o4000, 1
 
 
 def boot_time() -> float:
-    """Return the seconds on the boot clock, which also runs while the machine is suspended."""
+    """Return the seconds on the boot clock, which keeps running while the machine is suspended."""
     return time.clock_gettime(BOOT)
 
 
 class System:
-    """Functions of libc that the standard library does not offer. Without libc, calls have no effect."""
+    """Functions of libc that the standard library lacks. Without libc, calls have no effect."""
 
     def __init__(self) -> None:
         self.libc = None
@@ -54,7 +54,7 @@ class System:
                 self.libc = ctypes.CDLL(None, use_errno=True)
 
     def prctl(self, option: int, value: int) -> bool:
-        """Set an option of this process. Return False if that is not possible."""
+        """Set an option of this process. Return whether that was possible."""
         return self.libc is not None and bool(self.libc.prctl(option, value, 0, 0, 0) == 0)
 
     def boot_timer(self) -> int | None:
@@ -66,13 +66,18 @@ class System:
         timer = self.libc.timerfd_create(BOOT, TFD_NONBLOCK)
         return timer if timer >= 0 else None
 
-    def set_timer(self, timer: int, moment: float) -> None:
-        """Make a timer descriptor readable at a time on the boot clock; infinity disarms it."""
-        whole = 0 if moment == float("inf") else int(moment)
-        values = (0, 0, whole, int((moment - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
+    def set_timer(self, timer_fd: int, time_s: float) -> None:
+        """Make a timer descriptor readable at a given time.
+
+        Args:
+            timer_fd: The timer descriptor.
+            time_s: Time on the boot clock in seconds; infinity disarms the timer.
+        """
+        whole = 0 if time_s == float("inf") else int(time_s)
+        values = (0, 0, whole, int((time_s - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
         spec = (self.ctypes.c_long * 4)(*values)
         if self.libc is not None:
-            self.libc.timerfd_settime(timer, TFD_ABSTIME, spec, None)
+            self.libc.timerfd_settime(timer_fd, TFD_ABSTIME, spec, None)
 
 
 class Order:
@@ -93,7 +98,7 @@ class Order:
 
 
 class Supervisor:
-    """Starts one command, and makes sure that it ends in time, together with all processes that it started."""
+    """Starts one command, and ensures that it and all processes that it started end in time."""
 
     def __init__(self, order: Order, system: System) -> None:
         self.order = order
@@ -111,8 +116,8 @@ class Supervisor:
         self.is_reaper = system.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
-        """Start the command, and supervise it until it and all its processes have ended."""
-        wake = self.wake_pipe()
+        """Start the command, and supervise it until it and all of its processes have ended."""
+        wake = self.create_wake_pipe()
         parent = self.watch_parent()
         if not self.start():
             return
@@ -124,49 +129,60 @@ class Supervisor:
         while self.status is None:
             moment = self.enforce_deadlines()
             if self.status is None:
-                ready = dict(poll.poll(self.pause_ms(timer, moment)))
+                ready = dict(poll.poll(self.get_poll_timeout_ms(timer, moment)))
                 self.handle_ready(ready, wake, parent)
             self.reap(wait=False)
-        self.end_all()
+        self.kill_descendants()
         self.report(
             f"ended {self.why} {self.status} {self.usage[0]:.6f} {self.usage[1]:.6f} {self.usage[2]} {self.left}"
         )
 
     def enforce_deadlines(self) -> float:
-        """Send SIGTERM to the command or kill it, if that is due. Return the next time to check, on the boot clock."""
+        """Send SIGTERM to the command, or kill it, if that is due. Return the next time to check, on the boot clock."""
         if self.kill_at is not None and boot_time() >= self.kill_at:
             self.kill("requested")
         elif boot_time() >= self.until:
             self.kill("deadline")
         elif self.order.grace_s and not self.warned and boot_time() >= self.until - self.order.grace_s:
             self.warned = True
-            self.signal(signal.SIGTERM)
+            self.signal_group(signal.SIGTERM)
         moments = [self.until if self.warned or not self.order.grace_s else self.until - self.order.grace_s]
         return min([*moments, *([self.kill_at] if self.kill_at is not None else [])])
 
-    def pause_ms(self, timer: int | None, moment: float) -> int | None:
-        """Return the timeout for ``poll`` in milliseconds; None waits for an event, for example of the timer
-        descriptor.
+    def get_poll_timeout_ms(self, timer_fd: int | None, next_check_at: float) -> int | None:
+        """Return the timeout for ``poll`` in milliseconds. None waits for an event, such as the timer.
+
+        Args:
+            timer_fd: Timer descriptor, which is set to the next check; None if the system has no timers.
+            next_check_at: Time of the next check on the boot clock.
         """
-        if timer is None:
-            if moment == float("inf"):
+        if timer_fd is None:
+            if next_check_at == float("inf"):
                 return None
-            return int(max(0.0, min(LOOK_S, moment - boot_time())) * 1000) + 1
-        self.system.set_timer(timer, moment)
+            return int(max(0.0, min(LOOK_S, next_check_at - boot_time())) * 1000) + 1
+        self.system.set_timer(timer_fd, next_check_at)
         return None
 
-    def handle_ready(self, ready: dict[int, int], wake: int, parent: int | None) -> None:
-        """Handle the descriptors that ``poll`` reported as ready."""
-        if wake in ready:
+    def handle_ready(self, ready: dict[int, int], wake_fd: int, parent_fd: int | None) -> None:
+        """Handle the descriptors that ``poll`` has reported as ready.
+
+        Args:
+            ready: Events by descriptor.
+            wake_fd: Descriptor that is readable when a child has ended.
+            parent_fd: Descriptor that is readable when the parent has ended; None if there is none.
+        """
+        if wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(wake, 64)
+                os.read(wake_fd, 64)
         if 0 in ready:
             self.read_orders()
-        if parent is not None and parent in ready:
-            self.kill("parent")
+        if parent_fd is not None and parent_fd in ready:
+            self.kill("parent_fd")
 
     def read_orders(self) -> None:
-        """Read and execute the lines that the parent has sent. The end of the pipe means that the parent is gone."""
+        """Read and exec_program the lines that the parent has sent. The end of the pipe means that the
+        parent is gone.
+        """
         data = os.read(0, 65536)
         if not data:
             self.kill("parent")
@@ -177,17 +193,22 @@ class Supervisor:
             self.execute_order(*line.split())
 
     def execute_order(self, verb: bytes = b"", value: bytes = b"") -> None:
-        """Execute one line that the parent has sent, such as ``until 17.5`` or ``kill``."""
+        """Execute one line that the parent has sent, such as ``until 17.5`` or ``kill``.
+
+        Args:
+            verb: The first word of the line.
+            value: The second word.
+        """
         if verb == b"until":
             self.until = float(value)
         elif verb == b"stop":
             self.why = "requested"
-            self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)
+            self.signal_group(signal.SIGTERM)
+            self.signal_group(signal.SIGCONT)
             moment = boot_time() + float(value)
             self.kill_at = moment if self.kill_at is None else min(self.kill_at, moment)
         elif verb == b"signal":
-            self.signal(int(value))
+            self.signal_group(int(value))
         elif verb == b"kill":
             self.kill("requested")
 
@@ -232,7 +253,7 @@ class Supervisor:
             for number in OURS:
                 signal.signal(number, signal.SIG_DFL)
             where = "program"
-            execute(self.order.argv, self.order.env)
+            exec_program(self.order.argv, self.order.env)
         except OSError as error:
             os.write(failure, f"{error.errno or 0} {where}".encode())
         except BaseException:  # never return into the loop of the parent
@@ -251,7 +272,7 @@ class Supervisor:
             os.close(fd)
 
     def change_user(self) -> None:
-        """Switch to the user that the order names, and drop all groups of the current user."""
+        """Switch to the user of the command, and drop all groups of the current user."""
         if not self.order.user:
             return
         uid, gid, *groups = [int(number) for number in self.order.user.split()]
@@ -260,34 +281,36 @@ class Supervisor:
         os.setuid(uid)
         self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
 
-    def kill(self, why: str) -> None:
-        """Kill the command, and record why."""
-        self.why = why
-        self.signal(signal.SIGKILL)
+    def kill(self, reason: str) -> None:
+        """Kill the command, and record the reason for the report."""
+        self.why = reason
+        self.signal_group(signal.SIGKILL)
         self.reap(wait=True)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the command's process group. The group's ID is not reused until the command is reaped."""
+    def signal_group(self, signal_number: int) -> None:
+        """Send a signal to the command's process group. The ID of the group is not reused until the command is
+        reaped.
+        """
         if self.status is None:
-            send(os.killpg, self.child, number)
+            send(os.killpg, self.child, signal_number)
 
     def reap(self, *, wait: bool) -> None:
         """Record the end of the command if it has ended, and reap other processes that were reparented to this one."""
         flags = os.WEXITED | os.WNOWAIT
         if self.status is None and os.waitid(os.P_PID, self.child, flags | (0 if wait else os.WNOHANG)) is not None:
-            self.left = len(self.descendants())
-            self.signal(signal.SIGKILL)
+            self.left = len(self.signal_descendants())
+            self.signal_group(signal.SIGKILL)
             _, self.status, usage = os.wait4(self.child, 0)
             self.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, flags | os.WNOHANG)) is not None and dead.si_pid != self.child:
                 os.waitpid(dead.si_pid, 0)
 
-    def end_all(self) -> None:
-        """Kill all processes that forked away from the command. Return once none is left."""
+    def kill_descendants(self) -> None:
+        """Kill all processes that forked away from the command, and wait until none is left."""
         while True:
             known: set[int] = set()
-            while not (here := self.descendants(signal.SIGSTOP)) <= known:  # a stopped process cannot fork
+            while not (here := self.signal_descendants(signal.SIGSTOP)) <= known:  # a stopped process cannot fork
                 known |= here
             for pid in known:
                 send(os.kill, pid, signal.SIGKILL)
@@ -297,27 +320,31 @@ class Supervisor:
             time.sleep(REAP_S)
 
     def has_children(self) -> bool:
-        """Return whether this process has any child left, including zombies."""
+        """Return whether this process has any child processes left, including zombies."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
         return True
 
-    def descendants(self, number: int = 0) -> set[int]:
-        """Return the IDs of the running processes below this one, and send signal ``number`` to each; 0 sends none."""
+    def signal_descendants(self, signal_number: int = 0) -> set[int]:
+        """Send a signal to all processes below this one. Return the IDs of those that are running.
+
+        Args:
+            signal_number: The signal; 0 sends none.
+        """
         found, look_at = set(), [os.getpid()]
         while self.is_reaper and look_at:
-            for pid in children_of(look_at.pop()):
+            for pid in list_child_ids(look_at.pop()):
                 if pid not in found:
-                    send(os.kill, pid, number)
+                    send(os.kill, pid, signal_number)
                     found.add(pid)
                     look_at.append(pid)
         return {pid for pid in found if not is_zombie(pid)}
 
     # The parent
 
-    def wake_pipe(self) -> int:
+    def create_wake_pipe(self) -> int:
         """Create a pipe that becomes readable when a child has ended, and return its reading end."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
@@ -329,9 +356,9 @@ class Supervisor:
         return reading
 
     def watch_parent(self) -> int | None:
-        """Open a descriptor that becomes readable when the parent ends. Return None if the system has no pidfd.
+        """Open a descriptor that becomes readable when the parent has ended. Return None if the system has no pidfd.
 
-        It is needed because a child of the parent may hold the other end of the pipe open.
+        The end of the parent's pipe is not enough: a child of the parent may hold the other end open.
         """
         opened: int | None = None
         with contextlib.suppress(AttributeError, OSError):
@@ -341,8 +368,11 @@ class Supervisor:
         return opened
 
     def report(self, line: str, *, is_last: bool = True) -> None:
-        """Send a line to the parent, if it is there. Before the last line, delete the lock file, because nothing is
-        left.
+        """Send a line to the parent, if it is still running.
+
+        Args:
+            line: The line.
+            is_last: Whether this is the last line. No process is left then, so the lock file is deleted first.
         """
         with contextlib.suppress(OSError):
             if is_last and self.order.lock_file:
@@ -351,14 +381,20 @@ class Supervisor:
             os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
 
 
-def send(kill: Callable[[int, int], object], pid: int, number: int) -> None:
-    """Send a signal to a process or a process group, if it exists."""
+def send(kill: Callable[[int, int], object], pid: int, signal_number: int) -> None:
+    """Send a signal to a process or a process group, if it exists.
+
+    Args:
+        kill: ``os.kill`` or ``os.killpg``.
+        pid: ID of the process or the process group.
+        signal_number: The signal.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(pid, number)
+        kill(pid, signal_number)
 
 
-def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """Replace this process by a program, which is searched for in ``PATH`` as a shell does.
+def exec_program(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Replace this process by a program. Searches for the program in ``PATH``, like a shell.
 
     Imports nothing, because this may run as another user who cannot read the modules.
     """
@@ -375,8 +411,8 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     raise why
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the IDs of the child processes of all threads of a process."""
+def list_child_ids(pid: int) -> list[int]:
+    """Return the IDs of the child processes of a process, started by any of its threads."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes long to import
@@ -386,14 +422,14 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process has ended but was not reaped, or does not exist."""
+    """Return whether a process does not exist, or has ended but was not reaped."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - likewise
         return file.read().rpartition(b")")[2].split()[0] == b"Z"
     return True
 
 
 def read_exactly(count: int) -> bytes:
-    """Read ``count`` bytes from the parent. Exit if the pipe ends before."""
+    """Read ``count`` bytes from the parent. Exit if the pipe ends earlier."""
     data = b""
     while len(data) < count:
         part = os.read(0, count - len(data))

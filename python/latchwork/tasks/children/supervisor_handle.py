@@ -1,4 +1,4 @@
-"""The order that a supervisor gets, its start, and the streams of its child."""
+"""The parent's side of a supervisor: the message that describes a command, the supervisor process, and its streams."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def build_order(  # noqa: PLR0917 - the parts of one record, in its order
     The fields for the descriptors of the streams and for the lock file are empty; ``SupervisorHandle.start`` fills
     them.
 
+    Args:
+        argv: The program and its arguments.
+        env: The complete environment; None uses that of this process.
+        folder: The working directory; None uses that of this process.
+        until: Time on the boot clock at which the command is killed.
+        grace_s: Seconds between SIGTERM and the kill; 0 sends no SIGTERM.
+        user: Name of the user to run as; None keeps the user.
+        keep: Descriptors that the command inherits.
     Raises:
         ValueError: An argument is invalid.
     """
@@ -71,8 +79,10 @@ def build_order(  # noqa: PLR0917 - the parts of one record, in its order
 
 
 def format_deadline(until: float) -> str:
-    """Format a time for the supervisor.
+    """Format a deadline for the supervisor.
 
+    Args:
+        until: Time on the boot clock in seconds.
     Raises:
         ValueError: It is not a number.
     """
@@ -83,14 +93,14 @@ def format_deadline(until: float) -> str:
 
 
 class SupervisorHandle:
-    """A handle on the supervisor process of one command, before and after its start.
+    """A handle to the supervisor process of one command, before and after its start.
 
     The supervisor and its command end when ``orders`` is closed.
 
     Attributes:
         process: The process; None before the start.
-        orders: Descriptor to write orders to; -1 if closed.
-        reports: Descriptor to read reports from; -1 if closed.
+        orders: Descriptor to write commands for the supervisor to; -1 if closed.
+        reports: Descriptor to read its reports from; -1 if closed.
     """
 
     def __init__(self) -> None:
@@ -110,7 +120,15 @@ class SupervisorHandle:
     def start(
         self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, lock_file: LockFile
     ) -> None:
-        """Start the supervisor process, and send it the description of its command and the lock file."""
+        """Start the supervisor process, and send it the description of its command.
+
+        Args:
+            order: The description, from ``build_order``.
+            streams: Descriptors of the standard streams of the command.
+            keep: Other descriptors that the command inherits.
+            label: Name of the supervisor in process lists.
+            lock_file: Lock file that the supervisor holds while it is running.
+        """
         order[5] = " ".join(map(str, streams)).encode()
         order[6] = lock_file.order
         passed = [*streams, *keep, *([lock_file.fd] if lock_file.path is not None else [])]
@@ -158,14 +176,21 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until there is data to read from a descriptor. Return False after ``timeout_s``."""
+    """Wait until there is data to read from a descriptor.
+
+    Args:
+        fd: The descriptor.
+        timeout_s: Seconds to wait; None waits forever.
+    Returns:
+        Whether there is data; False after the timeout.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
 
 
 def _absolute_folder(folder: str | Path | None) -> bytes:
-    """Return a folder as an absolute path. The supervisor itself runs in ``/``, so that it keeps no other folder in
+    """Return a folder as an absolute path. The supervisor runs in ``/``, so that it does not keep another folder in
     use.
     """
     try:
@@ -175,7 +200,7 @@ def _absolute_folder(folder: str | Path | None) -> bytes:
 
 
 def _user_ids_text(user: str | None) -> str:
-    """Return the user ID, the group ID and all supplementary groups of a user, as text."""
+    """Return the user ID, the group ID and all supplementary group IDs of a user, as text."""
     if user is None:
         return ""
     import pwd  # not on every system
@@ -188,7 +213,7 @@ def _user_ids_text(user: str | None) -> str:
 
 
 class Streams:
-    """The standard streams of one child: the descriptors that it inherits, and the parent's ends of pipes."""
+    """The standard streams of one child: the descriptors that the child inherits, and this process's ends of pipes."""
 
     def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
         self.child_fds: list[int] = []

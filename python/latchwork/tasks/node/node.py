@@ -1,10 +1,10 @@
 """``Node``: the life-cycle of a process that runs tasks.
 
-    start -> session -> begin -> ready -> session lost -> end -> next session -> ...
-    drain: takes no more tasks, and begins no next session
+    start -> open a session -> claim and run tasks -> session lost -> stop the tasks -> next session -> ...
+    drain: claims no more tasks, and opens no next session
     close: asks tasks to stop, and ends the session
 
-docs/design/tasks.md has the decisions. A system implements ``WorkerSession``.
+docs/design/tasks.md has the decisions. A system, such as the executor, implements ``WorkerSession``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ENDED = "close()"
 
 
 class WorkerSession(Protocol):
-    """The work of a node during one store session, implemented by each system. Thread-safe.
+    """The work of a node during one session with the store, implemented by each system. Thread-safe.
 
     Construction does no I/O.
     """
@@ -64,14 +64,20 @@ class WorkerSession(Protocol):
         """The slots that run the tasks."""
 
     def start(self) -> None:
-        """Join the group of nodes and begin to take tasks.
+        """Join the group of nodes and start to claim tasks.
 
         Raises:
             LatchworkError: It cannot join now. The node calls ``close`` next.
         """
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Take no more tasks, and wait for the running ones. Return False if some still run after the timeout."""
+        """Claim no more tasks, and wait for the running ones.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            Whether all tasks have ended; False after the timeout.
+        """
 
     def close(self, timeout_s: float) -> list[str]:
         """Ask all tasks to stop, release their claims, leave the group, and close the session. Also ends a running
@@ -79,12 +85,14 @@ class WorkerSession(Protocol):
 
         Idempotent. Several threads may call it at once; the shortest timeout counts.
 
+        Args:
+            timeout_s: Seconds to wait for the tasks.
         Returns:
             The paths of the tasks that still run.
         """
 
     def unavailable_reason(self) -> str | None:
-        """Return why no tasks can be taken now, or None if they can."""
+        """Return why no tasks can be claimed now, or None if they can."""
 
 
 S = TypeVar("S", bound=WorkerSession)
@@ -191,11 +199,11 @@ class Node(ABC, Generic[S]):
         """Create the object that does the work of one session. Does no I/O."""
 
     def start(self) -> None:
-        """Join and begin to take tasks, in the background. Idempotent.
+        """Start to join and to claim tasks in the background. Idempotent.
 
         Raises:
             Closed: The node was closed or drained.
-            ForkedProcess: A parent of this process made it.
+            ForkedProcess: The node was created by a parent of this process.
         """
         self._home.check()
         with self._changed:
@@ -206,14 +214,14 @@ class Node(ABC, Generic[S]):
                 self._thread = thread
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until the node takes tasks.
+        """Wait until the node accepts tasks.
 
         Args:
             timeout_s: Seconds to wait; None waits forever.
         Raises:
-            NodeIdInUse, MemberEvicted, PermissionDenied: It has ended, and will never take tasks.
-            WaitTimeout: It does not take tasks yet. The message has the reason.
-            Closed: It was closed or drained.
+            NodeIdInUse, MemberEvicted, PermissionDenied: The node has failed, and will never accept tasks.
+            WaitTimeout: The node does not accept tasks yet. The message says why.
+            Closed: The node was closed or drained.
         """
         self._home.check()
         clock = self._store.clock
@@ -231,12 +239,12 @@ class Node(ABC, Generic[S]):
                 clock.wait_condition(self._changed, left_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no more tasks, and wait for the running ones. After a lost session the node does not join again.
+        """Accept no more tasks, and wait for the running ones. If the session is lost, the node does not join again.
 
         Args:
             timeout_s: Seconds to wait; None waits forever.
         Returns:
-            False if tasks still run. Call ``close`` in either case.
+            Whether all tasks have ended. Call ``close`` in either case.
         """
         self._home.check()
         with self._changed:
@@ -272,13 +280,14 @@ class Node(ABC, Generic[S]):
         return left
 
     def run_forever(self, *, drain_s: float | None = None) -> list[str]:
-        """Run until SIGTERM, SIGINT or ``close``. The first signal drains the node, the second one closes it at once.
+        """Run the node until SIGTERM, SIGINT or ``close``. The first signal drains the node, the second one closes it
+        at once.
 
-        The third signal has the effect that it had before the call. Outside the main thread, only ``close`` ends this
-        call.
+        From the third signal on, the handlers that were set before this call apply. Outside the main thread, only
+        ``close`` ends this call.
 
         Args:
-            drain_s: Seconds that tasks have to end by themselves; None uses the default of the node.
+            drain_s: Seconds in which tasks may end by themselves; None uses the default of the node.
         Returns:
             The paths of the tasks that still run, as for ``close``.
         Raises:
@@ -304,7 +313,7 @@ class Node(ABC, Generic[S]):
                 return
 
     def health(self) -> NodeHealth:
-        """Return whether the node can do its work, and why not. Does no I/O."""
+        """Return whether the node can do its work, and if not, why. Does no I/O."""
         self._home.check()
         with self._changed:
             work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._not_ready()
@@ -368,7 +377,7 @@ class Node(ABC, Generic[S]):
         return self._is_closed or self._is_draining
 
     def _record_error(self, error: Exception) -> bool:
-        """Record and log an error of a session. Return whether it ends the node, because a retry would not help."""
+        """Record and log an error of a session. Return whether it ends the node, because a retry cannot help."""
         why = reason(error)
         with self._changed:
             is_new, self._trouble = why != self._trouble, why
@@ -384,7 +393,7 @@ class Node(ABC, Generic[S]):
         return self._error is not None
 
     def _run_session(self, backoff: Backoff) -> None:
-        """Open a session and work in it, until the session or the node ends."""
+        """Open a session and run tasks in it, until the session is lost or the node is closed."""
         session = self._store.open_session(self._ttl_s)
         try:
             work = self._create_worker_session(session)
@@ -429,6 +438,10 @@ class Node(ABC, Generic[S]):
 
 
 def default_node_id(fallback: str = "node") -> str:
-    """Return an ID for a node: the name of the host and six random characters."""
+    """Generate an ID for a node: the name of the host and six random characters.
+
+    Args:
+        fallback: Name to use if the host has none.
+    """
     host = "".join(each for each in socket.gethostname() if each.isalnum() or each in "-_")[:60] or fallback
     return f"{host}-{os.urandom(3).hex()}"

@@ -20,7 +20,7 @@ from latchwork.errors import BackendNotInstalled
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
 from latchwork.tasks.functions import RegisteredFunction
 from latchwork.tasks.payloads.validation import TypeMismatch, are_equal, validate_value
-from latchwork.tasks.payloads.values import pack_and_inspect, pack_plain, unpack
+from latchwork.tasks.payloads.values import pack_and_detect_objects, pack_plain, unpack
 
 #: Default maximum size of a payload in bytes.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
@@ -37,25 +37,25 @@ class Codec(Protocol):
 
     tag: bytes
 
-    def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
+    def encode(self, value: Any, description: str, type_: Any = Any) -> bytes:
         """Encode a value.
 
         Args:
             value: The value.
-            what: Description of the value in errors: ``argument 'day' of shop:report``.
+            description: Description of the value in errors: ``argument 'day' of shop:report``.
             type_: The annotation that the decoding side will use.
         Raises:
             NotSerializable: Decoding would not give an equal value of the same type.
         """
         ...
 
-    def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
+    def decode(self, data: bytes, type_: Any, description: str = "a payload") -> Any:
         """Decode a value from untrusted bytes.
 
         Args:
             data: The bytes.
             type_: The annotation that the value must match.
-            what: Description of the value in errors.
+            description: Description of the value in errors.
         Raises:
             BadPayload: The bytes cannot be decoded, or the value does not match the annotation.
         """
@@ -72,33 +72,41 @@ class PlainCodec:
 
     tag = b"plain"
 
-    def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
+    def encode(self, value: Any, description: str, type_: Any = Any) -> bytes:
         """Encode a value as msgpack. Needs the extra ``tasks``.
 
+        Args:
+            value: The value.
+            description: Description of the value in errors.
+            type_: The annotation that the decoding side will use.
         Raises:
             NotSerializable: Decoding would not give an equal value of the same type.
         """
-        data, holds_objects = pack_and_inspect(value, what)
+        data, holds_objects = pack_and_detect_objects(value, description)
         try:
-            back = validate_value(unpack(data, what) if holds_objects else value, type_)
+            back = validate_value(unpack(data, description) if holds_objects else value, type_)
         except (TypeMismatch, BadPayload) as error:
-            raise NotSerializable(f"{what}: {error}") from None
+            raise NotSerializable(f"{description}: {error}") from None
         if holds_objects and not are_equal(value, back):
-            raise NotSerializable(f"{what} is {short(value)}, and would come back as {short(back)}")
+            raise NotSerializable(f"{description} is {short(value)}, and would come back as {short(back)}")
         return data
 
-    def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
+    def decode(self, data: bytes, type_: Any, description: str = "a payload") -> Any:
         """Decode a value from untrusted msgpack, and check it against an annotation.
 
+        Args:
+            data: The bytes.
+            type_: The annotation that the value must match.
+            description: Description of the value in errors.
         Raises:
             BadPayload: The bytes cannot be decoded, or the value does not match the annotation.
         """
         try:
-            return validate_value(unpack(data, what), type_)
+            return validate_value(unpack(data, description), type_)
         except TypeMismatch as error:
-            raise BadPayload(f"{what}: {error}") from None
+            raise BadPayload(f"{description}: {error}") from None
         except RecursionError:
-            raise BadPayload(f"{what} is nested too deep") from None
+            raise BadPayload(f"{description} is nested too deep") from None
 
 
 class PickleCodec:
@@ -116,9 +124,13 @@ class PickleCodec:
     def __init__(self, *, allow_pickle: bool = False) -> None:
         self._may_decode = allow_pickle
 
-    def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
+    def encode(self, value: Any, description: str, type_: Any = Any) -> bytes:
         """Pickle a value that matches its annotation.
 
+        Args:
+            value: The value.
+            description: Description of the value in errors.
+            type_: The annotation that the decoding side will use.
         Raises:
             NotSerializable: The value cannot be pickled, or does not match the annotation.
         """
@@ -126,25 +138,31 @@ class PickleCodec:
             validate_value(value, type_)
             return bytes(_cloudpickle().dumps(value))
         except TypeMismatch as error:
-            raise NotSerializable(f"{what}: {error}") from None
+            raise NotSerializable(f"{description}: {error}") from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
-            raise NotSerializable(f"{what} cannot be pickled: {error}") from error
+            raise NotSerializable(f"{description} cannot be pickled: {error}") from error
 
-    def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
+    def decode(self, data: bytes, type_: Any, description: str = "a payload") -> Any:
         """Unpickle a value, and check it against an annotation.
 
+        Args:
+            data: The bytes.
+            type_: The annotation that the value must match.
+            description: Description of the value in errors.
         Raises:
             PickleRefused: Pickles are not allowed here.
             BadPayload: The bytes cannot be unpickled here, or the value does not match the annotation.
         """
         if not self._may_decode:
-            raise PickleRefused(f"{what} is pickled, and pickles are not trusted here; see allow_pickle=True")
+            raise PickleRefused(f"{description} is pickled, and pickles are not trusted here; see allow_pickle=True")
         try:
             return validate_value(pickle.Unpickler(io.BytesIO(data)).load(), type_)  # noqa: S301 - the program said so
         except TypeMismatch as error:
-            raise BadPayload(f"{what}: {error}") from None
+            raise BadPayload(f"{description}: {error}") from None
         except Exception as error:
-            raise BadPayload(f"{what} cannot be unpickled: {type(error).__name__}: {short(str(error))}") from error
+            raise BadPayload(
+                f"{description} cannot be unpickled: {type(error).__name__}: {short(str(error))}"
+            ) from error
 
 
 class Arguments(NamedTuple):
@@ -155,7 +173,7 @@ class Arguments(NamedTuple):
 
 
 class Payloads:
-    """Encodes with one codec and decodes payloads of all allowed codecs, for a submitter or a node. Thread-safe.
+    """Encodes payloads with one codec, and decodes payloads of all allowed codecs. Thread-safe.
 
     Args:
         codec: The codec to encode with; None uses ``PlainCodec``.
@@ -174,32 +192,35 @@ class Payloads:
         readers: list[Codec] = [self.codec, PlainCodec(), PickleCodec(allow_pickle=allow_pickle)]
         self._readers: dict[bytes, Codec] = {each.tag: each for each in readers}
 
-    def encode(self, value: Any, what: str, type_: Any = Any, *, like: bytes = b"") -> bytes:
+    def encode(self, value: Any, description: str, type_: Any = Any, *, like: bytes = b"") -> bytes:
         """Encode a value as a payload.
 
         Args:
             value: The value.
-            what: Description of the value in errors.
+            description: Description of the value in errors.
             type_: Its annotation.
-            like: A payload whose codec is used instead of the default one, for example that of the call whose result
-                this is.
+            like: A payload whose codec is used instead of the default codec. A result uses the codec of its call.
         Raises:
             NotSerializable: Decoding would not give an equal value of the same type.
             PayloadTooLarge: The payload would be too large.
         """
-        codec = self._codec_for(like, what) if like else self.codec
-        return self._add_tag(codec, codec.encode(value, what, type_), what)
+        codec = self._codec_for(like, description) if like else self.codec
+        return self._add_tag(codec, codec.encode(value, description, type_), description)
 
-    def decode(self, payload: bytes, type_: Any, what: str) -> Any:
+    def decode(self, payload: bytes, type_: Any, description: str) -> Any:
         """Decode a value from an untrusted payload.
 
+        Args:
+            payload: The payload.
+            type_: The annotation that the value must match.
+            description: Description of the value in errors.
         Raises:
             BadPayload: It is not a payload, does not match the annotation, or is too large.
             PickleRefused: It is pickled, and pickles are not allowed.
         """
-        return self._codec_for(payload, what).decode(payload.partition(b":")[2], type_, what)
+        return self._codec_for(payload, description).decode(payload.partition(b":")[2], type_, description)
 
-    def encode_call(self, of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    def encode_call(self, function: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Encode the arguments of a call of a registered function.
 
         Raises:
@@ -207,44 +228,48 @@ class Payloads:
             NotSerializable: An argument cannot be stored. The message names it.
             PayloadTooLarge: The arguments are too large.
         """
-        of.check_arguments(args, kwargs)
-        stored = [self.codec.encode(value, what, hint) for value, what, hint in _describe_arguments(of, args, kwargs)]
+        function.check_arguments(args, kwargs)
+        stored = [
+            self.codec.encode(value, what, hint) for value, what, hint in _describe_arguments(function, args, kwargs)
+        ]
         frame = pack_plain([stored[: len(args)], dict(zip(kwargs, stored[len(args) :], strict=True))], "a call")
-        return self._add_tag(self.codec, frame, f"the arguments of {of.name!r}")
+        return self._add_tag(self.codec, frame, f"the arguments of {function.name!r}")
 
-    def decode_call(self, of: RegisteredFunction, payload: bytes) -> Arguments:
+    def decode_call(self, function: RegisteredFunction, payload: bytes) -> Arguments:
         """Decode the arguments of a call, and check each against its annotation.
 
         Raises:
             BadPayload: They cannot be decoded, or do not match the function registered here. The message names the
                 argument.
         """
-        what = f"the arguments of {of.name!r}"
+        what = f"the arguments of {function.name!r}"
         codec = self._codec_for(payload, what)
         if codec.tag == PickleCodec.tag and not self.allow_pickle:
             codec.decode(b"", Any, what)
         args, kwargs = _check_frame(unpack(payload.partition(b":")[2], what), what)
         try:
-            of.check_arguments(args, kwargs)
+            function.check_arguments(args, kwargs)
         except TypeError as error:
             raise BadPayload(f"{error}; another version of it was called") from None
-        made = [codec.decode(data, hint, name) for data, name, hint in _describe_arguments(of, args, kwargs)]
+        made = [codec.decode(data, hint, name) for data, name, hint in _describe_arguments(function, args, kwargs)]
         return Arguments(tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True)))
 
-    def _codec_for(self, payload: bytes, what: str) -> Codec:
+    def _codec_for(self, payload: bytes, description: str) -> Codec:
         if len(payload) > self.max_payload_bytes:
-            raise BadPayload(f"{what} has {len(payload):,} bytes, and at most {self.max_payload_bytes:,} are read here")
+            raise BadPayload(
+                f"{description} has {len(payload):,} bytes, and at most {self.max_payload_bytes:,} are read here"
+            )
         tag, colon, _ = payload[: _MOST_TAG + 1].partition(b":")
         codec = self._readers.get(bytes(tag)) if colon else None
         if codec is None:
             known = ", ".join(sorted(each.decode() for each in self._readers))
-            raise BadPayload(f"{what} is of no codec that is known here ({known}): {short(payload)}")
+            raise BadPayload(f"{description} is of no codec that is known here ({known}): {short(payload)}")
         return codec
 
-    def _add_tag(self, codec: Codec, data: bytes, what: str) -> bytes:
+    def _add_tag(self, codec: Codec, data: bytes, description: str) -> bytes:
         if len(data) + _MOST_TAG > self.max_payload_bytes:
             raise PayloadTooLarge(
-                f"{what} takes {len(data):,} bytes, and at most {self.max_payload_bytes:,} are stored; "
+                f"{description} takes {len(data):,} bytes, and at most {self.max_payload_bytes:,} are stored; "
                 "put it elsewhere, and pass its address"
             )
         return codec.tag + b":" + data
@@ -253,45 +278,48 @@ class Payloads:
 _BYTES, _TEXT = frozenset({bytes}), frozenset({str})
 
 
-def _check_frame(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
+def _check_frame(found: Any, description: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
     match found:
         case [list(args), dict(kwargs)]:
             if {*map(type, args), *map(type, kwargs.values())} <= _BYTES and set(map(type, kwargs)) <= _TEXT:
                 return tuple(args), kwargs
-    raise BadPayload(f"{what} are no arguments that can be used")
+    raise BadPayload(f"{description} are no arguments that can be used")
 
 
 def _describe_arguments(
-    of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[Any, str, Any]]:
-    """Return for each argument its value, its description in errors, and its annotation."""
-    if not kwargs and of.positional_parameters is not None:
-        hints = of.hints
+    """Return for each argument its value, its description for error messages, and its annotation."""
+    if not kwargs and function.positional_parameters is not None:
+        hints = function.hints
         return [
-            (value, f"argument {name!r} of {of.name!r}", hints.get(name, Any))
-            for value, name in zip(args, of.positional_parameters[0], strict=False)
+            (value, f"argument {name!r} of {function.name!r}", hints.get(name, Any))
+            for value, name in zip(args, function.positional_parameters[0], strict=False)
         ]
-    names = parameter_names(of.signature, len(args))
+    names = parameter_names(function.signature, len(args))
     given = [*zip(args, names, strict=True), *((value, name) for name, value in kwargs.items())]
-    hint_of = _hint_by_name(of)
-    return [(value, f"argument {name!r} of {of.name!r}", hint_of(name)) for value, name in given]
+    hint_of = _hint_by_name(function)
+    return [(value, f"argument {name!r} of {function.name!r}", hint_of(name)) for value, name in given]
 
 
 def parameter_names(signature: inspect.Signature, count: int) -> list[str]:
-    """Return the names of the parameters that ``count`` positional arguments fill. A variadic parameter is repeated."""
+    """Return the names of the parameters that the first ``count`` positional arguments fill.
+
+    The name of a variadic parameter (``*args``) is repeated for each of its arguments.
+    """
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [each.name for each in signature.parameters.values() if each.kind in places][:count]
     many = [each.name for each in signature.parameters.values() if each.kind is inspect.Parameter.VAR_POSITIONAL]
     return names + many * (count - len(names))
 
 
-def _hint_by_name(of: RegisteredFunction) -> Callable[[str], Any]:
-    rest = [each.name for each in of.signature.parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
-    others = of.hints.get(rest[0], Any) if rest else Any
-    known = of.signature.parameters
+def _hint_by_name(function: RegisteredFunction) -> Callable[[str], Any]:
+    rest = [each.name for each in function.signature.parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    others = function.hints.get(rest[0], Any) if rest else Any
+    known = function.signature.parameters
 
     def hint(name: str) -> Any:
-        return of.hints.get(name, Any) if name in known and name not in rest else others
+        return function.hints.get(name, Any) if name in known and name not in rest else others
 
     return hint
 

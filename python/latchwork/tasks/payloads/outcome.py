@@ -1,4 +1,4 @@
-"""Outcomes of task runs: a value, or an exception that can be raised where the task was submitted.
+"""Outcomes of task runs: a value, or an exception that can be raised again where the task was submitted.
 
 An exception is stored as the name of its class, its arguments, its attributes, its text, and the text of its traceback.
 It is rebuilt if its class is loaded; otherwise it becomes a ``RemoteError``. Nothing here touches the network.
@@ -42,8 +42,8 @@ class Failure:
         name: The qualified name of its class.
         text: Its message.
         traceback: Its traceback as text, for people.
-        stored: Its arguments and attributes, packed; empty if they cannot be packed.
-        is_final: Whether the call itself is wrong, so that a retry cannot help.
+        stored: Its arguments and attributes, encoded; empty if they cannot be encoded.
+        is_final: Whether the call itself is invalid, so that a retry cannot help.
         is_refusal: Whether the node could not run the call: it does not know the function, or the task refused to run
             there.
     """
@@ -58,7 +58,13 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
-        """Build the failure for an exception. Never raises, whatever the class of the exception does."""
+        """Convert an exception for storage. Never raises, even if methods of the exception fail.
+
+        Args:
+            error: The exception.
+            is_final: Whether the call itself is invalid, so that a retry cannot help.
+            is_refusal: Whether the node could not run the call.
+        """
         return cls(
             *module_and_name(type(error)),
             _shorten(message(error), MOST_TEXT),
@@ -75,7 +81,7 @@ class Failure:
 
     @property
     def loaded_class(self) -> type[Exception] | None:
-        """The class of the exception, if it is loaded in this process; else None."""
+        """The class of the exception; None if it is not loaded in this process."""
         return find_loaded_class(self.module, self.name)
 
     @property
@@ -85,7 +91,7 @@ class Failure:
         return printable(f"{self.name}: {text}" if text else self.name)
 
     def exception(self) -> BaseException:
-        """Build the exception to raise. Its ``__cause__`` is the traceback of the task."""
+        """Build the exception to raise. Its ``__cause__`` contains the traceback of the task."""
         error = self._made()
         BaseException.__setattr__(
             error, "__cause__", RemoteTraceback(_escape_lines(self.traceback))
@@ -116,7 +122,7 @@ class DeferredResult(ABC):
 
 
 class Outcome(Struct, frozen=True):
-    """How the run of a task ended: with a value or an exception.
+    """The outcome of a task's run: a value or an exception.
 
     Attributes:
         payload: The value, as a payload; empty if the run failed.
@@ -134,7 +140,14 @@ class Outcome(Struct, frozen=True):
     def from_exception(
         cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False, stop_reason: str = ""
     ) -> Outcome:
-        """Build the outcome of a run that raised an exception."""
+        """Build the outcome of a run that raised an exception.
+
+        Args:
+            error: The exception.
+            is_final: Whether the call itself is invalid, so that a retry cannot help.
+            is_refusal: Whether the node could not run the call.
+            stop_reason: Why the node stopped the run; empty if it did not.
+        """
         return cls(
             failure=Failure.from_exception(error, is_final=is_final, is_refusal=is_refusal), stop_reason=stop_reason
         )
@@ -171,23 +184,27 @@ class Outcome(Struct, frozen=True):
                 return cls(failure=Failure(module, name, text, where, stored, final, refused))
         raise BadPayload(f"{short(data)} is no outcome of a task")
 
-    def result(self, payloads: Payloads, type_: Any = Any, what: str = "the result") -> Any:
-        """Return the value, or raise the exception.
+    def result(self, payloads: Payloads, type_: Any = Any, description: str = "the result") -> Any:
+        """Return the value of the run, or raise its exception.
 
+        Args:
+            payloads: Decodes the value.
+            type_: The annotation that the value must match.
+            description: Description of the value in errors.
         Raises:
             BadPayload: The value cannot be decoded here, or does not match the type.
             PickleRefused: The value is pickled, and pickles are not allowed.
-            Exception: The task's own exception, or ``RemoteError``; its ``__cause__`` is a ``RemoteTraceback``.
+            Exception: The exception of the task, or ``RemoteError``; its ``__cause__`` is a ``RemoteTraceback``.
         """
         if self.failure is not None:
             raise self.failure.exception()
         if self.deferred:
-            raise BadPayload(f"{what} comes later")
-        return payloads.decode(self.payload, type_, what)
+            raise BadPayload(f"{description} comes later")
+        return payloads.decode(self.payload, type_, description)
 
 
 def _pack_exception(error: BaseException) -> bytes:
-    """Pack the arguments of an exception and those attributes that are plain values; empty if that is not possible."""
+    """Encode the arguments of an exception, and its attributes with plain values. Empty if that is not possible."""
     try:
         parts = exception_data(error)
     except BaseException:  # of the properties of its class
@@ -217,5 +234,5 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _escape_lines(text: str) -> str:
-    """Escape untrusted text for a terminal, and keep its line breaks."""
+    """Escape untrusted text for a terminal, but keep its line breaks."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

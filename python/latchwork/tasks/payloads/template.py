@@ -1,9 +1,9 @@
-"""Call templates: arguments of which some are filled in later, with results of other tasks.
+"""Call templates: encoded arguments of a call, some of which are results of other tasks and are filled in later.
 
 A stored template is a list: the tag of the codec, the positional arguments, and the arguments by name. Each argument is
-encoded by the codec, or is a placeholder name, or a list or dictionary that contains such names. Filling copies the
-bytes of results without decoding them. A result that does not fit is detected when the call is made; the error names
-the argument. Nothing here touches the network.
+encoded by the codec, or is the name of a placeholder, or a list or dictionary that contains such names. Filling a
+template copies the bytes of results without decoding them. If a result does not match the annotation of its parameter,
+the call fails, and the error names the argument. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Placeholder:
 
 
 def find_placeholders(value: Any) -> Iterator[Placeholder]:
-    """Yield the placeholders in a value, including those inside lists, tuples and dictionaries, in order."""
+    """Yield the placeholders in a value, in order, including those inside lists, tuples and dictionaries."""
     if isinstance(value, Placeholder):
         yield value
     elif type(value) in (list, tuple):
@@ -44,21 +44,26 @@ def find_placeholders(value: Any) -> Iterator[Placeholder]:
 
 
 def encode_template(
-    payloads: Payloads, of: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    payloads: Payloads, function: RegisteredFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bytes:
     """Encode the arguments of a call, which may contain placeholders.
 
+    Args:
+        payloads: Encodes the arguments.
+        function: The function to call.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     Raises:
         TypeError: The function does not accept the arguments.
         NotSerializable: An argument cannot be stored, or has a placeholder in a tuple, a set, or as a key.
     """
-    of.check_arguments(args, kwargs)
+    function.check_arguments(args, kwargs)
 
     def named(value: Any, name: str) -> list[Any]:
-        return _encode_node(payloads, value, f"argument {name!r} of {of.name!r}", of.hints.get(name, Any))
+        return _encode_node(payloads, value, f"argument {name!r} of {function.name!r}", function.hints.get(name, Any))
 
     positional = [
-        named(value, name) for value, name in zip(args, parameter_names(of.signature, len(args)), strict=True)
+        named(value, name) for value, name in zip(args, parameter_names(function.signature, len(args)), strict=True)
     ]
     return pack([payloads.codec.tag, positional, {name: named(each, name) for name, each in kwargs.items()}], _WHAT)
 
@@ -75,14 +80,14 @@ def _encode_node(payloads: Payloads, value: Any, what: str, hint: Any) -> list[A
     raise NotSerializable(f"{what} has a result that comes later in a {type(value).__name__}; put it into a list")
 
 
-def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, bytes], of: str) -> bytes:
+def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, bytes], function: str) -> bytes:
     """Replace the placeholders of a template by results, and return the payload of the call.
 
     Args:
         payloads: Encodes and decodes values.
         template: The template, as untrusted bytes.
         results: Payloads of the results, by placeholder name.
-        of: Name of the function, for messages.
+        function: Name of the function, for error messages.
     Returns:
         A payload as ``Payloads.encode_call`` creates it.
     Raises:
@@ -92,41 +97,41 @@ def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, byt
         case [bytes(tag), list(args), dict(kwargs)] if tag == payloads.codec.tag:
             pass
         case _:
-            raise BadPayload(f"{_WHAT} of {of!r} cannot be used here: {short(template)}")
+            raise BadPayload(f"{_WHAT} of {function!r} cannot be used here: {short(template)}")
 
     def part(name: object) -> bytes:
         found = results.get(name) if isinstance(name, str) else None
         if found is None:
-            raise BadPayload(f"{_WHAT} of {of!r} waits for {short(name)}, which has no result")
+            raise BadPayload(f"{_WHAT} of {function!r} waits for {short(name)}, which has no result")
         head, colon, data = found.partition(b":")
         if not colon or head != tag:
-            raise BadPayload(f"the result of {name!r} was stored by another codec than the arguments of {of!r}")
+            raise BadPayload(f"the result of {name!r} was stored by another codec than the arguments of {function!r}")
         return data
 
     join = _join_packed if tag == PlainCodec.tag else _join_with_codec(payloads)
-    stored = [_fill_node(each, part, join, of) for each in args]
-    named = {str(name): _fill_node(each, part, join, of) for name, each in kwargs.items()}
-    return tag + b":" + pack([stored, named], f"the arguments of {of!r}")
+    stored = [_fill_node(each, part, join, function) for each in args]
+    named = {str(name): _fill_node(each, part, join, function) for name, each in kwargs.items()}
+    return tag + b":" + pack([stored, named], f"the arguments of {function!r}")
 
 
 _Join = Callable[["list[bytes] | dict[str, bytes]"], bytes]
 
 
-def _fill_node(node: Any, part: Callable[[object], bytes], join: _Join, of: str) -> bytes:
+def _fill_node(node: Any, part: Callable[[object], bytes], join: _Join, function: str) -> bytes:
     match node:
         case ["value", bytes(data)]:
             return data
         case ["later", name]:
             return part(name)
         case ["list", list(members)]:
-            return join([_fill_node(each, part, join, of) for each in members])
+            return join([_fill_node(each, part, join, function) for each in members])
         case ["dict", dict(members)] if all(type(key) is str for key in members):
-            return join({key: _fill_node(each, part, join, of) for key, each in members.items()})
-    raise BadPayload(f"{_WHAT} of {of!r} has a part that cannot be used: {short(node)}")
+            return join({key: _fill_node(each, part, join, function) for key, each in members.items()})
+    raise BadPayload(f"{_WHAT} of {function!r} has a part that cannot be used: {short(node)}")
 
 
 def _join_packed(members: list[bytes] | dict[str, bytes]) -> bytes:
-    """Join packed members to a packed list or dictionary, as ``pack`` would encode it."""
+    """Join encoded elements into an encoded list or dictionary, with the same bytes as ``pack``."""
     if isinstance(members, list):
         return _container_header(len(members), 0x90, 0xDC) + b"".join(members)
     return _container_header(len(members), 0x80, 0xDE) + b"".join(
@@ -135,7 +140,13 @@ def _join_packed(members: list[bytes] | dict[str, bytes]) -> bytes:
 
 
 def _container_header(count: int, small: int, large: int) -> bytes:
-    """Return the header of a msgpack array or map with ``count`` elements."""
+    """Return the header of a msgpack array or map with ``count`` elements.
+
+    Args:
+        count: Number of elements.
+        small: First byte of the header for up to 15 elements, without the count.
+        large: First byte of the header for more elements.
+    """
     if count < 16:
         return bytes([small | count])
     return (

@@ -36,11 +36,12 @@ class TypeMismatch(Exception):
 
 
 def validate_value(value: Any, hint: Any, where: str = "") -> Any:
-    """Return a value if it matches an annotation. Each ``DecodedObject`` in it is replaced by an instance of its class.
+    """Check that a value matches an annotation, and return it. Each ``DecodedObject`` in it is replaced by an instance
+    of its class.
 
     Args:
         value: A result of ``unpack``, or any other value.
-        hint: The annotation, resolved. ``Any`` accepts every value without a ``DecodedObject``.
+        hint: The resolved annotation. ``Any`` accepts every value without a ``DecodedObject``.
         where: Position in an enclosing value, for errors.
     Raises:
         TypeMismatch: The value has another type, or contains an object whose class the annotation does not name.
@@ -67,7 +68,7 @@ _PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def _strip_annotation(hint: Any) -> tuple[Any, Any]:
-    """Return the bare type of an annotation without aliases and bounds, and the bounds for msgspec or None."""
+    """Return the bare type of an annotation, without aliases and bounds, and its bounds for msgspec or None."""
     constraint = None
     while True:
         if typing.get_origin(hint) is typing.Annotated:
@@ -88,7 +89,7 @@ def _strip_annotation(hint: Any) -> tuple[Any, Any]:
 
 
 def _check_bounds(value: Any, constraint: Any, where: str) -> Any:
-    """Return a value after checking it against bounds such as ``Meta(ge=0)``. Only plain values are checked."""
+    """Check a value against bounds such as ``Meta(ge=0)``, and return it. Only plain values are checked."""
     if constraint is not None and type(value) in _PLAIN:
         try:
             convert(value, constraint)
@@ -156,11 +157,16 @@ def _validate_items(value: Any, hint: Any, where: str) -> Any:
     )
 
 
-def _rebuild_if_changed(value: Any, fitted: list[Any]) -> Any:
-    """Return the original collection if no element was replaced; otherwise a new one with the replaced elements."""
-    if all(new is old for new, old in zip(fitted, value, strict=True)):
+def _rebuild_if_changed(value: Any, elements: list[Any]) -> Any:
+    """Return the original collection if no element was replaced; otherwise a new collection with the replaced elements.
+
+    Args:
+        value: The original collection.
+        elements: Its elements, some of which may have been replaced.
+    """
+    if all(new is old for new, old in zip(elements, value, strict=True)):
         return value
-    return type(value)(fitted)
+    return type(value)(elements)
 
 
 def _validate_dict(value: dict[Any, Any], args: tuple[Any, ...], where: str) -> Any:
@@ -212,7 +218,11 @@ def _strip_required(hint: Any) -> Any:
 
 
 def _build_object(parts: DecodedObject, kind: type, where: str) -> Any:
-    """Create an instance of a class from a decoded object, if the object is of that class."""
+    """Create an instance of a class from a decoded object. The object must be of that class.
+
+    Raises:
+        TypeMismatch: It is of another class, or its fields do not match.
+    """
     if parts.name != kind.__qualname__:
         raise TypeMismatch(where, _type_text(kind), parts)
     if issubclass(kind, Enum) is not parts.is_enum or not (parts.is_enum or _has_known_fields(kind)):
@@ -232,7 +242,7 @@ def _build_object(parts: DecodedObject, kind: type, where: str) -> Any:
 
 
 def _has_known_fields(kind: Any) -> bool:
-    """Return whether objects of a class are stored by their fields. Objects of other classes are never created."""
+    """Return whether objects of a class are stored by their fields. Instances of other classes are never created."""
     is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
     return dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__") or is_named_tuple
 
@@ -274,7 +284,11 @@ _BOXES = frozenset({list, dict, tuple, set, frozenset})
 
 
 def _require_no_objects(value: Any, where: str) -> Any:
-    """Return a value if it contains no ``DecodedObject``, at any depth."""
+    """Check that a value contains no ``DecodedObject`` at any depth, and return it.
+
+    Raises:
+        TypeMismatch: It contains one.
+    """
     if isinstance(value, DecodedObject):
         raise TypeMismatch(where, f"annotated with the class {value.name}, so that it can be made", value)
     if type(value) in _BOXES:

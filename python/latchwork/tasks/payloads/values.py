@@ -48,24 +48,26 @@ class DecodedObject:
     is_enum: bool = False
 
 
-def pack(value: object, what: str) -> bytes:
+def pack(value: object, description: str) -> bytes:
     """Encode a value as bytes.
 
     Args:
         value: The value.
-        what: Description of the value in errors: ``argument 'day'``.
+        description: Description of the value in errors: ``argument 'day'``.
     Raises:
         NotSerializable: Decoding would not give an equal value of the same type.
     """
-    return pack_and_inspect(value, what)[0]
+    return pack_and_detect_objects(value, description)[0]
 
 
-def pack_and_inspect(value: object, what: str) -> tuple[bytes, bool]:
-    """Encode a value as bytes. Also return whether it contains objects, which are decoded as ``DecodedObject``.
+def pack_and_detect_objects(value: object, description: str) -> tuple[bytes, bool]:
+    """Encode a value as bytes, and detect whether any part of it will be decoded as a ``DecodedObject``.
 
     Args:
         value: The value.
-        what: Description of the value in errors: ``argument 'day'``.
+        description: Description of the value in errors: ``argument 'day'``.
+    Returns:
+        The bytes, and whether the value contains such objects.
     Raises:
         NotSerializable: Decoding would not give an equal value of the same type.
     """
@@ -73,30 +75,38 @@ def pack_and_inspect(value: object, what: str) -> tuple[bytes, bool]:
         kind = type(value)
         if kind in _LEAVES or (kind is int and _LEAST_INT <= value <= _MOST_INT):  # type: ignore[operator]
             return msgpack.encode(value), False
-        packer = _Packer(what)
+        packer = _Packer(description)
         return msgpack.encode(packer.to_msgpack(value, 0)), packer.holds_objects
     except UnicodeEncodeError:
-        raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
+        raise NotSerializable(f"{description} holds half of a character, in some text; that has no bytes") from None
 
 
-def pack_plain(value: list[Any], what: str) -> bytes:
-    """Encode lists and string-keyed dictionaries of plain values, like ``pack`` but without checking each element."""
+def pack_plain(value: list[Any], description: str) -> bytes:
+    """Encode lists and string-keyed dictionaries of plain values. Unlike ``pack``, does not check each element.
+
+    Args:
+        value: The value.
+        description: Description of the value in errors.
+    """
     try:
         return msgpack.encode(value)
     except UnicodeEncodeError:
-        raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
+        raise NotSerializable(f"{description} holds half of a character, in some text; that has no bytes") from None
 
 
-def unpack(data: bytes | memoryview, what: str) -> Any:
+def unpack(data: bytes | memoryview, description: str) -> Any:
     """Decode a value from untrusted bytes. Objects in it become ``DecodedObject``.
 
+    Args:
+        data: The bytes.
+        description: Description of the value in errors.
     Raises:
         BadPayload: The bytes are not a value in this format.
     """
     try:
         return _PLAIN.decode(data)
     except Exception:  # it holds markers, or is broken: the unpacker handles both
-        return _Unpacker(what).value(data)
+        return _Unpacker(description).value(data)
 
 
 def _refuse_mark(_mark: int, _data: memoryview) -> NoReturn:
@@ -107,14 +117,19 @@ _PLAIN = msgpack.Decoder(ext_hook=_refuse_mark)
 
 
 class _Packer:
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, description: str) -> None:
+        self._what = description
         self.holds_objects = False
         self._ext = msgpack.Ext
         self._encode: Callable[[object], bytes] = msgpack.encode
 
     def to_msgpack(self, value: Any, depth: int) -> Any:
-        """Convert a value to types that msgpack supports, at any depth."""
+        """Convert a value, recursively, to types that msgpack supports.
+
+        Args:
+            value: The value.
+            depth: Nesting depth of the value in the whole value.
+        """
         kind = type(value)
         if kind in _LEAVES:
             return value
@@ -198,8 +213,9 @@ _PACKERS: dict[type, Callable[[Any, Any, int], Any]] = {
 
 
 def object_fields(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dataclass, a Struct or a named tuple. None for other objects, and for those with more
-    state.
+    """Return the fields of a dataclass, a Struct or a named tuple by name.
+
+    None for objects of other classes, and for objects that have state outside their fields.
     """
     kind = type(value)
     if dataclasses.is_dataclass(kind):
@@ -292,7 +308,7 @@ def _zones() -> frozenset[str]:
 
 
 def _is_zone_info(zone: Any) -> bool:
-    """Return whether a time zone is a ``ZoneInfo``. If that module is not imported, no time zone is one."""
+    """Return whether a time zone is a ``ZoneInfo``. Does not import that module: without it, no time zone is one."""
     loaded = sys.modules.get("zoneinfo")
     return loaded is not None and type(zone) is loaded.ZoneInfo
 
@@ -360,19 +376,19 @@ class ExceptionData:
 
 
 def exception_data(error: BaseException) -> ExceptionData:
-    """Return the data of an exception that is stored. Its notes are among its attributes."""
+    """Return the data of an exception to store. Notes of the exception are among its attributes."""
     return ExceptionData(*module_and_name(type(error)), _constructor_args(error), dict(vars(error)))
 
 
 def module_and_name(kind: type) -> tuple[str, str]:
-    """Return the module and the qualified name of a class, whatever its metaclass does."""
+    """Return the module and the qualified name of a class. A metaclass cannot change the answer."""
     module = _MODULE_OF(kind)
     return module if type(module) is str else "", _QUALNAME_OF(kind)
 
 
 def _constructor_args(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments from which the built-in class of an exception creates it. ``args`` of ``OSError`` lacks the
-    files.
+    """Return the arguments for the built-in class of an exception. ``OSError.args`` lacks the file names, so they are
+    added.
     """
     args: object = error.args
     given = args if type(args) is tuple else ()
@@ -400,7 +416,7 @@ def rebuild_exception(parts: ExceptionData) -> BaseException | None:
 
 
 def find_loaded_class(module: str, name: str) -> type[Exception] | None:
-    """Return the exception class with a name in a module that is already loaded; None if there is none."""
+    """Return an exception class by module and name, if the module is already loaded; otherwise None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)

@@ -1,6 +1,6 @@
-"""Runs one call: decodes its arguments, calls its function, and encodes its result.
+"""Execution of one call: decode its arguments, call its function, and encode its result.
 
-A function, a codec or a class of the user may raise any exception. It becomes the outcome of the call. Nothing here
+A function, a codec or a class of the user may raise any exception, which becomes the outcome of the call. Nothing here
 touches the network.
 """
 
@@ -38,7 +38,9 @@ RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
 
 
 def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-    """Run a coroutine to its end on a new event loop in this thread. It is cancelled when the task is asked to stop."""
+    """Run a coroutine on a new event loop in this thread, and return its result. A request to stop the task
+    cancels it.
+    """
     import asyncio  # each process of a task imports this module, but few need asyncio
 
     async def main() -> Any:
@@ -54,7 +56,7 @@ def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
 
 
 def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | None) -> None:
-    """Cancel an asyncio task from another thread. Does nothing if its loop has ended."""
+    """Cancel an asyncio task from another thread. Does nothing if its event loop has ended."""
     if task is None:
         return
     with suppress(RuntimeError):  # the loop has ended
@@ -76,7 +78,15 @@ class StoredCall(Struct, frozen=True):
 def run_call(
     call: StoredCall, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
 ) -> Outcome:
-    """Run a call in this thread and return its outcome. Errors of any kind become the outcome."""
+    """Run a call in this thread and return its outcome. Every exception becomes part of the outcome.
+
+    Args:
+        call: The call.
+        functions: The registered functions.
+        payloads: Decodes the arguments and encodes the result.
+        context: Context of the run.
+        run_loop: Runs the coroutine of an ``async def`` function.
+    """
     try:
         registered, arguments = resolve_call(call, functions, payloads)
     except (UnknownFunction, BadPayload) as error:
@@ -127,9 +137,9 @@ def _call_function(
 
 
 class _ForkExit:
-    """A context manager that exits a process which the code inside has forked, when that process leaves the code.
+    """A context manager that ends a forked child of this process when the child leaves the ``with`` block.
 
-    Otherwise the forked child would run the rest of the task, too, and report an outcome through its parent's pipes.
+    Otherwise the forked child would run the rest of the task too, and report an outcome through its parent's pipes.
     """
 
     __slots__ = ("_process",)
@@ -150,7 +160,9 @@ async def _coroutine(registered: RegisteredFunction, args: Sequence[Any], kwargs
 
 
 def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
-    """Return the result of a coroutine. If a stop cancelled it, raise the same errors as for plain functions."""
+    """Run a coroutine and return its result. If a request to stop cancelled it, raise the same errors as for plain
+    functions.
+    """
     try:
         return run_loop(body, context)
     except BaseException as error:
@@ -186,7 +198,7 @@ def _answer(call: StoredCall, registered: RegisteredFunction, value: Any, payloa
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Remove the frames of this module from the traceback of an exception, so that it begins in the task's function."""
+    """Remove the frames of this module from an exception's traceback, so that it begins in the function of the task."""
     trace = error.__traceback__
     for _ in range(2):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace

@@ -1,7 +1,7 @@
 """Ends the claims of a worker loop, with retries.
 
-Results are committed in groups. Items are released or dead-lettered one by one. ``DelayQueue`` runs delayed calls:
-pauses before retries, and repeated attempts to end a claim.
+Claims with a result are ended by group commits. Other items are released or dead-lettered one by one. ``DelayQueue``
+calls functions after a delay, for the pauses before retries and for repeated attempts to end a claim.
 
 docs/design/tasks.md has the races.
 """
@@ -54,7 +54,7 @@ class ClaimedTask:
         tries: Number of attempts to end the claim.
         run: The call and its limits.
         queued_at: The time on the node's clock since which it has waited for a slot.
-        is_hurried: Whether it is to be released without a pause.
+        is_hurried: Whether to release it without a pause.
         hurry: Ends the current pause, if there is one.
     """
 
@@ -76,19 +76,23 @@ class ClaimedTask:
         """Whether the task is running and was not asked to stop."""
         return self.context is not None and self.outcome is None and not self.context.should_stop
 
-    def stop_run(self, why: str) -> None:
-        """Ask the run to stop, for a reason of the node. Does nothing if the task is not running."""
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to stop, because the node requires it. Does nothing if the task is not running.
+
+        Args:
+            reason: Why the node stops it.
+        """
         if self.is_running and self.context is not None:
-            self.stop_reason = why
+            self.stop_reason = reason
             self.context.stop()
 
-    def end_pause(self) -> None:
-        """Release the item without a pause. A current pause ends."""
+    def skip_pause(self) -> None:
+        """Release the item without a pause. Ends the current pause, if there is one."""
         self.is_hurried = True
         self.hurry()
 
     def mark_lost(self) -> None:
-        """Mark the claim as lost and ask the run to stop. Its outcome will be dropped."""
+        """Mark the claim as lost, and ask the run to stop. The outcome of the run will be dropped."""
         self.is_lost = True
         if self.context is not None:
             self.context.stop()
@@ -99,7 +103,7 @@ class ClaimFinisher:
 
     Args:
         clock: Measures pauses.
-        commits: Commits the ends of claims that have a result.
+        commits: Commits the results of tasks together with the ends of their claims.
         hooks: The hooks of the system.
         on_ended: Called with each task whose claim has ended, and how it ended: ``done``, ``released``,
             ``dead_lettered`` or ``lost``.
@@ -122,16 +126,18 @@ class ClaimFinisher:
         self._hurries = False
 
     def skip_pauses(self) -> None:
-        """End all pauses, now and in the future, because the node closes."""
+        """End all current pauses, and skip future ones, because the node closes."""
         self._hurries = True
         self._pauses.run_all_now()
 
     def close(self) -> None:
-        """Stop ending claims."""
+        """Stop ending claims, and wait for an attempt that is running. Pending attempts are dropped; those claims end
+        with their session.
+        """
         self._pauses.close()
 
     def finish(self, task: ClaimedTask) -> None:
-        """Ask the system how the claim of a finished run is to end, and end it that way."""
+        """End the claim of a finished run in the way that the system decides."""
         if task.is_lost or task.outcome is None:
             self._on_lost(task)
             return
@@ -146,7 +152,12 @@ class ClaimFinisher:
             self.end_claim(task, ending)
 
     def _on_decided(self, task: ClaimedTask, ending: Future[Ending]) -> None:
-        """End a claim as the system has decided. Called in the thread that decided."""
+        """End a claim after the system has decided how. Called in the thread that decided.
+
+        Args:
+            task: The task of the claim.
+            ending: Future with the decision.
+        """
         error = ending.exception()
         if error is None:
             self.end_claim(task, ending.result())
@@ -162,7 +173,12 @@ class ClaimFinisher:
         self.end_claim(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end_claim(self, task: ClaimedTask, ending: Ending) -> None:
-        """End a claim in the given way. Returns immediately; the end is written in the background."""
+        """End a claim in the given way. Returns immediately; the end is written in the background.
+
+        Args:
+            task: The task of the claim.
+            ending: How the claim ends.
+        """
         if isinstance(ending, Done):
             self._commit(task, ending)
         elif isinstance(ending, Release):
@@ -201,10 +217,20 @@ class ClaimFinisher:
             part.mark_not_committed()
             self._on_lost(task)
             return
-        future.add_done_callback(partial(self._committed, task, done, part))
+        future.add_done_callback(partial(self._on_group_commit_done, task, done, part))
 
-    def _committed(self, task: ClaimedTask, done: Done, part: ClaimEnding, future: Future[Committed | None]) -> None:
-        """Handle the answer of a group commit. Called in the thread of the group commit, so it must be quick."""
+    def _on_group_commit_done(
+        self, task: ClaimedTask, done: Done, part: ClaimEnding, future: Future[Committed | None]
+    ) -> None:
+        """Handle the result of a group commit that was to end a claim. Called in the thread of the group commit, so it
+        must be quick.
+
+        Args:
+            task: The task of the claim.
+            done: The checks and writes of the system.
+            part: The checks and writes that end the claim.
+            future: Future of the commit.
+        """
         error = future.exception()
         if error is None:
             part.mark_committed()
@@ -227,8 +253,8 @@ class ClaimFinisher:
     # Release and dead-letter
 
     def _try_ending(self, task: ClaimedTask, ending: Release | DeadLetter) -> None:
-        """Try once to release or dead-letter an item, in the thread of the delay queue. ``close`` waits for this
-        call.
+        """Try once to release or dead-letter an item. Runs in the thread of the delay queue, and ``close`` waits for
+        it.
         """
         task.tries += 1
         try:
@@ -263,14 +289,14 @@ class ClaimFinisher:
 
 
 def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release | DeadLetter:
-    """Return how to end a claim whose first ending was refused because of its extra checks or writes. Pure."""
+    """Return how to end a claim after its first ending was refused because of its additional checks or writes. Pure."""
     if isinstance(ending, Release) and ending.count and claim.is_last:
         return DeadLetter(ending.why)
     return Release(ending.why, count=False)
 
 
 class DelayQueue:
-    """Calls functions after a delay. Thread-safe. Its thread starts with the first call.
+    """Calls functions after a delay, in its own thread. Thread-safe. The thread starts with the first call.
 
     Args:
         clock: Measures the delays.
@@ -287,11 +313,13 @@ class DelayQueue:
         self._ends = False
 
     def schedule(self, after_s: float, call: Callable[[], object]) -> Callable[[], None]:
-        """Schedule a function to be called after ``after_s`` seconds. It may use the store. Does nothing after
-        ``close``.
+        """Schedule a call of a function. The function may use the store. Does nothing after ``close``.
 
+        Args:
+            after_s: Delay in seconds.
+            call: The function.
         Returns:
-            A function that ends the delay. It has no effect after the call.
+            A function that skips the rest of the delay.
         """
         with self._notifier.mutex:
             number = next(self._numbers)

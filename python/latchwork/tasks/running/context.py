@@ -110,6 +110,8 @@ class TaskContext(StopSignal):
     def refuse(self, why: str) -> NoReturn:
         """Refuse to run the task on this node. This does not count as an attempt, and another node may take the task.
 
+        Args:
+            why: The reason, for messages.
         Raises:
             TaskRefused: Always.
         """

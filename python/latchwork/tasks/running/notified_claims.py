@@ -1,11 +1,11 @@
-"""Items of which a waiting node is notified. It claims them immediately, or searches the queue.
+"""Waiting of a node for new items. A notified node claims the item directly, or searches the queue.
 
 Only the first waiter of a partition is notified of an item, by a watch of the whole partition. So the item can be
 claimed directly, in one transaction. A search would first read the index, the items and the claims. A search is better
 for items that may have killed their nodes, and if there are more items than the node can take: other nodes are notified
 soon, and shards keep nodes from competing for the same items.
 
-A node with nothing to run keeps its position among the waiters, and is notified of the next item, too. So a task that
+A node with nothing to run keeps its position among the waiters, and is also notified of the next item. So a task that
 ends fast does not cost the position. While the node is running something, it leaves the next item to other nodes.
 """
 
@@ -36,11 +36,11 @@ STAY_S = 0.02
 
 
 def select_direct_claims(notified: Sequence[QueueItem], partitions: Sequence[str], free_slots: int) -> list[QueueItem]:
-    """Return the notified items if they should be claimed without searching the queue, else an empty list. Pure.
+    """Return the notified items if they should be claimed without searching the queue; otherwise an empty list. Pure.
 
     Args:
         notified: All free items of the partitions that reported some.
-        partitions: The partitions that the node takes from now, in order.
+        partitions: The partitions from which the node takes items now, in order.
         free_slots: Maximum number of items to claim.
     Returns:
         All of the items, in the order in which a search would take them, or none.
@@ -57,17 +57,17 @@ def select_direct_claims(notified: Sequence[QueueItem], partitions: Sequence[str
 
 
 def search_delay_s(ahead: Iterable[int], search_s: float) -> float:
-    """Return the seconds after which a node that found nothing searches again. Pure.
+    """Return the seconds after which a node that found no items searches again. Pure.
 
     Args:
-        ahead: The number of waiters ahead of the node, for each partition it waits for.
-        search_s: The seconds if no waiter is ahead; also the maximum.
+        ahead: For each partition that the node waits for, the number of waiters ahead of it.
+        search_s: The result if no waiter is ahead; also its maximum.
     """
     return min([search_s, *(BEHIND_S * each for each in ahead if each)])
 
 
 class NotifiedClaims:
-    """Waits for items in each partition of a node, and collects the items of which it is notified. Thread-safe.
+    """Waits for items in each partition of a node, and collects the items of which the node is notified. Thread-safe.
 
     Attributes:
         is_waiting: Whether the node has free slots and has found nothing, so that it waits. Guarded by the mutex of the
@@ -77,7 +77,7 @@ class NotifiedClaims:
     Args:
         backlog: The queue.
         clock: The clock of the node.
-        notifier: The notifier of the node, used for each notification. Its mutex guards this object, too.
+        notifier: The notifier of the node, used for each notification. Its mutex also guards this object.
         stop: Set when the node closes.
         accept: Returns whether the node wants an item.
         runs: Returns whether the node is running a task; called with the mutex held.
@@ -115,11 +115,11 @@ class NotifiedClaims:
 
     @property
     def has_notification(self) -> bool:
-        """Whether there was a notification or a request to search since the last search."""
+        """Whether items were notified, or a search was requested, since the last search."""
         return self._is_poked or bool(self._notified_items)
 
     def pop_notified(self) -> list[QueueItem]:
-        """Return the items notified since the last search, and forget them. The list is empty if a search is needed."""
+        """Remove and return the items notified since the last search. Empty if the queue must be searched."""
         notified = [] if self._is_poked else [item for items in self._notified_items.values() for item in items]
         self._notified_items, self._is_poked = {}, False
         return notified
@@ -129,12 +129,21 @@ class NotifiedClaims:
         self._is_poked = True
         self._notifier.notify_all()
 
-    def search_s(self, most_s: float) -> float:
-        """Return the seconds until the next search, at most ``most_s``."""
-        return search_delay_s(self._ahead.values(), most_s) if self._ahead else most_s
+    def get_search_delay_s(self, max_s: float) -> float:
+        """Return the seconds until the next search.
+
+        Args:
+            max_s: The maximum, which applies if no other node is ahead among the waiters.
+        """
+        return search_delay_s(self._ahead.values(), max_s) if self._ahead else max_s
 
     def record_search(self, found: int, *, is_waiting: bool) -> None:
-        """Record that a search, or a claim of notified items, has ended."""
+        """Record that a search, or a claim of notified items, has ended.
+
+        Args:
+            found: Number of claimed items.
+            is_waiting: Whether the node waits for notifications now.
+        """
         self._searches += 1
         self._last_found = found
         self.is_waiting = is_waiting
@@ -149,7 +158,7 @@ class NotifiedClaims:
     # The threads
 
     async def wait_for_items(self, partition: str) -> None:
-        """Wait for items of one partition whenever the node has nothing to do, until the node closes."""
+        """Wait for items of one partition whenever the node is idle, until the node closes."""
         backoff = Backoff()
         while True:
             with self._notifier.mutex:
@@ -161,7 +170,7 @@ class NotifiedClaims:
                 await self.news.changed_since(version, self._clock, None)
                 continue
             try:
-                notified = await self._wait_items(partition)
+                notified = await self._wait_for_new_items(partition)
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
@@ -170,17 +179,20 @@ class NotifiedClaims:
                 continue
             if notified is None:
                 continue
-            looks = self._note(partition, notified)
+            search_count = self._record_notification(partition, notified)
             if self._is_running():
                 self._leave(partition)
-            if await self._wait_for_search(looks):
+            if await self._wait_for_search(search_count):
                 backoff = Backoff()
             else:  # the free items are not for this node, or another node was faster
                 self._leave(partition)
                 await Pause(self._clock, self._stop, backoff.next_s())
 
-    async def _wait_items(self, partition: str) -> list[QueueItem] | None:
-        """Return new items of a partition; None if there are none yet, or the position was left to other waiters."""
+    async def _wait_for_new_items(self, partition: str) -> list[QueueItem] | None:
+        """Wait for new items of a partition, and return them.
+
+        None if there are none yet, or the node has left its position to other waiters.
+        """
         is_first, runs = partition in self._first_in, self._is_running()
         self._first_in.discard(partition)
         stay_s = STAY_S if is_first and runs else None
@@ -201,7 +213,7 @@ class NotifiedClaims:
         with self._notifier.mutex:
             self._ahead[partition] = ahead
             if ahead:
-                self._notifier.notify_all()  # it looks sooner
+                self._notifier.notify_all()  # it search_count sooner
 
     def _leave(self, partition: str) -> None:
         self._first_in.discard(partition)
@@ -213,8 +225,13 @@ class NotifiedClaims:
         with self._notifier.mutex:
             return self._runs()
 
-    def _note(self, partition: str, notified: list[QueueItem]) -> int:
-        """Record a notification, and return the number of searches before it."""
+    def _record_notification(self, partition: str, notified: list[QueueItem]) -> int:
+        """Record notified items, and return the number of searches so far.
+
+        Args:
+            partition: The partition.
+            notified: The items; empty if the queue must be searched.
+        """
         with self._notifier.mutex:
             if notified:
                 self._notified_items.setdefault(partition, []).extend(notified)
@@ -223,12 +240,12 @@ class NotifiedClaims:
                 self.request_search()
             return self._searches
 
-    async def _wait_for_search(self, looks: int) -> bool:
-        """Wait for the next search after search number ``looks``. Return whether it found something."""
+    async def _wait_for_search(self, search_count: int) -> bool:
+        """Wait until more than ``search_count`` searches have ended. Return whether the last search found items."""
         while True:
             with self._notifier.mutex:
-                if self._searches > looks or not self._takes or self._stop.is_set():
+                if self._searches > search_count or not self._takes or self._stop.is_set():
                     return self._last_found > 0
-                self._asks_until = max(self._asks_until, looks + 1)
+                self._asks_until = max(self._asks_until, search_count + 1)
                 version = self.news.version
             await self.news.changed_since(version, self._clock, None)

@@ -1,8 +1,8 @@
-"""The prefetch queue of a node: claims that have not begun, because no slot was free. Used while calls are short.
+"""The prefetch queue of a node: claims that wait for a free slot. Used while calls are short.
 
 A claim costs requests, but many claims together cost hardly more than one. So while calls take milliseconds, a node
-claims more items than it has free slots. A claim that does not begin soon, because a call took long, is released.
-Nothing here touches the network.
+claims more items than it has free slots. A claim whose run does not begin soon, because another call takes long, is
+released. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -40,55 +40,56 @@ class PrefetchQueue:
     Args:
         slots: Run the calls.
         clock: The node's clock.
-        ended: Called with each claim that has run, in the thread of its slot. It calls ``start_waiting`` at its end to
-            begin the next.
-        drop: Called with each claim that does not begin here, and the reason.
-        look_at: Called with the time at which ``release_older`` is due.
+        on_run_ended: Called with each claim whose run has ended, in the thread of its slot. Must call
+            ``start_pending_claims`` at its end.
+        release_unstarted: Called with each claim that is not run here, and the reason.
+        check_at: Called with the time at which ``release_old_claims`` is due.
     """
 
     def __init__(
         self,
         slots: Slots,
         clock: Clock,
-        ended: Callable[[ClaimedTask, Outcome], None],
-        drop: Callable[[ClaimedTask, str], None],
+        on_run_ended: Callable[[ClaimedTask, Outcome], None],
+        release_unstarted: Callable[[ClaimedTask, str], None],
         check_at: Callable[[float], None],
     ) -> None:
         self._slots = slots
         self._clock = clock
-        self._on_run_ended = ended
-        self._release_unstarted = drop
+        self._on_run_ended = on_run_ended
+        self._release_unstarted = release_unstarted
         self._check_at = check_at
         self._lock = mutex()
         self._queued: deque[ClaimedTask] = deque()
         self._launching = 0
 
     def free_capacity(self) -> int:
-        """Return how many more items to claim. 0 while many claims wait, because claiming a few items at a time is
-        inefficient.
+        """Return how many more items to claim.
+
+        The result is 0 while many claims wait, because claiming only a few items at a time is inefficient.
         """
         with self._lock:
             queued, free = len(self._queued), self._slots.free_slots
-        ahead = prefetch_limit(self._slots.count, self._slots.typical_s)
+        ahead = prefetch_limit(self._slots.count, self._slots.typical_duration_s)
         return max(0, free + ahead - queued) if queued <= ahead // 2 else 0
 
     @property
     def oldest_waiting_at(self) -> float:
-        """The time on the node's clock since which the first claim has waited; infinity if none waits."""
+        """The time at which the oldest waiting claim was added, on the node's clock. Infinity if none waits."""
         with self._lock:
             return self._queued[0].queued_at if self._queued else math.inf
 
     def add(self, task: ClaimedTask) -> None:
-        """Queue a claimed task. It begins when the earlier ones have begun and a slot is free."""
+        """Add a claimed task. Its run begins when the runs of earlier claims have begun and a slot is free."""
         task.queued_at = self._clock.now()
         with self._lock:
             self._queued.append(task)
-        self.start_waiting()
+        self.start_pending_claims()
         if self._queued:
             self._check_at(task.queued_at + MAX_WAIT_S)
 
-    def start_waiting(self) -> None:
-        """Begin the waiting claims, in order, while slots are free."""
+    def start_pending_claims(self) -> None:
+        """Begin the runs of waiting claims, in order, while slots are free."""
         while True:
             with self._lock:
                 if not self._queued or self._slots.free_slots - self._launching <= 0:
@@ -103,16 +104,21 @@ class PrefetchQueue:
             if not has_begun:
                 return
 
-    def release_older(self, before: float, why: str) -> None:
-        """Release the claims that were added up to a given time and still wait."""
+    def release_old_claims(self, added_until: float, reason: str) -> None:
+        """Release the waiting claims that were added up to a given time.
+
+        Args:
+            added_until: The time on the node's clock.
+            reason: Why they are released.
+        """
         with self._lock:
-            late = [task for task in self._queued if task.queued_at <= before]
-            self._queued = deque(task for task in self._queued if task.queued_at > before)
+            late = [task for task in self._queued if task.queued_at <= added_until]
+            self._queued = deque(task for task in self._queued if task.queued_at > added_until)
         for task in late:
-            self._release_unstarted(task, why)
+            self._release_unstarted(task, reason)
 
     def _try_start(self, task: ClaimedTask) -> bool:
-        """Begin a run. Return False if no slot is free, so that the claim keeps waiting."""
+        """Begin the run of a claim. Return False if no slot is free; the claim then keeps waiting."""
         run, context = task.run, task.context
         if run is None or context is None:
             return True
@@ -131,28 +137,28 @@ class PrefetchQueue:
 
 
 def _build_call(task: ClaimedTask, run: Run) -> StoredCall:
-    """Return the call to run, in the thread of the slot.
+    """Return the call to run, or build it. Runs in the thread of the slot.
 
     Raises:
-        TaskStopped: The claim may have ended. After a freeze of this process, this thread may continue before the
-            watchdog does.
+        TaskStopped: The claim may have ended. If this process was frozen, this thread may continue before the watchdog
+            does.
     """
     call = run.call if isinstance(run.call, StoredCall) else run.call()
     if task.claim.remaining_s() <= task.margin_s:
-        task.stop_run(SESSION_ENDS)
+        task.request_stop(SESSION_ENDS)
         raise TaskStopped(f"task {run.task_id} does not begin: {SESSION_ENDS}")
     return call
 
 
 class ArrivalRate:
-    """Estimates from the latest searches how many items arrive. Not thread-safe."""
+    """An estimate of how many items arrive, based on the latest searches. Not thread-safe."""
 
     def __init__(self) -> None:
         self._many = 0.0
         self._vain = 0
 
     def record(self, found: int | None) -> None:
-        """Record how many items a search found; None if there was no search."""
+        """Record the number of items that a search found. None if there was no search."""
         if found:
             self._vain, self._many = 0, self._many + (found - self._many) / 4
         elif found == 0:
@@ -166,18 +172,24 @@ class ArrivalRate:
 
 
 def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> TakerShard:
-    """Return the shard of a partition that this node prefers. It leaves other shards alone while more items are
-    expected soon.
+    """Return the part of a partition (shard) from which a node takes items first.
+
+    While more items are expected soon, the node takes no items of other shards.
+
+    Args:
+        hooks: The hooks of the system, which choose the shard.
+        arrivals: Estimate of the arriving items.
+        partition: The partition.
     """
-    share = hooks.shard(partition)
+    share = hooks.get_preferred_shard(partition)
     return replace(share, is_patient=True) if arrivals.expects_more else share
 
 
-def prefetch_limit(slots: int, typical_s: float) -> int:
-    """Return how many claims a node may hold beyond its slots. Pure.
+def prefetch_limit(slots: int, typical_duration_s: float) -> int:
+    """Return how many claims a node may hold in addition to its slots. Pure.
 
     Args:
         slots: Number of slots.
-        typical_s: Typical duration of calls, in seconds.
+        typical_duration_s: Typical duration of calls in seconds.
     """
-    return min(MOST_AHEAD, int(slots * AHEAD_S / max(typical_s, 1e-6)))
+    return min(MOST_AHEAD, int(slots * AHEAD_S / max(typical_duration_s, 1e-6)))

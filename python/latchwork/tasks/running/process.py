@@ -1,4 +1,4 @@
-"""A process that runs calls, one at a time, and is ended by force when a call has to end."""
+"""A child process that runs calls, one at a time. It is killed if a call must end and does not."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ main()
 
 
 class TaskProcess:
-    """The process of one slot: started at the first call, and again after it was ended. Not thread-safe.
+    """The child process of one slot. It starts with the first call, and again after it was ended. Not thread-safe.
 
     Args:
         payloads: Encodes and decodes arguments and results.
         deadline_extender: Limits how long the process may run; None lets it run until this process ends.
         stop_grace_s: Seconds between a request to stop and the kill.
-        label: Its name in process lists.
+        label: Name of the process in process lists.
     """
 
     def __init__(
@@ -57,7 +57,13 @@ class TaskProcess:
         self._calls = self._answers = -1
 
     def run(self, call: StoredCall, registered: RegisteredFunction | None, context: TaskContext) -> Outcome:
-        """Run a call in the process, and return its outcome. If the process died, the outcome says why."""
+        """Run a call in the process, and return its outcome. If the process has died, the outcome says why.
+
+        Args:
+            call: The call.
+            registered: The function, if the call names a registered one; otherwise None.
+            context: Context of the run.
+        """
         try:
             child = self._child or self._start()
         except (CannotStart, OSError) as error:

@@ -1,7 +1,7 @@
-"""The main program of a slot's process: runs one call after the other in its main thread.
+"""The main program of the child process of a slot: runs one call after the other in its main thread.
 
-It is started under a supervisor, with two pipes over which node and process exchange frames. It imports only modules
-that the node names, never modules that a payload names. Nothing here touches the network.
+The process is started under a supervisor, with two pipes over which it exchanges frames with its node. It imports only
+modules that the node names, never modules that a payload names. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_FRAME_OVERHEAD = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FunctionLocation:
-    """Where a function is found: a module, and the qualified name in it. Sent by the node, never read from the
+    """The location of a function: its module, and its qualified name there. Sent by the node, never read from the
     store.
     """
 
@@ -44,7 +44,7 @@ class FunctionLocation:
 
     @classmethod
     def for_function(cls, registered: RegisteredFunction) -> FunctionLocation:
-        """Return where a registered function of this process is found."""
+        """Return the location of a registered function of this process."""
         return cls(registered.name, importable_module(registered.fn), registered.fn.__qualname__)
 
 
@@ -61,14 +61,14 @@ def encode_start_message() -> bytes:
 
 
 def encode_call_frame(call: StoredCall, place: FunctionLocation | None, context: TaskContext) -> bytes:
-    """Encode a call, the location of its function, and its context for the process that runs it."""
+    """Encode a call, the location of its function, and its context, for the process that runs it."""
     where = [place.name, place.module, place.qualname] if place is not None else None
     about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
 def decode_call_frame(frame: bytes) -> tuple[StoredCall, FunctionLocation | None, TaskContext]:
-    """Decode a call, the location of its function, and its context as sent by a node."""
+    """Decode a call, the location of its function, and its context, as the node has sent them."""
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
     context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)
@@ -104,7 +104,7 @@ def _fence(parts: list[Any]) -> Fence:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Write a frame, which is the length of the data followed by the data, to a descriptor.
+    """Write a frame to a descriptor: the length of the data, followed by the data.
 
     Raises:
         BrokenPipeError: The reading end is closed.
@@ -114,18 +114,21 @@ def write_frame(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def read_frame(read: Callable[[int], bytes], most: int) -> bytes | None:
-    """Read a frame, and return its data. Return None at the end of the pipe.
+def read_frame(read: Callable[[int], bytes], max_bytes: int) -> bytes | None:
+    """Read a frame and return its data. Return None at the end of the pipe.
 
+    Args:
+        read: Returns up to the given number of bytes, like ``os.read``.
+        max_bytes: Maximum length of the data.
     Raises:
-        BadPayload: The frame is longer than ``most``.
+        BadPayload: The frame is longer than ``max_bytes``.
     """
     head = _exactly(read, _LENGTH)
     if head is None:
         return None
     length = int.from_bytes(head, "big")
-    if length > most:
-        raise BadPayload(f"a task's process answered with {length:,} bytes, and at most {most:,} are read")
+    if length > max_bytes:
+        raise BadPayload(f"a task's process answered with {length:,} bytes, and at most {max_bytes:,} are read")
     return _exactly(read, length)
 
 
@@ -145,7 +148,7 @@ MAIN = "__latchwork_main__"
 
 
 class TaskProcessMain:
-    """The main loop of a process that runs the calls of one slot.
+    """The main loop of a child process that runs the calls of one slot.
 
     Args:
         reading: Descriptor to read calls from.
@@ -216,7 +219,10 @@ class TaskProcessMain:
 
 
 def main() -> None:
-    """Run calls. The command line contains the descriptors of the pipes and the limits for payloads."""
+    """Run the child process of a slot: read calls from a pipe, and write their outcomes to another pipe.
+
+    The command line contains the descriptors of the pipes and the limits for payloads.
+    """
     reading, writing, allow_pickle, most = (int(each) for each in sys.argv[1:5])
     for fd in (reading, writing):
         os.set_inheritable(fd, False)  # processes that a task starts must not keep them open

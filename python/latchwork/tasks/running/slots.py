@@ -1,7 +1,7 @@
-"""Slots: run up to a fixed number of calls at a time, in threads or processes. Each call ends in an outcome, in time.
+"""Slots run up to a fixed number of calls at a time, in threads or child processes. Each call ends in an outcome.
 
-A call in a thread is asked to stop. If its function ignores that, the outcome is reported without it, but its slot
-stays occupied. A call in a process is killed. Nothing here touches the network.
+If a call in a thread must end, it is asked to stop. If its function ignores that, an outcome is reported in its place,
+but its slot stays occupied. A call in a process is killed. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _SlotRun:
     is_late: bool = False
     is_begun: bool = False
 
-    def end(self, outcome: Outcome) -> None:
+    def set_outcome(self, outcome: Outcome) -> None:
         """Report the outcome of the call. Only the first outcome counts."""
         try:
             self.is_ended = self.once.pop()
@@ -147,14 +147,14 @@ class Slots:
             return 0 if self._closed else self.count - len(self._runs)
 
     @property
-    def typical_s(self) -> float:
+    def typical_duration_s(self) -> float:
         """The typical duration of calls in seconds, initially 1. Rises fast after long calls, and falls slowly."""
         return self._typical_s
 
     @property
     def stuck(self) -> list[str]:
-        """IDs of tasks that have an outcome, but whose functions still run because they ignored a request to stop.
-        Sorted.
+        """IDs of the tasks whose functions ignore a request to stop and still run, sorted. Their outcomes were already
+        reported.
         """
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs if run.is_ended)
@@ -163,11 +163,11 @@ class Slots:
         """Run a call in a free slot, until the context's ``deadline`` or a request to stop.
 
         Args:
-            call: The call, or a function that returns it and is called in the slot's thread. If that raises, the
-                exception is the outcome.
+            call: The call, or a function that returns it and is called in the slot's thread. If the function raises,
+                the exception is the outcome.
             context: The context of the run.
         Returns:
-            A future of the outcome. Its callbacks run in the slot's thread, when the slot is free.
+            A future of the outcome. Its callbacks run in the slot's thread, when the slot is free again.
         Raises:
             LatchworkError: No slot is free.
             Closed: These slots were closed.
@@ -180,19 +180,25 @@ class Slots:
     def start_with_callback(
         self, call: StoredCall | Callable[[], StoredCall], context: TaskContext, ended: Callable[[Outcome], object]
     ) -> None:
-        """Run a call like ``start``, but call ``ended`` with the outcome instead of creating a future, which costs
-        less.
+        """Run a call like ``start``, but pass the outcome to a callback. This costs less than a future.
+
+        Args:
+            call: As for ``start``.
+            context: As for ``start``.
+            ended: Called with the outcome in the slot's thread, when the slot is free again.
         """
         run = _SlotRun(call, context, ended)
         try:
             context.wake = self._wake
             self._enqueue(run)
         except BaseException:
-            self._withdraw(run)
+            self._cancel_run(run)
             raise
 
-    def _withdraw(self, run: _SlotRun) -> None:
-        """Remove a call after an interrupt, or stop it if it has begun, because the caller will not get the outcome."""
+    def _cancel_run(self, run: _SlotRun) -> None:
+        """Remove a call from the queue, or stop it if it has begun, because an interrupted caller will not get its
+        outcome.
+        """
         with self._mutex:
             if run in self._waiting:
                 self._waiting.remove(run)
@@ -210,7 +216,7 @@ class Slots:
             self._runs[run] = None
             self._waiting.append(run)
             if self._idle < len(self._waiting):
-                self._start_another()
+                self._start_thread()
             if self._watcher is None or not self._watcher.is_alive():
                 self._watcher = _new_thread(self._watch, f"latchwork-slots-{self._label}")
                 self._watcher.start()
@@ -221,8 +227,8 @@ class Slots:
             if run.context.deadline is not None and run.context.deadline < self._watches_at:
                 self._changed.notify_all()
 
-    def _start_another(self) -> None:
-        """Start one more thread, unless there are ``count``. The caller holds the mutex."""
+    def _start_thread(self) -> None:
+        """Start another thread, if fewer than ``count`` threads are running. The caller must hold the mutex."""
         if len(self._threads) >= self.count:  # an interrupt may have come before the start of one
             self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) < self.count:
@@ -230,16 +236,20 @@ class Slots:
             self._threads[-1].start()
 
     def _wake_one(self) -> None:
-        """Wake one idle thread if there is work. It then wakes the next one, so a few threads run all short calls."""
+        """Wake one idle thread if a call waits. That thread wakes the next one, so that few threads run many short
+        calls.
+        """
         if self._waiting and self._idle and not self._is_waking:
             self._is_waking = True
             self._work_arrived.notify()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all calls, and wait up to ``timeout_s`` seconds for their end. Return the IDs of the tasks that still
-        run.
+        """Stop all calls, and wait for their end. Idempotent.
 
-        Idempotent.
+        Args:
+            timeout_s: Seconds to wait.
+        Returns:
+            The IDs of the tasks that still run.
         """
         if self._home.is_foreign:
             return []
@@ -308,7 +318,7 @@ class Slots:
             run.context.wake = None
             if outcome is not None:
                 self._here.returns = True
-                run.end(outcome)
+                run.set_outcome(outcome)
                 self._here.returns = False
 
     def _outcome(self, run: _SlotRun, process: TaskProcess) -> Outcome:
@@ -346,7 +356,9 @@ class Slots:
                     self._watches_at = math.inf
 
     def _check_run(self, run: _SlotRun, now: float) -> float | None:
-        """Stop a call, or report its outcome, if that is due. Return the next time to check it; None for never."""
+        """Stop a call, or report an outcome for it, if that is due. Return the next time to check it; None
+        for never.
+        """
         context = run.context
         if run.is_ended or run.is_late:
             return None
@@ -363,6 +375,6 @@ class Slots:
         timed_out = context.deadline is not None and run.stopped_at >= context.deadline
         text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was stopped"
         outcome = Outcome.from_exception(TaskTimeout(text) if timed_out else TaskStopped(text))
-        threading.Thread(target=run.end, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
+        threading.Thread(target=run.set_outcome, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
         _log.warning("%s; its slot is not free until it does", text)
         return None

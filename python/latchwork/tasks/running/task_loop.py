@@ -1,4 +1,4 @@
-"""The event loop of a node's ``async def`` tasks: one for all of them, in a separate thread.
+"""The event loop for the ``async def`` tasks of a node. All of them share one loop, in a separate thread.
 
 So tasks can share objects that belong to a loop: connections, locks, caches. A task that blocks delays the others: use
 a plain function for it. Nothing here touches the network. ``asyncio`` is imported with the first task.
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskLoop:
-    """Runs coroutines of many threads on one event loop. Thread-safe. Its thread starts with the first coroutine.
+    """Runs the coroutines of many threads on one event loop. Thread-safe. Its thread starts with the first coroutine.
 
     Args:
         label: Name of the node, for the name of the thread.
@@ -40,9 +40,11 @@ class TaskLoop:
         self._is_closed = False
 
     def run(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-        """Run a coroutine on the loop, and wait for its result in this thread. It is cancelled when its context is
-        stopped.
+        """Run a coroutine on the loop, and wait in this thread for its result. A request to stop the task cancels it.
 
+        Args:
+            body: The coroutine.
+            context: Context of the task.
         Raises:
             asyncio.CancelledError: It was cancelled.
             Closed: The loop was closed.
@@ -59,7 +61,13 @@ class TaskLoop:
         return ended.result()
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel the remaining coroutines, and wait for their end. Return False if the timeout passes. Idempotent."""
+        """Cancel the remaining coroutines, and wait for their end. Idempotent.
+
+        Args:
+            timeout_s: Seconds to wait.
+        Returns:
+            Whether they have ended; False after the timeout.
+        """
         with self._mutex:
             loop, thread = self._loop, self._thread
             if loop is not None and not self._is_closed:
@@ -123,7 +131,7 @@ class TaskLoop:
 
 
 async def _run_to_end(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
-    """Run a coroutine and complete its future. Whatever it raises ends neither the loop nor other tasks."""
+    """Run a coroutine and complete its future. An exception of any kind ends neither the loop nor other tasks."""
     import asyncio
 
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
@@ -141,7 +149,7 @@ async def _run_to_end(body: Coroutine[Any, Any, Any], context: TaskContext, ende
 
 
 async def _cancel_all() -> None:
-    """Cancel all asyncio tasks, including those that coroutines have left running, and wait for their end."""
+    """Cancel all asyncio tasks, including tasks that coroutines have left running, and wait for their end."""
     import asyncio
 
     while left := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -1,6 +1,6 @@
-"""The hooks by which a system, such as the executor, controls its worker loop, and decisions of the loop itself.
+"""The interface between a worker loop and the system that it serves, such as the executor: callbacks and decisions.
 
-The decisions are which items to claim, and how a claim ends. Pure, except for the hooks of the system.
+The callbacks (hooks) decide which items to claim, what to run, and how a claim ends. Pure, except for the hooks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_REFUSED = 10_000
 
 
 class Run(Struct, frozen=True):
-    """The call to run for a claim.
+    """A hook's decision to run a call for a claim.
 
     Attributes:
         call: The call, or a function that returns it and is called in the slot's thread. The function may use the
@@ -53,7 +53,7 @@ class Run(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """An ending that deletes the item of a claim, in one transaction with these checks and writes.
+    """A decision to end a claim by deleting its item, in one transaction with additional checks and writes.
 
     Attributes:
         checks: Additional checks.
@@ -68,7 +68,8 @@ class Done(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """An ending that returns the item of a claim to the queue, after a pause in which the claim is held, but no slot.
+    """A decision to end a claim by returning its item to the queue. During a pause before that, the claim is held
+    without a slot.
 
     Attributes:
         why: The reason, stored in the item.
@@ -84,7 +85,7 @@ class Release(Struct, frozen=True):
 
 
 class DeadLetter(Struct, frozen=True):
-    """An ending that turns the item of a claim into a dead letter, in one transaction with these writes.
+    """A decision to end a claim by turning its item into a dead letter, in one transaction with additional writes.
 
     Attributes:
         why: The reason, stored in the dead letter.
@@ -99,7 +100,7 @@ Ending = Done | Release | DeadLetter
 
 
 class WorkerHooks(ABC):
-    """The callbacks by which a system controls its worker loop. The loop calls them from several threads.
+    """The callbacks by which a system, such as the executor, controls its worker loop. Called from several threads.
 
     If a callback raises, the error is logged, and the claim is released after a pause. This counts as an attempt.
     """
@@ -109,16 +110,20 @@ class WorkerHooks(ABC):
 
     @abstractmethod
     def partitions(self) -> Sequence[str]:
-        """Return the partitions of the queue to take items from now, in order. Called before each search; must not use
-        the store.
+        """Return the partitions of the queue from which to take items now, in order.
+
+        Called before each search. Must not use the store.
         """
 
     def watched_partitions(self) -> Sequence[str]:
         """Return the partitions whose new items wake the loop. Called once at the start. Default: ``partitions()``."""
         return self.partitions()
 
-    def shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
-        """Return the shard of a partition that this node prefers, see ``WorkQueue.try_take``. Default: no shards."""
+    def get_preferred_shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
+        """Return the part of a partition (shard) from which this node takes items first. Default: the whole partition.
+
+        See ``WorkQueue.try_take``.
+        """
         return TakerShard()
 
     def should_claim(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
@@ -126,19 +131,21 @@ class WorkerHooks(ABC):
         return True
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
-        """Return additional checks and writes for the transaction that claims an item. Default: none."""
+        """Return additional checks and additional writes for the transaction that claims an item. Default: none."""
         return (), ()
 
     def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
-        """Return additional checks and writes for the transaction that dead-letters an item claimed too often. Default:
-        none.
+        """Return additional checks and additional writes for the transaction that dead-letters an item.
+
+        Called for an item that was claimed too often. Default: none.
         """
         return (), ()
 
     def on_claim_refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
         """Called with an item that was not claimed, because its additional checks failed. Default: does nothing.
 
-        A mirror of the store merges changes: it may never report a key that existed only briefly, nor its deletion.
+        A mirror of the store merges changes. It may miss a key that existed only briefly, so no notification may
+        follow.
 
         Returns:
             Whether to search the queue again soon, even without a notification.
@@ -153,29 +160,43 @@ class WorkerHooks(ABC):
 
     @abstractmethod
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim, or how the claim ends if there is nothing to run. Must not use the
-        store.
+        """Return the call to run for a claim, or how the claim ends if there is nothing to run. Must not use
+        the store.
         """
 
     @abstractmethod
     def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """Return how the claim of a finished run ends. Called in the slot's thread; may use the store.
 
-        Return a future to decide later, for example together with other claims. The slot is free meanwhile. Called
-        again after a short pause if the transaction was refused because of its checks.
+        Return a future to decide later, for example together with other claims. The slot is free meanwhile. If the
+        transaction is refused because of its checks, this is called again after a short pause.
+
+        Args:
+            claim: The claim.
+            outcome: Outcome of the run.
         """
 
     def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return writes to add to the end of a claim, however it ends. Must not use the store. Default: none."""
+        """Return additional writes for the end of a claim, however it ends. Must not use the store. Default: none."""
         return ()
 
     def release_reason(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
-        """Return the text to store in a released item, given the reason of the release. Must not use the store."""
+        """Return the text to store in a released item. Must not use the store. Default: the reason of the release.
+
+        Args:
+            claim: The claim.
+            why: The reason of the release.
+        """
         return why
 
     def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return writes to add when an item becomes a dead letter because its last attempt was released. May use the
-        store.
+        """Return additional writes for an item that becomes a dead letter because its last attempt was released.
+
+        May use the store. Default: none.
+
+        Args:
+            claim: The claim.
+            why: The reason of the release.
         """
         return ()
 
@@ -188,16 +209,18 @@ class WorkerHooks(ABC):
         return False
 
     def on_claim_lost(self, claim: QueueClaim) -> None:  # noqa: B027 - for overrides
-        """Called when a claim was lost. Another node may run the task, and the outcome of the run here is dropped."""
+        """Called when a claim was lost. Another node may run the task, and the outcome of the run on this node is
+        dropped.
+        """
 
 
 def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
-    """Return the seconds to pause before the next attempt of a failed task; None if there is no next attempt. Pure.
+    """Return the seconds to pause before the next attempt of a failed task. None if there is no next attempt. Pure.
 
     Args:
         retry: The retry policy of the task.
-        attempt: Number of the attempt that ended, from 1.
-        outcome: How it ended.
+        attempt: Number of the attempt that has ended, from 1.
+        outcome: Outcome of this attempt.
         chance: A number from 0 to 1 that determines the jitter; None draws one.
     """
     failure = outcome.failure
@@ -210,8 +233,8 @@ def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
 
 
 def call_prepare_claims(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
-    """Call the hook ``prepare_claims``, if there are claims. Errors are logged, so that the claims begin in any
-    case.
+    """Call the hook ``prepare_claims`` if there are claims. An error is logged and ignored, so that the runs begin
+    anyway.
     """
     try:
         if claims:
@@ -222,19 +245,21 @@ def call_prepare_claims(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_i
 
 
 def call_on_claim_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
-    """Call the hook ``on_claim_lost``. Errors are logged."""
+    """Call the hook ``on_claim_lost``. An error is logged and ignored."""
     try:
         call_user(hooks.on_claim_lost, claim)
     except Exception:
         _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
 
 
-def decide_release(outcome: Outcome, stop_reason: str) -> Release | None:
-    """Return a release if the task refused to run here or the node stopped it; None lets the system decide.
+def build_release_if_unfinished(outcome: Outcome, stop_reason: str) -> Release | None:
+    """Return a release if the task did not run to its end: it refused to run here, or the node stopped it.
 
     Args:
-        outcome: How the run ended.
+        outcome: Outcome of the run.
         stop_reason: Why the node stopped it; empty if it did not.
+    Returns:
+        None if the run ended by itself. The hooks of the system then decide how its claim ends.
     """
     failure = outcome.failure
     if failure is None:
@@ -245,7 +270,12 @@ def decide_release(outcome: Outcome, stop_reason: str) -> Release | None:
 
 
 def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
-    """Return the outcome, or a failure if it is a deferred result and the system does not allow those. Pure."""
+    """Return the outcome, or a failure if it is a deferred result and the system does not allow such results. Pure.
+
+    Args:
+        outcome: Outcome of a run.
+        is_allowed: Whether the system allows deferred results.
+    """
     if not outcome.deferred or is_allowed:
         return outcome
     why = "the task returned what is to be done before its value comes, and only tasks of plans may"
@@ -253,7 +283,7 @@ def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
 
 
 class ClaimFilter:
-    """Asks the hooks of a system which items to claim, so that a hook that raises cannot stop the node. Thread-safe.
+    """Decides which items to claim, with the hooks of a system. A hook that raises cannot stop the node. Thread-safe.
 
     Args:
         hooks: The hooks of the system.
@@ -272,7 +302,7 @@ class ClaimFilter:
         self.should_search_soon = False
 
     def begin_search(self) -> None:
-        """Reset what is remembered of the last search of the queue."""
+        """Reset the state that belongs to the last search of the queue."""
         self._wanted = ""
         self.should_search_soon = False
 
@@ -292,7 +322,7 @@ class ClaimFilter:
             return False
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return additional checks and writes for the transaction that claims an item."""
+        """Return additional checks and additional writes for the transaction that claims an item."""
         if item.attempts >= SUSPECT and is_suspect(item):
             self._wanted = item.path
         try:
@@ -302,7 +332,7 @@ class ClaimFilter:
             return [Absent(item.key)], []  # the item exists, so this check fails and skips it
 
     def on_claim_refused(self, item: QueueItem) -> None:
-        """Called when an item was not claimed because its additional checks failed."""
+        """Call the hook for an item that was not claimed, because its additional checks failed."""
         try:
             self.should_search_soon |= call_user(self._hooks.on_claim_refused, item)
         except Exception:
@@ -314,9 +344,7 @@ class ClaimFilter:
             self._held = item.path
 
     def on_claim_ended(self, path: str) -> bool:
-        """Record that the claim of an item has ended. Return whether items that were skipped because of it can be
-        claimed now.
-        """
+        """Record that the claim of an item has ended. Return whether skipped items can be claimed now."""
         was_held = bool(self._held) and self._held == path
         if was_held:
             self._held = ""

@@ -1,5 +1,4 @@
-"""The main loop of a node: it searches for items, claims them, runs them in slots, and ends the claims by group
-commits.
+"""The main loop of a node: it searches a queue for items, claims them, runs them in slots, and ends the claims.
 
 Only the holder of a claim may end an item; the partition of an item is just a preference. A node without free slots
 does not search. A node that finds nothing waits, and writes only its position among the waiters. ``LeaseWatchdog``
@@ -41,9 +40,9 @@ from latchwork.tasks.running.worker_hooks import (
     Release,
     Run,
     WorkerHooks,
+    build_release_if_unfinished,
     call_on_claim_lost,
     call_prepare_claims,
-    decide_release,
     reject_deferred,
 )
 
@@ -122,11 +121,11 @@ class WorkerLoop(Startable):
         )
         self._watchdog = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._release_overdue)
         self._prefetched = PrefetchQueue(
-            slots, self._clock, self._on_run_ended, self._release_unstarted, self._watchdog.check_at
+            slots, self._clock, self._on_run_ended, self._release_unstarted, self._watchdog.schedule_check
         )
 
     def start(self) -> None:
-        """Start to claim items in the background. Idempotent. An interrupt during this call closes the loop.
+        """Start to claim items in the background. Idempotent. If an interrupt ends this call, the loop is closed.
 
         Raises:
             Closed: The loop was closed.
@@ -155,19 +154,23 @@ class WorkerLoop(Startable):
         """Close the loop in the background, after an interrupt."""
         Background(partial(call_user_function, self.close), f"latchwork-worker-loop-close-{self._node_id}")
 
-    def search_soon(self) -> None:
+    def request_search(self) -> None:
         """Search for items soon, because of a change of which the loop is not notified."""
         with self._notifier.mutex:
             self._notified.request_search()
 
     def stop_task(self, path: str) -> bool:
-        """Stop the run of the item with this path, and end its pause. Return False if it is not running here."""
+        """Ask the task of an item to stop, and skip its pause. Return False if the task is not running here.
+
+        Args:
+            path: Path of the item.
+        """
         with self._notifier.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
             return False
         task.context.stop()
-        task.end_pause()
+        task.skip_pause()
         return True
 
     def free_capacity(self) -> int:
@@ -183,7 +186,7 @@ class WorkerLoop(Startable):
             )
 
     def run_claims(self, claims: Sequence[QueueClaim]) -> None:
-        """Run items that were claimed elsewhere with the session of this loop's queue."""
+        """Run items that were already claimed with the session of this loop's queue."""
         if not claims:
             return
         call_prepare_claims(self._hooks, claims, self._node_id)
@@ -201,7 +204,13 @@ class WorkerLoop(Startable):
             return dict(self._counts)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Stop claiming items, and wait until all claims have ended. Return False if ``timeout_s`` passes before."""
+        """Stop claiming items, and wait until all claims have ended.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            Whether all claims have ended; False after the timeout.
+        """
         until = None if timeout_s is None else self._clock.now() + timeout_s
         with self._notifier.mutex:
             self._takes = False
@@ -223,8 +232,10 @@ class WorkerLoop(Startable):
             notifier.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Stop all tasks, release unfinished items, and wait up to ``timeout_s`` seconds. Idempotent.
+        """Stop all tasks, release unfinished items, and wait for the claims to end. Idempotent.
 
+        Args:
+            timeout_s: Seconds to wait.
         Returns:
             The paths of items that are still claimed, sorted. They are free when the session of their claims ends.
         """
@@ -237,9 +248,9 @@ class WorkerLoop(Startable):
             self._notify_all()
         self._backlog.close()
         for task in tasks:
-            task.stop_run("its node closed")
+            task.request_stop("its node closed")
         self._finisher.skip_pauses()
-        self._prefetched.release_older(math.inf, "its node closed")
+        self._prefetched.release_old_claims(math.inf, "its node closed")
         until = self._clock.now() + timeout_s
         self.drain(timeout_s)
         with self._notifier.mutex:
@@ -271,10 +282,10 @@ class WorkerLoop(Startable):
             await self._wait_before_search(found, is_all=is_all)
 
     async def _search(self) -> tuple[int | None, bool]:
-        """Claim items, as many as slots are free.
+        """Claim as many items as there are free slots, and start to run them.
 
         Returns:
-            The number of claims, None without a free slot; and whether they are all items that were known to be free.
+            The number of claims, or None without a free slot; and whether all items known to be free were claimed.
         """
         with self._notifier.mutex:
             notified = self._notified.pop_notified()
@@ -329,7 +340,12 @@ class WorkerLoop(Startable):
         return min(self._batch, self._prefetched.free_capacity()) if self._takes else 0
 
     async def _wait_before_search(self, found: int | None, *, is_all: bool) -> None:
-        """Wait for a free slot, for a notification, or until the next search is due."""
+        """Wait for a free slot, for a notification, or until the next search is due.
+
+        Args:
+            found: Number of claims of the last search; None if there was no free slot.
+            is_all: Whether the last search claimed all items known to be free.
+        """
         with self._notifier.mutex:
             self._arrivals.record(found)
             has_none = found == 0 or (is_all and self._free_capacity() > 0)
@@ -349,7 +365,7 @@ class WorkerLoop(Startable):
                 ):
                     break
                 self._wants_capacity = found is None
-                until = min(until, self._searched_at + self._notified.search_s(self._search_s))
+                until = min(until, self._searched_at + self._notified.get_search_delay_s(self._search_s))
                 if self._leaves_traces and not self._tasks:
                     tidy_s = max(TIDY_S, TIDY_LOOKS * self._search_took_s)
                     until = min(until, self._clock.now() + tidy_s)
@@ -406,12 +422,12 @@ class WorkerLoop(Startable):
         if task.is_lost or left_s <= 0.0:  # lost before it had a context to stop
             task.mark_lost()
         if self._stop.is_set():
-            task.stop_run("its node closed")
-        self._watchdog.check_at(self._clock.now() + left_s - margin_s)
+            task.request_stop("its node closed")
+        self._watchdog.schedule_check(self._clock.now() + left_s - margin_s)
 
     def _release_overdue(self, now: float) -> float:
         """Release claims that have waited too long for a slot. Return the next time to check."""
-        self._prefetched.release_older(now - MAX_WAIT_S, "it would have waited for a slot")
+        self._prefetched.release_old_claims(now - MAX_WAIT_S, "it would have waited for a slot")
         return self._prefetched.oldest_waiting_at + MAX_WAIT_S
 
     def _release_unstarted(self, task: ClaimedTask, why: str) -> None:
@@ -422,7 +438,7 @@ class WorkerLoop(Startable):
     def _on_run_ended(self, task: ClaimedTask, outcome: Outcome) -> None:
         """Decide how the claim of a finished run ends. Called in the thread of its slot, which is free again."""
         outcome = task.outcome = reject_deferred(outcome, is_allowed=self._hooks.allows_deferred)
-        ours = decide_release(outcome, task.stop_reason or outcome.stop_reason)
+        ours = build_release_if_unfinished(outcome, task.stop_reason or outcome.stop_reason)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._filter.skip_for_now(task.claim.item)
         if ours is not None:
@@ -430,13 +446,18 @@ class WorkerLoop(Startable):
             self._finisher.end_claim(task, ours)
         else:
             self._finisher.finish(task)
-        self._prefetched.start_waiting()
+        self._prefetched.start_pending_claims()
         with self._notifier.mutex:
             if self._wants_capacity and self._free_capacity() > 0:
                 self._notifier.notify_all()
 
     def _on_claim_ended(self, task: ClaimedTask, how: str) -> None:
-        """Forget a claim that has ended, and wake the threads that wait for that."""
+        """Remove a claim that has ended, and wake the threads that wait for that.
+
+        Args:
+            task: The task of the claim.
+            how: How it ended: ``done``, ``released``, ``dead_lettered`` or ``lost``.
+        """
         again = self._hooks.on_claim_ended(task.claim)
         with self._notifier.mutex:
             if again:
@@ -474,7 +495,7 @@ class LeaseWatchdog:
         self._session: Session | None = None
         self._unwatch: Callable[[], None] = lambda: None
 
-    def check_at(self, stop_time: float) -> None:
+    def schedule_check(self, stop_time: float) -> None:
         """Check the claims at this time on the node's clock, or earlier."""
         with self._notifier.mutex:
             if stop_time < self._next_check_at:
@@ -510,7 +531,7 @@ class LeaseWatchdog:
             ]
             for stop_time, task in stop_times:
                 if stop_time <= now:
-                    await call_user_function(task.stop_run, SESSION_ENDS)
+                    await call_user_function(task.request_stop, SESSION_ENDS)
             due: float = await call_user_function(self._release_overdue, now)
             soonest = min([due, *(stop_time for stop_time, _ in stop_times if stop_time > now)])
             with self._notifier.mutex:

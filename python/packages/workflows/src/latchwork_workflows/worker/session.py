@@ -486,7 +486,7 @@ class WorkflowSession:
                 self.hooks.end_all(self.worker_loop.stop_task)
 
     def _poke(self) -> None:
-        self.worker_loop.search_soon()
+        self.worker_loop.request_search()
 
     def _log_store_changed(self) -> None:
         if self.health.is_ok:
