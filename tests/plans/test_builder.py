@@ -49,7 +49,7 @@ def test_a_plan_has_its_calls_in_order_with_what_depends_on_what(plan, started):
     with plan:
         days = plan.map(load, ["mon", "tue"])
         answer = plan.add(total, days, more={"x": [days[0]]}, name="total", after=[plan.add("load", "wed", name="wed")])
-    records = started[0].records()
+    records = started[0].build_records()
     assert list(records) == ["t00000", "t00001", "wed", "total"]
     assert records["total"].deps == ("t00000", "t00001", "wed")
     assert records["total"].args_from == ("t00000", "t00001")

@@ -202,7 +202,7 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
     async def decide(_plan_id, some):
         rounds.append(sorted(each.name for each in some))
         for each in some:
-            each.end(Done())
+            each.set_ending(Done())
 
     async def second():
         if len(rounds) == 1 and runs.expects_return():

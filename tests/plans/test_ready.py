@@ -15,7 +15,7 @@ def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, plan_s
     builder.add(add, 1)
     first = plan_store.transitions.create_draft("half", plans_record(), store.session)
     store.commit(first.checks, first.ops)
-    for edit in plan_store.transitions.write_tasks("half", builder._draft.records().items()):
+    for edit in plan_store.transitions.write_tasks("half", builder._draft.build_records().items()):
         store.commit(edit.checks, edit.ops)
     time.sleep(0.3)
     assert CALLS == []

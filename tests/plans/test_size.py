@@ -33,7 +33,7 @@ def test_ten_thousand_neighbours_fit_into_a_record_and_twice_as_many_are_refused
     first = plan.add(add, 1, name="first")
     middle = [plan.add(add, first, name=f"n{number:049}") for number in range(10_000)]
     plan.add(total, middle, name="answer")
-    records = plan._draft.records()
+    records = plan._draft.build_records()
     for name in ("first", "answer"):
         assert 500_000 < len(records[name].to_bytes()) - len(records[name].args) < 900_000
         assert type(records[name]).from_bytes(records[name].to_bytes()) == records[name]

@@ -14,9 +14,9 @@ from latchwork.plans.transitions import Transitions
 from latchwork.types import Create
 
 KEYS = Keys("default")
-PLAN, ADDS, DRAFT = KEYS.plan("p"), KEYS.adds("p"), KEYS.draft("p")
-A, B = KEYS.task("p", "a"), KEYS.task("p", "b")
-TODO_A, TODO_B, TODO_C = (KEYS.todo("p", name) for name in "abc")
+PLAN, ADDS, DRAFT = KEYS.plan_key("p"), KEYS.additions_key("p"), KEYS.draft_key("p")
+A, B = KEYS.task_key("p", "a"), KEYS.task_key("p", "b")
+TODO_A, TODO_B, TODO_C = (KEYS.todo_key("p", name) for name in "abc")
 
 
 class Stored:
@@ -62,7 +62,7 @@ TRANSITIONS = {
     "built": (lambda s: s.transitions.write_tasks("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
     "started": (lambda s: s.transitions.start_plan("p", *s.plan, 0), [PLAN], [DRAFT]),
     "made ready": (lambda s: s.transitions.make_ready("p", s.plan, s.task(B)), [PLAN, B]),
-    "passed on": (passed_on, [PLAN, A, B, KEYS.todo("p", "gone")], [TODO_C]),
+    "passed on": (passed_on, [PLAN, A, B, KEYS.todo_key("p", "gone")], [TODO_C]),
     "done": (lambda s: s.transitions.complete_task("p", s.task(A), b"1"), [A]),
     "completed": (lambda s: s.transitions.complete_plan(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
     "completed, nothing added": (

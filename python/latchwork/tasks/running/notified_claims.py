@@ -213,7 +213,7 @@ class NotifiedClaims:
         with self._notifier.mutex:
             self._ahead[partition] = ahead
             if ahead:
-                self._notifier.notify_all()  # it search_count sooner
+                self._notifier.notify_all()  # it looks sooner
 
     def _leave(self, partition: str) -> None:
         self._first_in.discard(partition)
