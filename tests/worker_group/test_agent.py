@@ -76,7 +76,7 @@ def test_a_process_that_was_told_to_stop_has_not_done_its_part_whatever_its_exit
     assert classify_exit(done, was_stopped=False) == "done"
     assert classify_exit(done, was_stopped=True) == "ended"
     assert classify_exit(failed, was_stopped=False) == "failed"
-    assert classify_exit(ChildEnd("told", code=0), was_stopped=False) == "ended"
+    assert classify_exit(ChildEnd("requested", code=0), was_stopped=False) == "ended"
     assert classify_exit(ChildEnd("deadline", signal=9), was_stopped=False) == "ended"
     assert classify_exit(ChildEnd("unsupervised", signal=9), was_stopped=False) == "failed"
 

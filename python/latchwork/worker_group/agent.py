@@ -1,4 +1,4 @@
-"""An agent that starts and supervises the workers of one host as processes of any program."""
+"""An agent that starts and supervises the workers of one host, as processes of any program."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What a `LocalAgent` runs.
+    """The workers that a ``LocalAgent`` runs.
 
     Attributes:
         argv: Program and arguments; no shell.
@@ -100,28 +100,32 @@ class AgentSpec:
 
     @property
     def max_executions(self) -> int:
-        """The limit of repeated executions: one for each allowed restart of any worker."""
+        """How often a worker's function may be run again: once for each allowed restart of any worker."""
         return max(1, self.max_restarts * self.workers)
 
     def worker_key(self, slot: int) -> str:
-        """Return the key under which the worker of this slot joins the group: the host and the slot's number."""
+        """Return the key that identifies a worker of this host in the group: the host and the number of the slot.
+
+        Args:
+            slot: Number of the worker's slot on this host, from 0.
+        """
         return f"{self.host}:{slot}"
 
-    def log_path(self, number: int) -> Path | None:
-        """Return the output file of the worker with this rank, or None."""
-        return None if self.logs is None else self.logs / f"{number}.log"
+    def log_path(self, rank: int) -> Path | None:
+        """Return the output file of the worker with this rank. None if workers write to the output of this process."""
+        return None if self.logs is None else self.logs / f"{rank}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """The state of one slot of an agent.
+    """The state of one slot of an agent. Each slot runs one worker.
 
     Attributes:
         slot: Number of the slot on this host, from 0.
         state: Short description of the state.
         rank: Rank of the worker; -1 before it has joined.
         pid: Process ID; None if no process is running.
-        epoch: Current epoch.
+        epoch: Current epoch: the number of times that all workers of the group have restarted.
         restarts: Number of restarts of this worker.
         why: How the last process ended, or the last error.
     """
@@ -138,10 +142,10 @@ class SlotState:
 def process_environment(
     info: WorkerInfo, slot: int, spec: AgentSpec, *, workers: int, run: str, epoch: int, first: WorkerInfo
 ) -> Mapping[str, str]:
-    """Return the environment variables that describe the group to a process.
+    """Return the environment variables that describe the group to a worker's process.
 
     Args:
-        info: Record of its worker.
+        info: Record of the worker.
         slot: Number of its slot on this host.
         spec: Specification of the agent.
         workers: Current number of workers of the group.
@@ -164,17 +168,22 @@ def process_environment(
 
 
 def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
-    """Return whether a process has finished its work (``done``), has failed, or was stopped by this agent (``ended``).
+    """Classify the end of a worker's process.
 
-    A process that was asked to stop counts as ended, whatever its exit code.
+    Args:
+        end: How the process ended.
+        was_stopped: Whether this agent asked it to stop. Such a process has ``ended``, whatever its exit code.
+    Returns:
+        ``done`` if it has finished its work, ``failed``, or ``ended`` if this agent or the loss of its session stopped
+        it.
     """
-    if was_stopped or end.why in {"deadline", "told"}:
+    if was_stopped or end.why in {"deadline", "requested"}:
         return "ended"
     return "done" if end.is_success else "failed"
 
 
 class AgentSlot:
-    """Runs one worker as a process: joins, starts the process in each epoch, rejoins when it dies, and completes.
+    """Runs one worker of a group as a process. Joins the group, starts the process, and rejoins when the process dies.
 
     ``run`` may be called by one thread only; the rest is thread-safe.
 
@@ -183,7 +192,7 @@ class AgentSlot:
         group: Name of the group.
         namespace: Namespace of the group.
         run: ID of the run.
-        spec: What the agent runs.
+        spec: Specification of the agent.
         number: Number of the slot on this host.
         failure_lock: Held while a failed process is reported, so that failures caused by it do not count.
         on_change: Called with each new state, in the thread that caused it. It must be fast.
@@ -228,7 +237,9 @@ class AgentSlot:
         self._join(replace_live=False)
 
     def run(self) -> None:
-        """Run the process until the worker has completed or is out of the group; ``error`` has the reason."""
+        """Run the process until the worker has completed or is out of the group. Then ``error`` has the reason, if
+        there is one.
+        """
         try:
             self._run_until_complete()
         except (LatchworkError, OSError) as error:
@@ -239,7 +250,7 @@ class AgentSlot:
             self._end()
 
     def stop(self) -> None:
-        """Ask the process to end, and leave the group when it has ended. Does not wait."""
+        """Ask the process to end. The worker leaves the group when it has ended. Does not wait."""
         self._stopping.set()
         with self._mutex:
             child, worker = self._child, self._worker
@@ -251,7 +262,12 @@ class AgentSlot:
     # The worker
 
     def _join(self, *, replace_live: bool) -> None:
-        """Join the group with this slot's key, or join it again. A new session is opened if the old one has ended."""
+        """Join the group with this slot's key, for the first time or again. Opens a new session if the old one has
+        ended.
+
+        Args:
+            replace_live: Whether to replace a running worker with this key instead of waiting for its end.
+        """
         if self._session is None or self._session.remaining_s() <= 0.0:
             if self._session is not None:
                 self._session.close()
@@ -290,7 +306,7 @@ class AgentSlot:
                     self._join(replace_live=True)
                 worker = self._worker
                 assert worker is not None
-                worker.run(self._run_attempt, prepare=self._prepare)
+                worker.run(self._run_process, prepare=self._prepare)
             except ProcessLost:
                 is_in = (
                     self._worker is not worker
@@ -304,7 +320,7 @@ class AgentSlot:
                 return
 
     def _prepare(self, worker: GroupWorker) -> None:
-        """Publish the port of worker 0 for this epoch, before all workers meet at the first barrier."""
+        """Publish the port of worker 0, if this is worker 0, before all workers meet at the first barrier."""
         self._update_state(state="waiting for all", epoch=worker.epoch)
         if worker.rank != 0:
             return
@@ -320,18 +336,22 @@ class AgentSlot:
 
     # The process
 
-    def _run_attempt(self, worker: GroupWorker) -> None:
-        """Run the process once in the current epoch. Return if it has finished its work."""
+    def _run_process(self, worker: GroupWorker) -> None:
+        """Run the worker's process once, until it has finished its work.
+
+        Raises:
+            ProcessLost: The process has died or was stopped, and may be run again.
+        """
         try:
-            self._run_once(worker)
+            self._supervise_process(worker)
         except TRANSIENT_ERRORS as error:  # must not fail the group
             self._update_state(state="rejoining", why=str(error))
             raise ProcessLost from error
 
-    def _run_once(self, worker: GroupWorker) -> None:
+    def _supervise_process(self, worker: GroupWorker) -> None:
         assert self._session is not None
         with worker.guard_work(self._session.ttl_s * _MARGIN_PART) as work:
-            env = self._environment(worker)
+            env = self._build_environment(worker)
             with DeadlineExtender(self._session.remaining_s) as extender:
                 child = self._start(env, extender.until)
                 take_back = work.stopped.call_when_set(partial(child.stop, self._spec.grace_s))
@@ -347,8 +367,8 @@ class AgentSlot:
         self._update_state(state="exited", pid=None, why=str(end))
         self._handle_exit(worker, end, was_stopped=was_stopped)
 
-    def _environment(self, worker: GroupWorker) -> dict[str, str]:
-        """Return the environment variables of the process. Wait until worker 0 has published its port in this epoch."""
+    def _build_environment(self, worker: GroupWorker) -> dict[str, str]:
+        """Return the environment variables of the process. First waits until worker 0 has published its port."""
         while (first := worker.peer(0)) is None or MASTER_PORT not in first.ports:
             worker.check()
             self._store.clock.wait(self._stopping, _POLL_S)
@@ -422,8 +442,8 @@ class AgentSlot:
 class LocalAgent:
     """Runs the workers of one host as processes: ``with LocalAgent(store, "train", spec) as agent: agent.wait()``.
 
-    ``with`` joins the group and starts the processes; its end stops the remaining ones. Each process has a
-    thread in this one. Thread-safe.
+    ``with`` joins the group and starts the processes; its end stops the remaining ones. This process has one thread for
+    each worker. Thread-safe.
 
     Not promised: a failed process is not distinguished from processes on other hosts that fail because of it. Failures
     on one host at the same time count as one restart; a broken connection on another host may count as a second.
@@ -482,7 +502,7 @@ class LocalAgent:
 
     @property
     def errors(self) -> list[LatchworkError | OSError]:
-        """The errors of workers that are out of the group, sorted by slot."""
+        """The errors of the workers that are out of the group, sorted by slot."""
         return [slot.error for slot in self._slots if slot.error is not None]
 
     def start(self) -> None:
@@ -516,7 +536,13 @@ class LocalAgent:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all processes of this host have ended and will not restart. Return False after the timeout."""
+        """Wait until all processes of this host have ended and none will be restarted.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            Whether they have ended; False after the timeout.
+        """
         deadline = Deadline(self._store.clock, timeout_s)
         for thread in self._threads:
             thread.join(deadline.left_s())
@@ -525,6 +551,8 @@ class LocalAgent:
     def wait_for_group(self, timeout_s: float | None = None) -> GroupStatus:
         """Wait until the group has ended on all hosts, and return its status.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             WaitTimeout: It is still running.
             WrongRun: Nothing is stored about this run anymore.
@@ -532,7 +560,7 @@ class LocalAgent:
         return self.handle.wait(timeout_s)
 
     def close(self) -> None:
-        """Stop the processes (SIGTERM, then SIGKILL after the grace period), and leave the group. Idempotent."""
+        """Stop the processes (SIGTERM, and SIGKILL after the grace period), and leave the group. Idempotent."""
         if self._home.is_foreign:
             return
         for slot in self._slots:
