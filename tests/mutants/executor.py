@@ -9,7 +9,8 @@ DEFECTS = (
         "Blobs",
         "a sweep reads the live owners before it lists the blobs",
         "tasks/blobs.py",
-        "        seen = await ask(self._store.children, self.name)\n        alive = set(list_owners()) if seen else set()\n",
+        "        seen = await ask(self._store.children, self.name)\n"
+        "        alive = set(list_owners()) if seen else set()\n",
         "        alive = set(list_owners())\n        seen = await ask(self._store.children, self.name)\n",
         id_of("tasks/blobs", "a_sweep_asks_who_lives_after_it_has_seen_who_has_left_something", on="memory"),
     ),

@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Worker groups",
         "a failure of an earlier epoch fails the group",
-        "worker_group/core.py",
+        "worker_group/worker_core.py",
         "            current = self.current_epoch()\n"
         "            await self._writer.fail(current.fence, current.epoch, why)\n",
         "            await self.fail(why)\n",

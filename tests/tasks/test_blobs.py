@@ -62,7 +62,7 @@ def test_a_value_that_somebody_damaged_is_refused(store):
 )
 def test_a_reference_that_is_none_is_refused(part):
     good = {"owner": "o", "id": "i", "size": 5, "digest": "d"}
-    assert BlobRef.from_bytes(json.dumps(good).encode()).chunks == 1
+    assert BlobRef.from_bytes(json.dumps(good).encode()).chunk_count == 1
     with pytest.raises(BadRecord):
         BlobRef.from_bytes(json.dumps({**good, **part}).encode())
 

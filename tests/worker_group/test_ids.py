@@ -74,7 +74,7 @@ def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store
     joiner, first = one._core._joiner, Signal()
     joiner._join_lock.enqueue(first)
     joiner._position = "a ticket"
-    run(joiner._enqueue(None, Deadline(store.clock, 60.0)))
+    run(joiner._wait_for_earlier_threads(None, Deadline(store.clock, 60.0)))
     assert not joiner._join_lock.count_behind(first)
 
 

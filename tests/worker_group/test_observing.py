@@ -9,7 +9,7 @@ from latchwork.types import Entry
 from latchwork.worker_group import WorkerInfo
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.observation import LossDetector, Roster
-from latchwork.worker_group.records import LOST, encode_lease, new_member, restarted_member, with_info
+from latchwork.worker_group.records import LOST, create_member, create_restarted_member, encode_lease, merge_info
 
 KEYS = GroupKeys("default", "train").for_run("r")
 _tokens = itertools.count(1)
@@ -21,7 +21,7 @@ def entry(key, value):
 
 
 def worker(number, incarnation="i"):
-    return new_member(WorkerInfo(ip="10.0.0.7"), number, f"k{number}", f"{incarnation}{number}")
+    return create_member(WorkerInfo(ip="10.0.0.7"), number, f"k{number}", f"{incarnation}{number}")
 
 
 class Seen:
@@ -43,7 +43,7 @@ class Seen:
 
     @property
     def lost(self):
-        return [(WorkerInfo.from_entry(each.member).rank, each.had_lease) for each in self.roll.lost()]
+        return [(WorkerInfo.from_entry(each.member).rank, each.had_lease) for each in self.roll.list_missing_workers()]
 
 
 def test_who_is_at_work_and_has_no_lease_is_missed_and_we_know_whether_we_saw_it_go():
@@ -59,14 +59,14 @@ def test_who_is_at_work_and_has_no_lease_is_missed_and_we_know_whether_we_saw_it
 
 
 def test_who_comes_back_is_not_missed_for_the_lease_that_it_had_before():
-    seen, first, again = Seen(), worker(0), restarted_member(worker(0), worker(0), "j0")
+    seen, first, again = Seen(), worker(0), create_restarted_member(worker(0), worker(0), "j0")
     seen.member(first)
     seen.lease(first)
     seen.no_lease(first)
     seen.member(again)
     assert seen.lost == [(0, False)]
     seen.lease(again)
-    seen.member(with_info(again, WorkerInfo(ip="10.0.0.8", key=again.key)))
+    seen.member(merge_info(again, WorkerInfo(ip="10.0.0.8", key=again.key)))
     assert seen.lost == []
     seen.no_lease(again)
     assert seen.lost == [(0, True)]
@@ -84,7 +84,7 @@ def test_who_is_lost_already_is_not_missed():
 
 
 def due(detector, seen, rank, now):
-    found, next_s = detector.take_due_losses(seen.roll.lost(), rank, now)
+    found, next_s = detector.take_due_losses(seen.roll.list_missing_workers(), rank, now)
     return [WorkerInfo.from_entry(each).rank for each in found], next_s
 
 

@@ -11,7 +11,7 @@ from latchwork import At, Conflict
 from latchwork.worker_group import transactions
 from latchwork.worker_group.epoch import BarrierArrivals
 from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
-from latchwork.worker_group.records import GroupRecord, WorkerInfo, new_member
+from latchwork.worker_group.records import GroupRecord, WorkerInfo, create_member
 from latchwork.worker_group.transactions import EpochState, GroupSnapshot
 
 KEYS = GroupKeys("workers", "train").for_run("r1")
@@ -20,7 +20,7 @@ OTHER_BOARD = f"{KEYS.barrier(0, 'mine')}/board"
 
 
 def worker(number):
-    return new_member(WorkerInfo("10.0.0.1", {"rpc": 1}), number, f"w{number}", "first")
+    return create_member(WorkerInfo("10.0.0.1", {"rpc": 1}), number, f"w{number}", "first")
 
 
 class Group:

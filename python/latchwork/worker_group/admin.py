@@ -23,7 +23,7 @@ class GroupDetails:
         status: Status of the group.
         workers: Records of the workers, sorted by rank.
         live: Ranks of the running workers, sorted.
-        barriers: Names and states of the barriers of the current epoch that were used.
+        barriers: Names and states of the barriers that were used since the last restart of all workers.
         master: Master of the group, or None.
     """
 
@@ -91,7 +91,14 @@ def _barrier(store: Store, name: str) -> BarrierState | None:
 
 
 def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[GroupEvent]:
-    """Return the events of a group's current run after event number `after`, in order. The last 1,000 are kept."""
+    """Return the events of a group's current run, in order. The last 1,000 events are kept.
+
+    Args:
+        store: The store, or a namespace of it.
+        group: Name of the group.
+        after: Only events with a greater number.
+        namespace: Namespace of the group.
+    """
     store, keys = resolve_group(store, group, namespace)
     record = decode_record_or_none(store.get(keys.record))
     if record is None:

@@ -1,4 +1,4 @@
-"""The work of one worker in one epoch, with its fence and barriers, and the writer of the worker's own record."""
+"""One worker's work between two restarts of its group (an epoch), and the writer of the worker's own record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from latchwork.worker_group.transactions import (
 
 
 class WorkerEpoch:
-    """What one worker uses in one epoch: its fence, guarded work and barriers, which all end together. Thread-safe.
+    """One worker's view of one epoch: its fence, guarded work and barriers, which all end with the epoch. Thread-safe.
+
+    A group begins the next epoch when it has lost a worker: all workers restart.
 
     Attributes:
         epoch: Number of the epoch.
@@ -47,7 +49,7 @@ class WorkerEpoch:
         self._membership = membership
         self._keys = membership.keys
         self.epoch = read_epoch(entry)
-        self.fence: Fence = membership.fence(store, entry)
+        self.fence: Fence = membership.build_fence(store, entry)
         self.ownership = Ownership(
             f"epoch {self.epoch} of worker {membership.info.rank} in group {membership.keys.group.group!r}",
             self.fence,
@@ -64,7 +66,7 @@ class WorkerEpoch:
         self._is_over = False
 
     def end(self) -> None:
-        """End the epoch for this worker: cancel waits at barriers, and tell guarded work to stop."""
+        """End the epoch for this worker: cancel its waits at barriers, and ask guarded work to stop."""
         with self._lock:
             self._is_over = True
             barriers = list(self._barriers.values())
@@ -73,7 +75,7 @@ class WorkerEpoch:
             barrier.close()
 
     def barrier(self, name: str) -> Barrier:
-        """Return the barrier of this epoch with this name.
+        """Return a barrier of this epoch by name.
 
         Raises:
             Closed: The epoch has ended.
@@ -85,7 +87,7 @@ class WorkerEpoch:
                 self._barriers[name] = Barrier(
                     self._store,
                     self._keys.barrier(self.epoch, name),
-                    parties=self._expected,
+                    parties=self._count_expected,
                     member_id=rank_segment(self._membership.info.rank),
                     session=self._membership.session,
                     per_generation=True,
@@ -95,8 +97,10 @@ class WorkerEpoch:
 
     @contextmanager
     def barrier_in_use(self, name: str) -> Iterator[Barrier]:
-        """Return a context manager for waiting at a barrier. Meanwhile a scale-down of the group may break the barrier.
+        """Return a context manager for waiting at a barrier. Inside it, scaling down the group may break the barrier.
 
+        Args:
+            name: Name of the barrier.
         Raises:
             Closed: The epoch has ended.
         """
@@ -109,7 +113,11 @@ class WorkerEpoch:
             self._used.remove(barrier)
 
     async def break_barriers_above(self, n: int) -> None:
-        """Break the barriers in use that wait for removed workers, because the group was scaled down to `n` workers."""
+        """Break the barriers in use that wait for removed workers.
+
+        Args:
+            n: Number of workers to which the group was scaled down.
+        """
 
         def removed(basis: int) -> list[str]:
             return [rank_segment(number) for number in range(n, basis)]
@@ -119,7 +127,7 @@ class WorkerEpoch:
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
     async def prepare_all_arrivals(self) -> BarrierArrivals:
-        """Return the checks and writes with which this worker arrives at every open barrier of the epoch, for a
+        """Return the checks and writes with which this worker arrives at all open barriers of the epoch, for a
         transaction.
         """
         keys = self._keys
@@ -132,10 +140,10 @@ class WorkerEpoch:
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @driven
-    async def _expected(self) -> Expected:
-        """Return how many workers must arrive at a barrier: all except completed ones.
+    async def _count_expected(self) -> Expected:
+        """Return how many workers must arrive at a barrier: all that have not completed.
 
-        The first attempt relies on the record that was read last. It is checked, and read again for the next attempt.
+        The first attempt relies on the record that was read last. The transaction checks this record, and the next attempt reads it again.
         """
         entry, self._guess = self._guess, None
         if entry is None:
@@ -147,10 +155,17 @@ class WorkerEpoch:
         return Expected(max(1, record.workers - record.completed), [At(entry)], opened, basis=record.workers)
 
 
-async def add_missing_workers(
+async def name_missing_workers(
     store: Store, membership: WorkerMembership, name: str, error: BarrierBroken
 ) -> BarrierBroken:
-    """Return a broken barrier's error with a message that names the missing workers and their status."""
+    """Return the error of a broken barrier with a message that names the missing workers and their status.
+
+    Args:
+        store: Store of the group.
+        membership: Membership of the worker that waited.
+        name: Name of the barrier.
+        error: The error without these names. Returned unchanged if the store is unavailable.
+    """
     keys = membership.keys
     try:
         infos = read_members(await ask(store.list, keys.members))
@@ -172,7 +187,7 @@ async def add_missing_workers(
 
 
 class RecordWriter:
-    """Writes the record of one worker. Thread-safe.
+    """Writes the stored record of one worker, with retries. Thread-safe.
 
     Args:
         store: Store to write to.
@@ -188,7 +203,7 @@ class RecordWriter:
         self._lost = lost
 
     async def snapshot(self) -> GroupSnapshot:
-        """Read the group's current state, from which a transaction can be built.
+        """Read the current state of the group, from which a transaction can be built.
 
         Raises:
             LatchworkError: The worker is not in the group anymore.
@@ -199,8 +214,13 @@ class RecordWriter:
         return GroupSnapshot(self._membership.keys, entry, time.time())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
-        """If a write was refused because the worker is out of the group or `epoch` has ended, raise the error that says
-        so.
+        """Find out why a write was refused, and raise that error. Do nothing if the write may be retried.
+
+        Args:
+            epoch: Number of the epoch of the write; None if it belongs to none.
+        Raises:
+            EpochEnded: Another worker was lost.
+            OwnershipLost: The worker is out of the group.
         """
         error = await (
             self._explain_exit() if epoch is None else explain_refused_write(self._store, self._membership, epoch)
@@ -209,27 +229,41 @@ class RecordWriter:
             raise error
 
     async def complete(self, current: WorkerEpoch) -> None:
-        """Record that the worker has finished its work, so that barriers do not wait for it anymore."""
+        """Record that the worker has finished its work, so that barriers no longer wait for it.
+
+        Args:
+            current: The worker's epoch.
+        """
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.complete(
                 snapshot, member, current.fence, current.epoch, await current.prepare_all_arrivals()
             )
 
-        await self._set_status(COMPLETED, make, current.epoch)
+        await self._commit_until_status(COMPLETED, make, current.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
-        """Record that the worker has failed permanently. With `epoch`, it is recorded only while that epoch
-        continues.
+        """Record that the worker has failed permanently.
+
+        Args:
+            fence: Fence of the worker.
+            epoch: Record it only if this epoch continues; None records it in any case.
+            why: The reason.
         """
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.fail(snapshot, member, fence, why[:1000])
 
-        await self._set_status(FULLY_FAILED, make, epoch)
+        await self._commit_until_status(FULLY_FAILED, make, epoch)
 
     async def update_info(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
-        """Replace the information that the worker published about itself."""
+        """Replace the information that the worker has published about itself.
+
+        Args:
+            info: The new information.
+            fence: Fence of the worker.
+            epoch: Number of its epoch.
+        """
         backoff = Backoff()
         while True:
             new_info = replace(info, key=self._membership.info.key)
@@ -238,7 +272,14 @@ class RecordWriter:
                 return
 
     async def count_execution(self, fence: Fence, epoch: int) -> str:
-        """Count another execution of the worker's function; if the limit is reached, return the reason instead."""
+        """Count another execution of the worker's function.
+
+        Args:
+            fence: Fence of the worker.
+            epoch: Number of its epoch.
+        Returns:
+            An empty string; or, if the limit is reached, a text that says so.
+        """
         snapshot, member = await self.snapshot(), await self._read_member()
         if WorkerInfo.from_entry(member).executions >= snapshot.record.max_executions:
             info = self._membership.info
@@ -251,12 +292,12 @@ class RecordWriter:
         return ""
 
     async def leave(self) -> None:
-        """Leave the group. The last worker to leave a final group removes it."""
+        """Leave the group. The last worker to leave an ended group removes the group."""
         membership, backoff = self._membership, Backoff()
         while await self._explain_exit() is None:
             snapshot = await self.snapshot()
             live = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
-            txn = transactions.leave(snapshot, membership.info.rank, live, membership.fence(self._store))
+            txn = transactions.leave(snapshot, membership.info.rank, live, membership.build_fence(self._store))
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
             except (Conflict, OutcomeUnknown):
@@ -266,11 +307,15 @@ class RecordWriter:
                 await ask(self._store.delete_tree, membership.keys.prefix)
             return
 
-    async def _set_status(
-        self, status: str, make: Callable[[GroupSnapshot, Entry], Awaitable[GroupTxn]], epoch: int | None
+    async def _commit_until_status(
+        self, status: str, build_txn: Callable[[GroupSnapshot, Entry], Awaitable[GroupTxn]], epoch: int | None
     ) -> None:
-        """Commit the transaction that `make` builds from the group's state, again and again until the worker has this
-        status.
+        """Build and commit a transaction, and retry until the worker has the given status.
+
+        Args:
+            status: The status that the transaction sets.
+            build_txn: Builds the transaction from the state of the group and the worker's record.
+            epoch: Number of the epoch in which the write is valid; None for any.
         """
         backoff = Backoff()
         while True:
@@ -278,11 +323,19 @@ class RecordWriter:
             info = WorkerInfo.from_entry(member)
             if info.status == status and info.incarnation == self._membership.info.incarnation:
                 return
-            if await self._commit(await make(snapshot, member), epoch, backoff):
+            if await self._commit(await build_txn(snapshot, member), epoch, backoff):
                 return
 
     async def _commit(self, txn: GroupTxn, epoch: int | None, backoff: Backoff) -> bool:
-        """Try to commit a transaction. If the caller should read again and retry, return False after a pause."""
+        """Try to commit a transaction.
+
+        Args:
+            txn: The transaction.
+            epoch: Number of the epoch in which the write is valid; None for any.
+            backoff: Pauses between retries.
+        Returns:
+            Whether it was committed. False after a pause, if the caller should read again and retry.
+        """
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown):

@@ -33,9 +33,13 @@ _PAGE = 100
 
 
 async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> list[GroupEvent]:
-    """Read the events numbered `after + 1` to `up_to`, in order.
+    """Read events of a run, in order. Events that were deleted because of the limit `MAX_EVENTS` are left out.
 
-    Events that have been deleted because of the limit `MAX_EVENTS` are left out.
+    Args:
+        store: Store of the group.
+        keys: Keys of the run.
+        after: Number of the event before the first one to read.
+        up_to: Number of the last event to read.
     """
     first = max(after + 1, up_to - MAX_EVENTS + 1)
     found: list[GroupEvent] = []
@@ -48,7 +52,7 @@ async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> li
 
 
 class EventListeners:
-    """The event listeners of one worker. Thread-safe."""
+    """Delivers the events of a group to the listeners of one worker. Thread-safe."""
 
     def __init__(self, store: Store, membership: WorkerMembership) -> None:
         self._store = store
@@ -67,6 +71,8 @@ class EventListeners:
     def on_event(self, fn: Listener) -> Callable[[], None]:
         """Register a listener for all future events. The first listener also gets the events since the worker joined.
 
+        Args:
+            fn: Called with each event, in a separate thread.
         Returns:
             A function that removes the listener.
         """
@@ -79,13 +85,17 @@ class EventListeners:
         return cancel
 
     def notify(self, number: int) -> None:
-        """Start to deliver the events up to this number, because the group now has that many."""
+        """Start to deliver events that were added to the group.
+
+        Args:
+            number: Number of the last event.
+        """
         with self._notifier.mutex:
             self._known = max(self._known, number)
             self._notifier.notify_all()
 
     async def close(self) -> None:
-        """Stop after the events that were read are delivered. Idempotent."""
+        """Deliver the events that were already read, then stop. Idempotent."""
         self._closed.set()
         with self._notifier.mutex:
             self._notifier.notify_all()

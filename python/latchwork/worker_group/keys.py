@@ -57,11 +57,15 @@ class RunKeys:
         self.events = f"{self.prefix}/events"
 
     def member(self, key: str) -> str:
-        """Return the key of a worker's record."""
+        """Return the key of a worker's record.
+
+        Args:
+            key: Key that identifies the worker over restarts.
+        """
         return f"{self.members}/{key}"
 
     def lease(self, rank: int) -> str:
-        """Return the key of the lease of a rank."""
+        """Return the key of the lease of the worker with this rank. It exists while the worker is running."""
         return f"{self.leases}/{rank_segment(rank)}"
 
     def event(self, number: int) -> str:

@@ -2,8 +2,8 @@
 
 Keys:  <group>/master/t<n>   an ``Election``: the leader's value is the master's address
 
-Workers join, meet and recover without a master. A master detects lost workers before any worker does, and writes an
-event when it replaces an earlier master.
+Workers can join, meet at barriers and recover without a master. A master detects lost workers before any worker does.
+When it replaces an earlier master, it writes an event.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MasterInfo:
 
     @classmethod
     def from_leader(cls, leader: Leader) -> MasterInfo:
-        """Create it from the leader of the election."""
+        """Build the information from the leader of the election."""
         return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
 
 
@@ -87,8 +87,10 @@ class GroupMaster(Closable):
     async def wait(self, timeout_s: float | None = None) -> Term:
         """Wait until this process is the master.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Returns:
-            The term. Pass its fence to the master's own writes.
+            The term of the master. Pass its fence to the master's own writes.
         Raises:
             WaitTimeout: Another process is still the master.
             Closed: This object or its store was closed.
@@ -106,7 +108,7 @@ class GroupMaster(Closable):
 
     @shielded
     async def close(self) -> None:
-        """Stop being the master or a candidate for it. Idempotent; callable from any thread."""
+        """Stop being the master, or a candidate. Idempotent; callable from any thread."""
         self._closed.set()
         self._wake()
         await steps_of(self._election.close)()
@@ -170,7 +172,7 @@ class GroupMaster(Closable):
                 now = mirror.record
                 if now is None or now.is_final:
                     return
-                due, next_s = detector.take_due_losses(mirror.lost(), 0, self._store.clock.now())
+                due, next_s = detector.take_due_losses(mirror.list_missing_workers(), 0, self._store.clock.now())
                 for member in due:
                     await report_loss(self._store, keys, member)
                 await self._notifier.changed_since(
@@ -197,6 +199,11 @@ async def wait_for_master(
 ) -> MasterInfo:
     """Wait until the group has a master, and return it.
 
+    Args:
+        store: The store, or a namespace of it.
+        group: Name of the group.
+        timeout_s: Seconds to wait; None waits forever.
+        namespace: Namespace of the group.
     Raises:
         WaitTimeout: There is still none.
     """

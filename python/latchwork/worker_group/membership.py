@@ -1,6 +1,6 @@
-"""Joining a group: taking the next rank, or the rank that the same worker had before.
+"""Joining of a group: a new worker takes the next rank, and a restarted worker its previous rank.
 
-Threads of one process join one after the other, and each passes the group state that it read to the next.
+Threads of one process join one after the other, and each passes the group state that it has read to the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from latchwork.worker_group.records import (
     FULLY_FAILED,
     GroupRecord,
     WorkerInfo,
-    new_member,
+    create_member,
     read_epoch,
     read_incarnation,
 )
@@ -54,7 +54,7 @@ _TICKET_THRESHOLD, _SHARED_TURN_S = 3, 0.25
 
 @dataclass(frozen=True, slots=True)
 class WorkerMembership:
-    """One stay of a worker in its group, from joining until it leaves or is restarted.
+    """The membership of a worker in its group, from joining until it leaves or is restarted.
 
     Attributes:
         keys: Keys of the run.
@@ -72,9 +72,12 @@ class WorkerMembership:
     events: int
     is_new: bool
 
-    def fence(self, store: Store, epoch: Entry | None = None) -> Fence:
-        """Return a fence for writes of this worker. It fails once the worker was replaced or, with `epoch`, once that
-        epoch has ended.
+    def build_fence(self, store: Store, epoch: Entry | None = None) -> Fence:
+        """Return a fence for writes of this worker. Its checks fail once the worker was replaced.
+
+        Args:
+            store: Store of the group.
+            epoch: Entry of an epoch. The checks also fail once this epoch has ended.
         """
         more = () if epoch is None else (At(epoch),)
         token = max(self.lease.token, epoch.token if epoch is not None else 0)
@@ -82,7 +85,9 @@ class WorkerMembership:
 
 
 async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
-    """Read the current epoch and whether its init and final barriers have passed; None if the run is gone."""
+    """Read the current epoch, and whether all workers have passed its first and its last barrier. None if the run is
+    gone.
+    """
     entry = await ask(store.get, keys.epoch)
     if entry is None:
         return None
@@ -100,18 +105,26 @@ async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
     return EpochState(entry, tuple(checks), is_initialized, has_ended, is_healthy_recorded)
 
 
-def resolve_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
-    """Return the worker's information with its key, which defaults to the IP address and first port."""
+def with_default_key(key: str | None, info: WorkerInfo, description: str) -> WorkerInfo:
+    """Return a copy of a worker's information with its key set.
+
+    Args:
+        key: Key that identifies the worker over restarts; None uses its IP address and first port.
+        info: The information.
+        description: Description of the worker for error messages.
+    """
     if key is None:
         port = next((info.ports[name] for name in sorted(info.ports)), None)
         if not info.ip or port is None:
-            raise ValueError(f"{what}: pass a key, or an info with an ip and a port, to identify it after a restart")
+            raise ValueError(
+                f"{description}: pass a key, or an info with an ip and a port, to identify it after a restart"
+            )
         key = f"{info.ip}:{port}"
     return replace(info, key=check_member(key, "worker key"))
 
 
 class JoinLock:
-    """Lets the threads of one process join a group one at a time. Thread-safe.
+    """A lock with which the threads of one process join a group one at a time. Thread-safe.
 
     Attributes:
         record: Cached group record as the last thread to join has written it. It may be outdated.
@@ -129,14 +142,18 @@ class JoinLock:
         self._queue: list[Signal] = []
 
     def enqueue(self, turn: Signal) -> None:
-        """Add a caller to the queue. Its signal is set when it is the caller's turn."""
+        """Add a thread to the queue.
+
+        Args:
+            turn: Set when it is the thread's turn. Identifies the thread in other calls.
+        """
         with self._lock:
             self._queue.append(turn)
             first = self._queue[0]
         first.set()
 
     def leave(self, turn: Signal) -> None:
-        """Remove a caller from the queue, whether it has the turn or not, and signal the next one. Idempotent."""
+        """Remove a thread from the queue, whether or not it has the turn, and signal the next one. Idempotent."""
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -148,13 +165,16 @@ class JoinLock:
             self._on_empty(self)
 
     def count_behind(self, turn: Signal) -> int:
-        """Return the number of threads behind this one; 0 if it is not in the queue."""
+        """Return the number of threads that wait behind a thread; 0 if it is not in the queue."""
         with self._lock:
             return len(self._queue) - 1 - self._queue.index(turn) if turn in self._queue else 0
 
     def share_turn(self, turn: Signal, until: float) -> Signal:
-        """Leave the queue, but let the threads behind use this process's turn until this time.
+        """Leave the queue, but let the threads that wait behind use this process's turn to join for a while.
 
+        Args:
+            turn: Signal of the thread that leaves.
+            until: Time, by the store's clock, until which they may use it.
         Returns:
             A signal that is set when no thread is left in the queue.
         """
@@ -165,7 +185,7 @@ class JoinLock:
 
 
 def join_lock_for(store: Store, keys: GroupKeys) -> JoinLock:
-    """Return the join lock of a group: one per store for threads, a new one for each asyncio task."""
+    """Return the join lock of a group. Threads that share a store share one lock; an asyncio task gets its own."""
     if current() is not None:  # its event loop may end while it joins
         return JoinLock()
     registry = _join_locks.setdefault(store, {})
@@ -216,12 +236,12 @@ class Joiner:
         self._queue: TicketQueue | None = None
 
     async def join(self, waiter: Waiter, deadline: Deadline) -> WorkerMembership:
-        """Join the group; see ``GroupWorker.join``. After an interrupt, `abandon` removes any traces."""
+        """Join the group; see ``GroupWorker.join``. After an interrupt, call `abandon` to remove what was written."""
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
         self._join_lock, backoff = join_lock_for(self._store, self._group), Backoff()
         try:
             while True:
-                await self._enqueue(waiter, deadline)
+                await self._wait_for_earlier_threads(waiter, deadline)
                 cached = self._cached_record()
                 if cached is not None and self._needs_ticket():
                     await self._wait_for_turn(self._group.for_run(self._decode(cached).run), waiter, deadline)
@@ -232,11 +252,11 @@ class Joiner:
                 snapshot = GroupSnapshot(self._group.for_run(self._decode(entry).run), entry, time.time())
                 is_new = cached is not None
                 membership = await waiter.keep_trying(
-                    partial(self._try, snapshot, waiter, deadline, is_new=is_new), deadline
+                    partial(self._try_join, snapshot, waiter, deadline, is_new=is_new), deadline
                 )
                 if membership is not None:
                     await waiter.keep_trying(partial(self._read_epoch, membership), deadline)
-                    await self._share_turn()
+                    await self._share_join_turn()
                     return membership
                 self._join_lock.record = None
                 if cached is not None:
@@ -253,7 +273,7 @@ class Joiner:
                 await self._queue.leave(self._position)
 
     async def _read_epoch(self, membership: WorkerMembership) -> None:
-        """Return the epoch in which the worker has joined. A new worker may use the cached one."""
+        """Set ``epoch`` to the epoch in which the worker has joined. A new worker may use the cached one."""
         known = self._join_lock.epoch
         if known is None or known.key != membership.keys.epoch or not membership.is_new:
             known = self._join_lock.epoch = await ask(self._store.get, membership.keys.epoch)
@@ -263,12 +283,12 @@ class Joiner:
 
     @property
     def _is_turn_shared(self) -> bool:
-        """Whether another thread of this process currently shares the turn that it holds."""
+        """Whether a thread of this process that has the turn to join currently shares it."""
         return self._store.clock.now() < self._join_lock.shared_until
 
     def _needs_ticket(self) -> bool:
-        """Return whether so many threads wait behind this one that it should queue for a turn without trying to join
-        first.
+        """Return whether to queue for a turn before the first attempt to join, because many threads wait behind this
+        one.
         """
         return (
             self._position is None
@@ -276,17 +296,19 @@ class Joiner:
             and self._join_lock.count_behind(self._turn) >= _TICKET_THRESHOLD
         )
 
-    async def _share_turn(self) -> None:
-        """After joining, let the threads that wait in this process use the turn for a short time."""
+    async def _share_join_turn(self) -> None:
+        """After joining with a turn, let other waiting threads of this process join in the same turn for a
+        short time.
+        """
         if self._position is not None:
             emptied = self._join_lock.share_turn(self._turn, self._store.clock.now() + _SHARED_TURN_S)
             await Pause(self._store.clock, emptied, _SHARED_TURN_S)
 
-    async def _enqueue(self, waiter: Waiter, deadline: Deadline) -> None:
-        """Wait for the earlier threads of this process.
+    async def _wait_for_earlier_threads(self, waiter: Waiter, deadline: Deadline) -> None:
+        """Wait until the earlier threads of this process have joined.
 
-        Returns at once without time left. It also returns at once with a ticket, because an earlier thread may be
-        waiting for that ticket to go.
+        Returns immediately after the deadline. Also returns immediately if this thread has a ticket in the join queue,
+        because an earlier thread may be waiting for that ticket.
         """
         if self._turn.is_set() or self._position is not None or deadline.has_passed:
             return
@@ -312,7 +334,11 @@ class Joiner:
         self._join_lock.leave(turn)
 
     async def abandon(self, hurry: Signal) -> None:
-        """Remove the lease of an interrupted join, even if its write has not been confirmed yet."""
+        """Remove the lease that an interrupted join has written or may still write.
+
+        Args:
+            hurry: If set, ends the pauses between the attempts.
+        """
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
                 await self._undo_join()
@@ -336,7 +362,7 @@ class Joiner:
     # Group record
 
     async def _read_or_create(self, waiter: Waiter, deadline: Deadline) -> Entry:
-        """Return the group's record. If there is none, create it or wait for another client to submit it."""
+        """Read the group's record. If there is none, create it or wait until another client submits it."""
         while True:
             entry = await ask(self._store.get, self._group.record)
             if entry is not None:
@@ -365,16 +391,16 @@ class Joiner:
 
     # One attempt
 
-    async def _try(
+    async def _try_join(
         self, snapshot: GroupSnapshot, waiter: Waiter, deadline: Deadline, *, is_new: bool
     ) -> WorkerMembership | None:
-        """Try to join from the state that was read. Return None to read again and retry.
+        """Try once to join, based on the state that was read. Return None if the caller should read again and retry.
 
         Args:
             snapshot: Group state as it was read.
             waiter: Waiter of the caller, with its session.
             deadline: Time left.
-            is_new: Treat the worker as unknown without looking for its record.
+            is_new: Whether to treat the worker as new, without reading its record.
         """
         session = waiter.session
         if is_new:
@@ -402,7 +428,7 @@ class Joiner:
             raise GroupFull(
                 f"all {record.workers} ranks of {self._what} are taken, none by {self._info.key!r}; scale it up first"
             )
-        info = new_member(self._info, record.next_rank, self._info.key, self._info.incarnation)
+        info = create_member(self._info, record.next_rank, self._info.key, self._info.incarnation)
         is_last = self._position is not None and not self._join_lock.count_behind(self._turn)
         ticket = (self._position.ticket.key,) if self._position is not None and is_last else ()
         membership = await self._commit(
@@ -413,7 +439,7 @@ class Joiner:
         return membership
 
     async def _submit(self, record: GroupRecord, old: Entry | None) -> bool:
-        """Create the group, replacing one that has ended and is empty. Return False if another client was faster."""
+        """Create the group, or replace one that has ended and is empty. Return False if another client was faster."""
         record = replace(record, run=uuid.uuid4().hex[:12], created=time.time())
         txn = transactions.create_group(self._group.for_run(record.run), record, old)
         try:
@@ -486,7 +512,7 @@ class Joiner:
         return None
 
     async def _wait_for_turn(self, keys: RunKeys, waiter: Waiter, deadline: Deadline) -> None:
-        """Queue for the turn to join. A worker without a ticket may still be faster once."""
+        """Take a ticket in the join queue, and wait for its turn. A worker without a ticket may still join first."""
         if self._position is not None:
             return
         self._queue = TicketQueue(self._store, keys.join_queue, self._what, self._info.key)

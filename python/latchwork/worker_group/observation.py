@@ -1,6 +1,6 @@
-"""Observation of a group: its members, lost workers, its epoch, and whether a worker is still in it.
+"""Observation of a group: its members, lost workers and current epoch, and whether a worker is still a member.
 
-All workers of a run on one store share one mirror and one background thread.
+All workers of a run on one store share one mirror (a local copy that follows the store) and one background thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _registries: WeakKeyDictionary[Store, WatcherRegistry] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class MissingWorker:
-    """An active worker without a lease.
+    """An active worker without a lease, so that it is probably not running.
 
     Attributes:
         member: Its stored record.
@@ -64,9 +64,7 @@ class MissingWorker:
 
 
 class Roster:
-    """The members and leases of a run, kept current by calls for each change. Pure. Not thread-safe: the owner holds a
-    mutex.
-    """
+    """The members and leases of a run, updated with each change. Pure. Not thread-safe: the owner holds a mutex."""
 
     def __init__(self, keys: RunKeys) -> None:
         self._keys = keys
@@ -76,7 +74,12 @@ class Roster:
         self._expired: dict[str, str] = {}
 
     def set_member(self, key: str, entry: Entry | None) -> None:
-        """Store a member's record, or remove it if it is deleted, unreadable or no longer active."""
+        """Store a member's record, or remove it if it was deleted, is unreadable or is no longer active.
+
+        Args:
+            key: Key of the record.
+            entry: Its entry; None if it was deleted.
+        """
         lease, _ = self._members.pop(key, ("", None))
         if self._by_lease.get(lease) == key:
             del self._by_lease[lease]
@@ -87,7 +90,12 @@ class Roster:
             self._by_lease[lease] = key
 
     def set_lease(self, key: str, entry: Entry | None) -> None:
-        """Store a lease, or remove it if it has ended."""
+        """Store a lease, or remove it if it has ended.
+
+        Args:
+            key: Key of the lease.
+            entry: Its entry; None if it has ended.
+        """
         if entry is None:
             lease = self._leases.pop(key, None)
             if lease is not None:
@@ -95,26 +103,26 @@ class Roster:
         else:
             self._leases[key] = entry
 
-    def lease(self, key: str) -> Entry | None:
-        """Return the lease stored under a key, or None."""
+    def get_lease(self, key: str) -> Entry | None:
+        """Return the lease with this key. None if its worker is not running."""
         return self._leases.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of these keys that exists; the number of all leases if none of
-        them exists.
+        """Return how many leases sort before the first of these keys that has a lease. If none has one, return the
+        number of leases.
         """
         first = min(keys & self._leases.keys(), default=None)
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
 
-    def lost(self) -> list[MissingWorker]:
-        """Return the workers that should be running but hold no lease, sorted by rank."""
+    def list_missing_workers(self) -> list[MissingWorker]:
+        """Return the workers that should be running but have no lease, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
         return [MissingWorker(each, self._expired.get(lease) == read_incarnation(each)) for lease, each in members]
 
 
 class GroupMirror:
-    """A local copy of a run's state, kept current by watches. Thread-safe.
+    """A local copy of the state of a run, which follows the store. Thread-safe.
 
     Args:
         store: Store to follow.
@@ -149,7 +157,7 @@ class GroupMirror:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the initial state has arrived. It is False while the store is unavailable."""
+        """Whether the initial state has arrived. False while the store is unavailable."""
         return not self._awaited
 
     def close(self) -> None:
@@ -158,7 +166,7 @@ class GroupMirror:
 
     @property
     def record(self) -> GroupRecord | None:
-        """The group's record, or None if the group is in another run or gone."""
+        """The group's record. None if the group is in another run or no longer exists."""
         return decode_record_or_none(self._record_mirror.get(self._keys.record), self._keys.run)
 
     @property
@@ -166,21 +174,21 @@ class GroupMirror:
         """The stored epoch, or None."""
         return self._epoch.get(self._keys.epoch)
 
-    def lease(self, key: str) -> Entry | None:
-        """Return the lease stored under a key, or None."""
+    def get_lease(self, key: str) -> Entry | None:
+        """Return the lease with this key. None if its worker is not running."""
         return self._live.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of these keys that exists; the number of all leases if none of
-        them exists.
+        """Return how many leases sort before the first of these keys that has a lease. If none has one, return the
+        number of leases.
         """
         with self._notifier.mutex:
             return self._roster.count_before(keys)
 
-    def lost(self) -> list[MissingWorker]:
-        """Return the workers that should be running but hold no lease, sorted by rank."""
+    def list_missing_workers(self) -> list[MissingWorker]:
+        """Return the workers that should be running but have no lease, sorted by rank."""
         with self._notifier.mutex:
-            return self._roster.lost()
+            return self._roster.list_missing_workers()
 
 
 def _nothing(_key: str, _entry: Entry | None) -> None:
@@ -188,7 +196,7 @@ def _nothing(_key: str, _entry: Entry | None) -> None:
 
 
 class LossDetector:
-    """Decides which lost workers this process reports, and when, so that not all processes report at once. Pure. Not
+    """Decides when this process reports a lost worker, so that not all processes report it at once. Pure. Not
     thread-safe.
     """
 
@@ -196,12 +204,14 @@ class LossDetector:
         self._since: dict[str, float] = {}
 
     def take_due_losses(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
-        """Return the lost workers to report now, and the seconds until the next one is due (None if there is none).
+        """Return the lost workers to report now.
 
         Args:
             lost: Active workers without a lease.
             rank: Number of running workers with a lower rank, which report before this process.
             now: Current time in seconds.
+        Returns:
+            The records of these workers; and the seconds until the next one is due, or None if there is none.
         """
         found = {f"{each.member.key} {each.member.version}": each for each in lost}
         self._since = {name: self._since.get(name, now) for name in found}
@@ -214,7 +224,13 @@ class LossDetector:
 
 
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
-    """Record that a worker is lost, unless its lease is back or another client has reported it."""
+    """Record that a worker is lost. Does nothing if the worker has a lease again or another client has reported it.
+
+    Args:
+        store: Store of the group.
+        keys: Keys of the run.
+        member: Record of the worker as it was read.
+    """
     entry = await ask(store.get, keys.record)
     record = decode_record_or_none(entry, keys.run)
     epoch_state = await read_epoch_state(store, keys)
@@ -243,8 +259,8 @@ class GroupWatcher:
         self.mirror = GroupMirror(store, keys, self._notifier)
         self._background = Background(self._run, f"latchwork-workers-{keys.group.group}")
 
-    def add(self, worker: WorkerWatcher) -> None:
-        """Begin to watch the run for one more worker."""
+    def add_worker(self, worker: WorkerWatcher) -> None:
+        """Watch the run for another worker too."""
         self._workers[worker] = worker
         self.wake()
 
@@ -253,8 +269,8 @@ class GroupWatcher:
         with self._notifier.mutex:
             self._notifier.notify_all()
 
-    async def remove(self, worker: WorkerWatcher) -> None:
-        """Remove a worker. Removing the last one stops the watcher. Idempotent."""
+    async def remove_worker(self, worker: WorkerWatcher) -> None:
+        """Stop watching on behalf of a worker. Without workers, the watcher stops. Idempotent."""
         if not self._remove_workers([worker]):
             return
         self.wake()
@@ -262,7 +278,7 @@ class GroupWatcher:
             await self._background
 
     def _remove_workers(self, workers: Iterable[WorkerWatcher]) -> bool:
-        """Stop watching for these workers. Return True if none is left and the watcher stops."""
+        """Stop watching on behalf of these workers. Return whether none is left, so that the watcher stops."""
         with self._registry.mutex if self._registry is not None else self._own:
             for worker in workers:
                 self._workers.pop(worker, None)
@@ -296,8 +312,10 @@ class GroupWatcher:
             self.mirror.close()
 
     async def _check(self) -> float | None:
-        """Compare the run's state with what the workers know, and react. Return the seconds until the next check, or
-        None to wait for a change.
+        """Compare the state of the run with the state that the workers know, and notify them of changes.
+
+        Returns:
+            The seconds until the next check; None to wait for a change.
         """
         workers = list(self._workers.values())
         for each in workers:
@@ -305,10 +323,12 @@ class GroupWatcher:
         if self._remove_workers(each for each in workers if each.has_ended) or not self.mirror.is_ready:
             return None
         epoch, record = self.mirror.epoch, self.mirror.record
-        doubtful = [each for each in workers if not each.apply_state(epoch, record, self.mirror.lease(each.lease_key))]
+        doubtful = [
+            each for each in workers if not each.apply_state(epoch, record, self.mirror.get_lease(each.lease_key))
+        ]
         is_behind = False
         for each in doubtful:
-            is_behind |= not await each.is_out()
+            is_behind |= not await each.confirm_exit()
         if self._remove_workers(each for each in workers if each.has_ended):
             return None
         if record is None or record.is_final:
@@ -320,8 +340,10 @@ class GroupWatcher:
         return min((each for each in pauses_s if each is not None), default=None)
 
     async def _sweep(self, ours: set[str]) -> float:
-        """Remove the remains of ended groups, if it is time and this store has the first worker of the group.
+        """Remove leftover keys of ended groups, if a sweep is due and the first worker of the group uses this store.
 
+        Args:
+            ours: Keys of the leases of the workers that use this store.
         Returns:
             The seconds until the next sweep.
         """
@@ -333,7 +355,7 @@ class GroupWatcher:
         return self._sweep_at - now
 
     async def _report_losses(self, ours: set[str]) -> float | None:
-        lost = self.mirror.lost()
+        lost = self.mirror.list_missing_workers()
         if not ours or not lost:
             return None
         due, pause_s = self._detector.take_due_losses(lost, self.mirror.count_before(ours), self._store.clock.now())
@@ -356,25 +378,25 @@ class WatcherRegistry:
 
 
 def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatcher:
-    """Add a worker to the watcher of its run and return the watcher.
+    """Add a worker to the watcher of its run, and return the watcher.
 
     Threads that share a store share one watcher. An asyncio task gets its own, because it ends with its event loop.
     """
     if current() is not None:
         one = GroupWatcher(store, keys)
-        one.add(worker)
+        one.add_worker(worker)
         return one
     registry = _registries.setdefault(store, WatcherRegistry())
     with registry.mutex:
         found = registry.watchers.get(keys.prefix)
         if found is None:
             found = registry.watchers[keys.prefix] = GroupWatcher(store, keys, registry)
-        found.add(worker)
+        found.add_worker(worker)
     return found
 
 
 class WorkerWatcher:
-    """Watches the group for one worker, through the `GroupWatcher` that several workers share.
+    """Watches the group on behalf of one worker, through a `GroupWatcher` that several workers share.
 
     Args:
         store: Store to watch.
@@ -417,16 +439,17 @@ class WorkerWatcher:
         """Stop watching the group. Idempotent."""
         self.has_ended = True
         self._forget()
-        await self._group_watcher.remove(self)
+        await self._group_watcher.remove_worker(self)
 
     @property
     def is_first(self) -> bool:
-        """Return whether no running worker has a lower rank."""
+        """Whether no running worker has a lower rank."""
         return self._group_watcher.mirror.count_before({self.lease_key}) == 0
 
     def recheck_barriers(self) -> None:
-        """Check again, before a wait, whether barriers wait for removed workers: this barrier may have been opened
-        before the group was scaled down.
+        """Check again whether a barrier waits for removed workers. Called before each wait at a barrier.
+
+        The barrier may have been opened before the group was scaled down.
         """
         record = self._group_watcher.mirror.record
         if record is not None and record.shrinks:
@@ -434,7 +457,11 @@ class WorkerWatcher:
             self._group_watcher.wake()
 
     async def report_shrink(self, record: GroupRecord) -> None:
-        """Tell the worker that the group was scaled down, once each time."""
+        """Notify the worker that the group was scaled down, once for each time.
+
+        Args:
+            record: Record of the group.
+        """
         if self.has_ended or record.shrinks == self._shrinks:
             return
         self._shrinks = record.shrinks
@@ -445,13 +472,19 @@ class WorkerWatcher:
             raise
 
     def check_session(self) -> None:
-        """End the worker's membership once its session has expired, even if the store cannot be reached."""
+        """End the worker's membership if its session has expired. Needs no connection to the store."""
         if not self.has_ended and self._membership.session.remaining_s() <= 0.0:
             self._end(SessionLost(f"the session of worker {self._membership.info.rank} has ended; join again"))
 
     def apply_state(self, epoch: Entry | None, record: GroupRecord | None, lease: Entry | None) -> bool:
-        """Tell the worker what has changed in the watched state, without I/O. Return False if the store must be asked
-        whether the worker is out of the group.
+        """Notify the worker of changes in the watched state. Does no I/O.
+
+        Args:
+            epoch: Entry of the current epoch, or None.
+            record: Record of the group, or None.
+            lease: Lease of the worker, or None.
+        Returns:
+            False if the worker seems to be out of the group, so that the store must be asked.
         """
         if self.has_ended:
             return True
@@ -468,7 +501,7 @@ class WorkerWatcher:
             self._on_failed(create_group_failed_error(self._membership, record))
         return True
 
-    async def is_out(self) -> bool:
+    async def confirm_exit(self) -> bool:
         """Ask the store whether the worker is out of the group. If not, the watched state was outdated."""
         if self.has_ended:
             return True
@@ -483,7 +516,7 @@ class WorkerWatcher:
 
 
 async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkError | None:
-    """Return the error that explains why a worker is no longer in its group; None if it still is."""
+    """Return the error that explains why a worker is no longer in its group. None if it still is."""
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
     entry, live, member = await ask(store.get_many, [keys.record, keys.lease(number), keys.member(membership.info.key)])
@@ -501,7 +534,13 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
 
 
 async def explain_refused_write(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
-    """Return the error that explains why a worker's write in an epoch was refused; None if it would succeed now."""
+    """Return the error that explains why a worker's write was refused. None if the write would succeed now.
+
+    Args:
+        store: Store of the group.
+        membership: Membership of the worker.
+        epoch: Number of the epoch to which the write belongs.
+    """
     out = await explain_exit(store, membership)
     if out is not None:
         return out
@@ -515,12 +554,12 @@ async def explain_refused_write(store: Store, membership: WorkerMembership, epoc
 
 
 def create_epoch_ended_error(membership: WorkerMembership, epoch: int) -> EpochEnded:
-    """Create the error for a worker whose epoch has ended."""
+    """Build the error for a worker whose epoch has ended, because another worker was lost."""
     return EpochEnded(
         f"a worker of group {membership.keys.group.group!r} was lost: epoch {epoch} has begun; call initialize again"
     )
 
 
 def create_group_failed_error(membership: WorkerMembership, record: GroupRecord) -> GroupFailed:
-    """Create the error for a worker whose group has failed."""
+    """Build the error for a worker whose group has failed."""
     return GroupFailed(f"group {membership.keys.group.group!r} has failed: {record.why}; stop the work")

@@ -69,12 +69,12 @@ class WorkerInfo(Record, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """True unless the worker is lost, has completed or has failed."""
+        """Whether the worker is neither lost nor completed nor failed."""
         return self.status in ACTIVE
 
     @classmethod
     def from_entry(cls, entry: Entry) -> WorkerInfo:
-        """Decode a stored worker.
+        """Decode the stored record of a worker.
 
         Raises:
             BadRecord: The entry does not hold a worker.
@@ -86,7 +86,7 @@ class WorkerInfo(Record, frozen=True):
 
     @classmethod
     def or_none(cls, entry: Entry) -> WorkerInfo | None:
-        """Decode a stored worker, or return None if the entry does not hold one."""
+        """Decode the stored record of a worker. Return None if the entry does not hold one."""
         try:
             return cls.from_entry(entry)
         except BadRecord:
@@ -130,17 +130,17 @@ class GroupRecord(Record, frozen=True):
 
     @property
     def is_final(self) -> bool:
-        """True once the group has completed, failed or been terminated."""
+        """Whether the group has completed, failed or been terminated."""
         return self.state != RUNNING
 
     @property
     def is_full(self) -> bool:
-        """True once every rank is taken."""
+        """Whether every rank is taken."""
         return self.next_rank >= self.workers
 
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupRecord:
-        """Decode a stored group.
+        """Decode the stored record of a group.
 
         Raises:
             BadRecord: The entry does not hold a group.
@@ -149,7 +149,7 @@ class GroupRecord(Record, frozen=True):
 
 
 class GroupEvent(Record, frozen=True):
-    """An event in the life of a group.
+    """An event of a group, such as the loss of a worker.
 
     Attributes:
         kind: ``joined``, ``all_joined``, ``restarted``, ``lost``, ``failed``, ``completed``, ``left``, ``faulty``,
@@ -170,19 +170,21 @@ class GroupEvent(Record, frozen=True):
 
     @classmethod
     def or_none(cls, entry: Entry) -> GroupEvent | None:
-        """Decode a stored event, or return None if the entry does not hold one."""
+        """Decode a stored event. Return None if the entry does not hold one."""
         return _EVENT.find(entry.value)
 
 
 class WorkerLease(Struct, frozen=True):
-    """The value of a lease: the key and incarnation of its worker. The lease ends with the worker's session."""
+    """The value of a lease: the key of its worker and the ID of the worker's process. A lease ends with the worker's
+    session.
+    """
 
     key: str = ""
     incarnation: str = ""
 
 
 class StoredEpoch(Struct, frozen=True):
-    """The stored number of an epoch."""
+    """The stored number of an epoch: the number of times that all workers have restarted."""
 
     epoch: Count
 
@@ -195,22 +197,22 @@ _EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")
 
 
 def encode_lease(info: WorkerInfo) -> bytes:
-    """Encode the lease of a worker."""
+    """Return the value of a worker's lease."""
     return encode(WorkerLease(info.key, info.incarnation))
 
 
 def read_incarnation(entry: Entry) -> str:
-    """Return the incarnation that a lease belongs to, or an empty string if the lease is unreadable."""
+    """Return the ID of the process that holds a lease. Empty if the lease is unreadable."""
     return (_LEASE.find(entry.value) or WorkerLease()).incarnation
 
 
 def read_key(entry: Entry) -> str:
-    """Return the key of the worker that a lease belongs to, or an empty string if the lease is unreadable."""
+    """Return the key of the worker that holds a lease. Empty if the lease is unreadable."""
     return (_LEASE.find(entry.value) or WorkerLease()).key
 
 
 def encode_epoch(number: int) -> bytes:
-    """Encode the number of an epoch."""
+    """Return the stored value of an epoch number."""
     return encode(StoredEpoch(number))
 
 
@@ -223,18 +225,36 @@ def read_epoch(entry: Entry) -> int:
     return _EPOCH.decode_entry(entry).epoch
 
 
-def new_member(info: WorkerInfo, rank: int, key: str, incarnation: str) -> WorkerInfo:
-    """Return the record of a worker that joins for the first time."""
+def create_member(info: WorkerInfo, rank: int, key: str, incarnation: str) -> WorkerInfo:
+    """Return the record of a worker that joins for the first time.
+
+    Args:
+        info: Information that the worker publishes.
+        rank: Its rank.
+        key: Key that identifies it over restarts.
+        incarnation: ID of its process.
+    """
     return replace(info, rank=rank, key=key, status=STARTED, restarts=0, executions=0, incarnation=incarnation)
 
 
-def restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
-    """Return the record of a worker that rejoins after a restart, with one restart more."""
-    return replace(with_info(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+def create_restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
+    """Return the record of a worker that rejoins after a restart. Its number of restarts grows by one.
+
+    Args:
+        old: Its stored record.
+        info: Information that it publishes now.
+        incarnation: ID of its new process.
+    """
+    return replace(merge_info(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
 
 
-def with_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
-    """Return a worker's record with the fields from `info` that the worker sets itself."""
+def merge_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
+    """Return a worker's record with new values of the fields that the worker publishes about itself.
+
+    Args:
+        old: The stored record.
+        info: The new values. Its rank, status and counters are ignored.
+    """
     return replace(old, **{name: getattr(info, name) for name in _OWN})
 
 
@@ -243,6 +263,6 @@ _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def summarize(numbers: Sequence[object]) -> str:
-    """Return a text for messages with the first ten values and the number of the others."""
+    """Return a text with the first ten values, and the number of further ones, for error messages."""
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

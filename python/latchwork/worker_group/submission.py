@@ -33,7 +33,7 @@ def group_store(store: Store, what: str) -> Store:
 
 
 def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, GroupKeys]:
-    """Check the names and return the store and the keys of a group, without I/O.
+    """Check the names of a group and a namespace, and return the store and the keys of the group. Does no I/O.
 
     Raises:
         InvalidKey: A name cannot be part of a key.
@@ -43,7 +43,11 @@ def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, Grou
 
 
 def check_worker_count(workers: int) -> int:
-    """Return the number of workers if a group can have that many; raise ValueError otherwise."""
+    """Check the number of workers of a group, and return it.
+
+    Raises:
+        ValueError: A group cannot have that many workers.
+    """
     if not 1 <= check_integer(workers, "the number of workers") <= MAX_WORKERS:
         raise ValueError(f"a group has from 1 to {MAX_WORKERS} workers, not {workers}")
     return workers
@@ -61,8 +65,8 @@ class GroupStatus:
         joined: Number of ranks that are taken.
         running: Number of running workers.
         completed: Number of workers that have completed.
-        is_restarting: Whether the workers are about to start the next epoch after a loss.
-        epoch: Number of the epoch: how often all workers have restarted.
+        is_restarting: Whether all workers are about to restart after a loss.
+        epoch: Number of times that all workers have restarted.
         missing: Ranks that are not taken, or whose active worker is not running; sorted.
         restarts: Number of process restarts of all workers together.
         created: Submission time in seconds since the epoch.
@@ -107,7 +111,7 @@ class GroupHandle:
 
     @driven
     async def status(self) -> GroupStatus:
-        """Return the current status.
+        """Return the current status of the run.
 
         Raises:
             WrongRun: Nothing is stored about this run anymore.
@@ -120,6 +124,8 @@ class GroupHandle:
     async def wait(self, timeout_s: float | None = None) -> GroupStatus:
         """Wait until the run has completed, failed or been terminated, and return its status.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             WaitTimeout: It is still running.
             WrongRun: Nothing is stored about this run anymore.
@@ -139,12 +145,14 @@ class GroupHandle:
 
     @driven
     async def scale(self, workers: int) -> None:
-        """Change the number of workers.
+        """Change the number of workers of the group.
 
-        More workers: new ranks can be taken. Fewer: the workers with the highest ranks are removed and get
+        With more workers, new ranks can be taken. With fewer, the workers with the highest ranks are removed and get
         ``WorkerRemoved``. A barrier that waits for a removed worker is broken once its waiters see the change, even if
         this call fails after its commit.
 
+        Args:
+            workers: The new number.
         Raises:
             Conflict: The group has ended.
         """
@@ -165,7 +173,11 @@ class GroupHandle:
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
-        """End the group: every worker gets ``GroupTerminated``. Idempotent."""
+        """End the group: every worker gets ``GroupTerminated``. Idempotent.
+
+        Args:
+            why: The reason, for messages.
+        """
         backoff = Backoff()
         while (snapshot := await self._snapshot()) is not None:
             if await self._try(transactions.terminate(snapshot, why)):
@@ -254,9 +266,9 @@ async def submit(
     labels: Mapping[str, str] | None = None,
     replace: bool = False,
 ) -> GroupHandle:
-    """Create a group that workers can join. The remains of an earlier run without running workers are replaced.
+    """Create a group that workers can join. Replaces an earlier run that has ended and has no running workers.
 
-    A group that was submitted but that no worker has joined yet is not replaced: its workers may be on their way.
+    A group that was submitted but that no worker has joined yet is not replaced: its workers may be about to join.
 
     Args:
         store: The store, or a namespace of it.
@@ -288,7 +300,18 @@ async def submit(
 
 
 async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace_unjoined: bool = False) -> GroupHandle:
-    """Create a group with this record, replacing what an ended run has left behind."""
+    """Create a group with this record, and delete the keys of an earlier run.
+
+    Args:
+        store: Store of the group.
+        keys: Keys of the group.
+        record: Record of the new run.
+        replace_unjoined: Whether to also replace a group that no worker has joined yet.
+    Returns:
+        A handle to the new run.
+    Raises:
+        GroupAlreadyRunning: The group exists and cannot be replaced.
+    """
     run = keys.for_run(record.run)
     seen = await ask(store.get, keys.record)
     entry: Entry | None = seen

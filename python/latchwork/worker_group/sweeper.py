@@ -1,7 +1,7 @@
-"""Removal of what ended groups left behind.
+"""Removal of leftover keys of ended groups.
 
-The watcher of the first running worker of each group sweeps its namespace by itself, at intervals. It never removes a
-group that is running, whose workers may still have to start.
+The watcher of the first running worker of each group sweeps its namespace at intervals. It never removes a group that
+is running, because the group's workers may still have to start.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ABANDON_S = 600.0
 
 @dataclass(slots=True)
 class SweepResult:
-    """The keys that a sweep has removed.
+    """The groups and runs whose keys a sweep has removed.
 
     Attributes:
         groups: Names of groups without workers.
-        runs: Remains of ended runs, as ``group/run``.
+        runs: Ended runs with leftover keys, as ``group/run``.
         ended: Names of groups whose final records had expired.
     """
 
@@ -38,9 +38,9 @@ class SweepResult:
 
 
 class GroupSweeper:
-    """Removes ended and abandoned groups when called repeatedly. Not thread-safe.
+    """Removes ended and abandoned groups when it is called repeatedly. Not thread-safe.
 
-    It remembers since when it has seen no worker in each group.
+    It remembers how long it has seen no worker in each group.
 
     Args:
         store: The store, or a namespace of it.
@@ -56,7 +56,11 @@ class GroupSweeper:
 
     @driven
     async def sweep(self) -> SweepResult:
-        """Check every group once, remove what no worker uses, and return what was removed."""
+        """Check every group once, and remove keys that no worker uses.
+
+        Returns:
+            The removed groups and runs.
+        """
         swept = SweepResult()
         groups = await ask(self._store.children, f"{self._namespace}/groups")
         # Runs first, records second: a run that no record names afterwards can never be used again.
@@ -99,7 +103,7 @@ class GroupSweeper:
         swept.groups.append(keys.group)
 
     async def _delete_final_record(self, keys: GroupKeys) -> bool:
-        """Delete the final record of an ended group if it has been kept long enough."""
+        """Delete the final record of an ended group if its retention time has passed. Return whether it was deleted."""
         entry = await ask(self._store.get, keys.ended)
         record = decode_record_or_none(entry)
         if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
@@ -110,5 +114,12 @@ class GroupSweeper:
 
 @driven
 async def sweep(store: Store, *, namespace: str = NAMESPACE) -> SweepResult:
-    """Remove the remains of ended groups once, and return what was removed."""
+    """Remove leftover keys of ended groups once.
+
+    Args:
+        store: The store, or a namespace of it.
+        namespace: Namespace of the groups.
+    Returns:
+        The removed groups and runs.
+    """
     return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()

@@ -26,11 +26,11 @@ from latchwork.worker_group.records import (
     GroupEvent,
     GroupRecord,
     WorkerInfo,
+    create_restarted_member,
     encode_epoch,
     encode_lease,
+    merge_info,
     read_epoch,
-    restarted_member,
-    with_info,
 )
 
 #: Number of ranks that one transaction removes when a group is scaled down.
@@ -54,12 +54,12 @@ class GroupTxn:
 
 @dataclass(frozen=True, slots=True)
 class EpochState:
-    """An epoch as it was read, with the state of its first and last barrier.
+    """The state of an epoch as it was read, including its first and last barrier.
 
     Attributes:
         entry: Stored epoch.
         checks: Checks that neither barrier has changed.
-        is_initialized: Whether all workers have passed the init barrier.
+        is_initialized: Whether all workers have passed the first barrier.
         has_ended: Whether all workers have passed the final barrier.
         is_healthy_recorded: Whether the event ``healthy`` was written, if it is due.
     """
@@ -77,17 +77,19 @@ class EpochState:
 
     @property
     def is_healthy(self) -> bool:
-        """True between the init and the final barrier, while the loss of a worker starts the next epoch."""
+        """Whether all workers are working: between the first and the final barrier. The loss of a worker then starts
+        the next epoch.
+        """
         return self.is_initialized and not self.has_ended
 
     def all_checks(self) -> list[Check]:
-        """Return checks for a transaction: the epoch, its first barrier and its last barrier have not changed."""
+        """Return checks that the epoch, its first barrier and its last barrier have not changed, for a transaction."""
         return [At(self.entry), *self.checks]
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrivals:
-    """The arrivals of one worker at all open barriers of an epoch.
+    """The checks and writes with which one worker arrives at all open barriers of an epoch.
 
     Attributes:
         checks: Checks that these barriers are unchanged and that no other barrier has opened.
@@ -100,7 +102,7 @@ class BarrierArrivals:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The state of a group that a transaction starts from.
+    """The state of a group from which a transaction is built.
 
     Attributes:
         keys: Keys of the run.
@@ -140,20 +142,26 @@ class _EventLog:
 
 
 def create_group(keys: RunKeys, record: GroupRecord, old: Entry | None) -> GroupTxn:
-    """Build the transaction that creates a run, replacing the record of an earlier run without running workers."""
+    """Build the transaction that creates a run.
+
+    Args:
+        keys: Keys of the run.
+        record: Record of the group.
+        old: Record of an ended run without running workers, which is replaced; None if there is none.
+    """
     free: Check = Absent(keys.record) if old is None else At(old)
     write = Create(keys.record, record.to_bytes()) if old is None else Put(keys.record, record.to_bytes())
     return GroupTxn((free,), (write, Create(keys.epoch, encode_epoch(0))), record)
 
 
 def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
-    """Build the transaction that adds a new worker with the rank in `info` to the group.
+    """Build the transaction that adds a new worker to the group.
 
     Args:
         snapshot: Current state of the group.
-        info: Record of the new worker.
+        info: Record of the new worker, with its rank.
         session: Session that its lease is bound to.
-        ticket: Key of its join ticket to delete, if it has one.
+        ticket: Key of its ticket in the join queue, to be deleted, if it has one.
     """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
@@ -172,20 +180,20 @@ def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Se
 def rejoin(
     snapshot: GroupSnapshot, member: Entry, info: WorkerInfo, session: Session, epoch_state: EpochState
 ) -> GroupTxn:
-    """Build the transaction that brings a worker back under its old rank.
+    """Build the transaction that lets a restarted worker join with its previous rank.
 
-    If the epoch is healthy, it also starts the next epoch.
+    If all workers of the group were working, it also starts the next epoch, in which all workers restart.
 
     Args:
         snapshot: Current state of the group.
         member: Stored record of the worker.
-        info: Its new information, with the new incarnation.
+        info: Its new information, with the ID of its new process.
         session: Session that its lease is bound to.
         epoch_state: State of the current epoch.
     """
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
-    new = restarted_member(old, info, info.incarnation)
+    new = create_restarted_member(old, info, info.incarnation)
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch_state.number)
     ops: list[Op] = []
     if old.status == COMPLETED:
@@ -203,17 +211,28 @@ def rejoin(
 
 
 def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
-    """Build the transaction that fails the group because a worker was restarted too often."""
+    """Build the transaction that fails the group because a worker was restarted too often.
+
+    Args:
+        snapshot: Current state of the group.
+        member: Stored record of the worker.
+        why: The reason.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
-    log = _failure_lock(snapshot, old.rank, why)
+    log = _log_failure(snapshot, old.rank, why)
     return log.txn([At(entry), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
 
 def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
     """Build the transaction that marks a worker without a lease as lost.
 
-    If the epoch is healthy, it also starts the next epoch.
+    If all workers of the group were working, it also starts the next epoch, in which all workers restart.
+
+    Args:
+        snapshot: Current state of the group.
+        member: Stored record of the worker.
+        epoch_state: State of the current epoch.
     """
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
@@ -229,7 +248,12 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
 
 
 def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Add the start of the next epoch to a transaction, if the current epoch is healthy."""
+    """Return the write that starts the next epoch, and log the event ``faulty``. Empty if no epoch is in progress.
+
+    Args:
+        log: Events of the transaction.
+        epoch_state: State of the current epoch.
+    """
     if not epoch_state.is_healthy:
         return []
     log.epoch += 1
@@ -238,8 +262,13 @@ def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
 
 
 def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Add the event ``healthy`` of the current epoch to a transaction, in case the worker that should have stored it
-    died before.
+    """Return the write that records the event ``healthy`` of the current epoch, if it is missing, and log the event.
+
+    It is missing if the worker that had to store it has died first.
+
+    Args:
+        log: Events of the transaction.
+        epoch_state: State of the current epoch.
     """
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
@@ -248,9 +277,16 @@ def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[
 
 
 def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals) -> GroupTxn:
-    """Build the transaction that completes a worker and arrives at every open barrier for it.
+    """Build the transaction that completes a worker, and lets it arrive at all open barriers.
 
     The last worker to complete also completes the group.
+
+    Args:
+        snapshot: Current state of the group.
+        member: Stored record of the worker.
+        fence: Fence of the worker.
+        epoch: Number of its epoch.
+        arrivals: Its arrivals at the open barriers.
     """
     keys, entry = snapshot.keys, snapshot.entry
     info, record = WorkerInfo.from_entry(member), snapshot.record
@@ -268,16 +304,23 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
 
 
 def fail(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> GroupTxn:
-    """Build the transaction that fails a worker permanently, and the group with it."""
+    """Build the transaction that fails a worker permanently, and the group with it.
+
+    Args:
+        snapshot: Current state of the group.
+        member: Stored record of the worker.
+        fence: Fence of the worker.
+        why: The reason.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     info = WorkerInfo.from_entry(member)
-    log = _failure_lock(snapshot, info.rank, why)
+    log = _log_failure(snapshot, info.rank, why)
     return log.txn(
         [fence, At(entry), At(member)], Put(keys.member(info.key), replace(info, status=FULLY_FAILED).to_bytes())
     )
 
 
-def _failure_lock(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
+def _log_failure(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
     log = _EventLog(snapshot.keys, snapshot.record, snapshot.now)
     log.add("failed", number, why)
     if not log.record.is_final:
@@ -294,14 +337,27 @@ def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
 
 
 def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
-    """Build the transaction that replaces the information that a worker published about itself."""
+    """Build the transaction that replaces the information that a worker has published about itself.
+
+    Args:
+        keys: Keys of the run.
+        member: Stored record of the worker.
+        info: The new information.
+        fence: Fence of the worker.
+    """
     return GroupTxn(
-        (fence, At(member)), (Put(keys.member(info.key), with_info(WorkerInfo.from_entry(member), info).to_bytes()),)
+        (fence, At(member)), (Put(keys.member(info.key), merge_info(WorkerInfo.from_entry(member), info).to_bytes()),)
     )
 
 
 def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
-    """Build the transaction that stores the event ``healthy``, once per epoch."""
+    """Build the transaction that stores the event ``healthy`` of an epoch, once.
+
+    Args:
+        snapshot: Current state of the group.
+        fence: Fence of the worker that stores it.
+        epoch: Number of the epoch.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch)
     log.add("healthy")
@@ -315,7 +371,7 @@ def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fenc
     Args:
         snapshot: Current state of the group.
         number: Rank of the leaving worker.
-        live: Lease keys, listed after the group record was read.
+        live: Keys of all leases, listed after the group record was read.
         fence: Fence of the leaving worker.
     """
     keys, entry = snapshot.keys, snapshot.entry
@@ -329,7 +385,12 @@ def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fenc
 
 
 def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
-    """Build the transaction that terminates a group and keeps its final record."""
+    """Build the transaction that terminates a group and keeps its final record.
+
+    Args:
+        snapshot: Current state of the group.
+        why: The reason.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
     if not record.is_final:
@@ -338,7 +399,7 @@ def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
 
 
 def scale_up(snapshot: GroupSnapshot, n: int) -> GroupTxn:
-    """Build the transaction that raises the number of workers to `n`."""
+    """Build the transaction that raises the number of workers of a group to `n`."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, replace(snapshot.record, workers=n), snapshot.now)
     log.add("scaled", why=f"to {n}")
@@ -374,12 +435,23 @@ def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> Gro
 
 
 def record_first_master(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
-    """Build the transaction that stores that the run had a master, so that the next master counts as a restart."""
+    """Build the transaction that stores that the run has a master, so that the next master counts as a restart.
+
+    Args:
+        snapshot: Current state of the group.
+        term: Fence of the master.
+        seen: Key that holds the ID of the last run that had a master.
+    """
     return GroupTxn((term, At(snapshot.entry)), (Put(seen, snapshot.record.run.encode()),))
 
 
 def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
-    """Build the transaction that stores the event ``master_restarted``."""
+    """Build the transaction that stores the event ``master_restarted``.
+
+    Args:
+        snapshot: Current state of the group.
+        term: Fence of the master.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now)
     log.add("master_restarted")
@@ -387,13 +459,18 @@ def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
 
 
 def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
-    """Decode workers' records, sorted by rank. Unreadable records are left out."""
+    """Decode the records of workers, and sort them by rank. Unreadable records are left out."""
     found = (WorkerInfo.or_none(entry) for entry in entries)
     return sorted((info for info in found if info is not None), key=lambda info: info.rank)
 
 
 def decode_record_or_none(entry: Entry | None, run: str = "") -> GroupRecord | None:
-    """Decode a group's record; None if it is missing, unreadable, or of another run than `run`."""
+    """Decode a group's record. Return None if it is missing, unreadable, or belongs to another run.
+
+    Args:
+        entry: Entry of the record; None if it does not exist.
+        run: ID of the run; empty for any run.
+    """
     if entry is None:
         return None
     try:

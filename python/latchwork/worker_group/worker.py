@@ -17,14 +17,14 @@ from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
-from latchwork.worker_group.core import WorkerCore
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
 from latchwork.worker_group.keys import FINAL, INIT
-from latchwork.worker_group.membership import Joiner, resolve_key
+from latchwork.worker_group.membership import Joiner, with_default_key
 from latchwork.worker_group.observation import explain_exit
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo, read_key, summarize
 from latchwork.worker_group.submission import NAMESPACE, check_worker_count, resolve_group
 from latchwork.worker_group.transactions import decode_record_or_none
+from latchwork.worker_group.worker_core import WorkerCore
 
 if TYPE_CHECKING:
     from typing import Self
@@ -42,13 +42,15 @@ class ProcessLost(Exception):
 async def run_until_complete(
     core: WorkerCore, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
 ) -> T | None:
-    """Run a user function until it has completed in one epoch; return its result, or None if nothing was left to run.
+    """Run a user function, again after each loss of a worker, until this worker has completed.
 
     Args:
         core: The worker.
         call: User function.
-        prepare: Called in each epoch before the init barrier.
+        prepare: Called before each run, before all workers meet at the first barrier.
         final_barrier: Whether to wait for all workers before completing.
+    Returns:
+        The result of the function; None if the worker had already completed.
     """
     is_first = True
     while True:
@@ -78,7 +80,7 @@ async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether an error of the user's code fails the worker permanently.
+    """Return whether an exception of the user's code fails the worker permanently.
 
     Errors of the group and the store, interrupts and cancellations do not.
     """
@@ -124,7 +126,7 @@ class GroupWorker(Closable):
         replace: bool = False,
     ) -> None:
         store, keys = resolve_group(store, group, namespace)
-        own_info = resolve_key(key, info or WorkerInfo(), f"worker of group {group!r}")
+        own_info = with_default_key(key, info or WorkerInfo(), f"worker of group {group!r}")
         create = None if workers is None else GroupRecord("", check_worker_count(workers))
         joiner = Joiner(store, keys, own_info, run=run, create=create, replace_live=replace)
         self._core = WorkerCore(store, keys, joiner, session)
@@ -184,7 +186,11 @@ class GroupWorker(Closable):
 
     @driven
     async def fail(self, why: str) -> None:
-        """Fail the group because this worker cannot continue and no other can do its part. Idempotent."""
+        """Fail the group, because this worker cannot continue and no other can do its part. Idempotent.
+
+        Args:
+            why: The reason, for messages.
+        """
         await self._core.fail(why)
 
     @driven
@@ -205,7 +211,7 @@ class GroupWorker(Closable):
 
     @property
     def info(self) -> WorkerInfo:
-        """The worker's record as it joined. No I/O."""
+        """The worker's information as published when it joined, with its rank and counters. No I/O."""
         return self._core.require_membership().info
 
     @property
@@ -225,12 +231,16 @@ class GroupWorker(Closable):
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch: the one of the last ``initialize``, or in which the worker joined."""
+        """The number of the current epoch, which grows when all workers restart after a loss. Updated by ``join`` and
+        ``initialize``.
+        """
         return self._core.current_epoch().epoch
 
     @property
     def fence(self) -> Fence:
-        """The fence for this worker's writes in this epoch. Its ``token`` grows with each restart and each epoch."""
+        """The fence for this worker's writes, valid until all workers restart. Its ``token`` grows with each
+        restart.
+        """
         return self._core.current_epoch().fence
 
     @property
@@ -240,7 +250,7 @@ class GroupWorker(Closable):
 
     @property
     def is_alive(self) -> bool:
-        """True while the session lasts by the local clock and the worker is not known to be out of the group.
+        """Whether the session is valid by the local clock, and the worker is not known to be out of the group.
 
         While it is True no other process is this worker, unless that process joined with ``replace=True``.
         """
@@ -248,15 +258,23 @@ class GroupWorker(Closable):
         return membership is not None and self._core.exit_error is None and membership.session.remaining_s() > 0.0
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token that stops work when the epoch ends, and before the session can expire. See ``Work``."""
+        """Return a cancellation token for work. It is set when a worker of the group is lost, and before the session
+        can expire.
+
+        Args:
+            margin_s: Seconds before the end of the session at which the token is set; None uses the default of
+                ``Work``.
+        """
         return self._core.current_epoch().ownership.guard_work(margin_s)
 
     def on_event(self, fn: Callable[[GroupEvent], None]) -> Callable[[], None]:
-        """Call ``fn`` with every event of the group, in order, in a separate thread.
+        """Call a function with every event of the group, in order, in a separate thread.
 
         The first listener gets the events since this worker joined. After a restart it gets the last ``all_joined``
         event first.
 
+        Args:
+            fn: The function.
         Returns:
             A function that removes the listener.
         """
@@ -280,6 +298,8 @@ class GroupWorker(Closable):
     async def wait_for_all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
         """Wait until all workers have joined, and return their records sorted by rank.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             WaitTimeout: Some have not joined; the message names their ranks.
             GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
@@ -301,7 +321,7 @@ class GroupWorker(Closable):
                     return await core.members()
 
     async def _missing(self, timeout_s: float | None) -> WaitTimeout:
-        """Build the timeout error that names the ranks without a worker."""
+        """Return a timeout error whose message names the ranks that no worker has taken."""
         snapshot = await self._core.snapshot()
         there = {info.rank for info in await self._core.members()}
         missing = summarize([number for number in range(snapshot.record.workers) if number not in there])
@@ -309,7 +329,12 @@ class GroupWorker(Closable):
 
     @driven
     async def peer(self, number: int) -> WorkerInfo | None:
-        """Return the record of the running worker with this rank, or None. Takes two reads for any group size."""
+        """Return the record of the running worker with this rank, or None. Costs two reads, whatever the size of the
+        group.
+
+        Args:
+            number: The rank.
+        """
         store, keys = self._core.store, self._core.require_membership().keys
         live = await ask(store.get, keys.lease(number))
         key = "" if live is None else read_key(live)
@@ -335,7 +360,8 @@ class GroupWorker(Closable):
 
     @driven
     async def check(self) -> None:
-        """Ask the store whether this worker is in the group and its epoch continues. Faster than waiting for a watch.
+        """Ask the store whether this worker is in the group and no other worker was lost. Faster than waiting for a
+        watch.
 
         Raises:
             EpochEnded: Another worker was lost.

@@ -1,4 +1,8 @@
-"""The implementation behind `GroupWorker`: joining, epochs, barriers, completion and explanations of refused writes."""
+"""The implementation behind `GroupWorker`: joining, barriers, completion, and explanations of refused writes.
+
+An *epoch* is the time between two restarts of all workers: when a worker is lost, all workers restart in the next
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_i
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
-from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, add_missing_workers
+from latchwork.worker_group.epoch import RecordWriter, WorkerEpoch, name_missing_workers
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, RestartsExceeded
 from latchwork.worker_group.events import EventListeners
 from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
@@ -37,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerCore:
-    """The state and the operations behind one `GroupWorker`. Thread-safe.
+    """The state and the operations of one `GroupWorker`. Thread-safe.
 
     Attributes:
         what: Description of the worker for messages.
@@ -74,7 +78,7 @@ class WorkerCore:
 
     @property
     def exit_error(self) -> LatchworkError | None:
-        """The error that explains why the worker is no longer in the group; None while it is in it."""
+        """The error that explains why the worker is no longer in the group. None while it is a member."""
         return self._exit_error
 
     @property
@@ -91,7 +95,7 @@ class WorkerCore:
         return self._events
 
     def require_membership(self) -> WorkerMembership:
-        """Return the worker's membership.
+        """Return the worker's membership in its group.
 
         Raises:
             LatchworkError: The worker has not joined.
@@ -102,10 +106,10 @@ class WorkerCore:
         return self._membership
 
     def current_epoch(self) -> WorkerEpoch:
-        """Return the current epoch.
+        """Return the current epoch of the worker.
 
         Raises:
-            EpochEnded: The epoch has ended.
+            EpochEnded: The epoch has ended, because another worker was lost.
             LatchworkError: The worker is not in the group, or the group has failed.
         """
         membership = self.require_membership()
@@ -122,7 +126,11 @@ class WorkerCore:
     # Joining and leaving
 
     async def join(self, timeout_s: float | None) -> WorkerMembership:
-        """Join the group; if it has joined, return the existing membership."""
+        """Join the group, and return the membership. If the worker has already joined, return the existing membership.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever, 0 tries once.
+        """
         if self._membership is not None:
             return self._membership
         with undone_if_interrupted(self._undo_join):
@@ -148,7 +156,7 @@ class WorkerCore:
         return membership
 
     def _undo_join(self) -> None:
-        """Undo an interrupted `join` in the background, so that the worker may join again afterwards."""
+        """Undo an interrupted `join` in the background, so that the worker can join again afterwards."""
         watcher, current, events = self._watcher, self._current, self._events
         self._membership = self._watcher = self._current = self._events = self._writer_or_none = None
 
@@ -170,7 +178,7 @@ class WorkerCore:
         return entry
 
     async def complete(self) -> None:
-        """Record that this worker has finished its work in the current epoch."""
+        """Record that this worker has finished its work."""
         if self.is_done:
             return
         current = self.current_epoch()
@@ -178,11 +186,15 @@ class WorkerCore:
         self.is_done = True
 
     async def fail(self, why: str) -> None:
-        """Record that this worker cannot continue, which fails the group."""
-        await self._writer.fail(self.require_membership().fence(self.store), None, why)
+        """Record that this worker cannot continue. This fails the group.
+
+        Args:
+            why: The reason.
+        """
+        await self._writer.fail(self.require_membership().build_fence(self.store), None, why)
 
     async def leave(self) -> None:
-        """Leave the group. The last worker to leave a final group removes it."""
+        """Leave the group. The last worker to leave an ended group removes the group."""
         if self._membership is None or self._exit_error is not None:
             return
         await self._writer.leave()
@@ -217,13 +229,26 @@ class WorkerCore:
         await self._writer.update_info(info, current.fence, current.epoch)
 
     async def check(self) -> None:
-        """Ask the store whether the worker is still in the group and its epoch continues; raise if not."""
+        """Ask the store whether the worker is still in the group and no other worker was lost.
+
+        Raises:
+            EpochEnded: Another worker was lost.
+            OwnershipLost: The worker is not in the group anymore.
+        """
         await self._writer.raise_if_refused(self.current_epoch().epoch)
 
     # Barriers
 
     async def wait_at_barrier(self, current: WorkerEpoch, name: str, timeout_s: float | None) -> int:
-        """Wait at a barrier of an epoch until all other workers have arrived; return the generation that passed."""
+        """Wait at a barrier until all other workers have arrived.
+
+        Args:
+            current: The worker's epoch, to which the barrier belongs.
+            name: Name of the barrier.
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            The generation of the barrier that passed: 0 for the first one.
+        """
         membership = self.require_membership()
         if self.is_done:
             raise LatchworkError(f"{self.what} has completed, so it cannot wait at a barrier")
@@ -234,14 +259,21 @@ class WorkerCore:
                         self._watcher.recheck_barriers()
                     return await steps_of(barrier.wait)(timeout_s, checks=[current.fence])
             except BarrierBroken as error:
-                raise await add_missing_workers(self.store, membership, name, error) from error
+                raise await name_missing_workers(self.store, membership, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
                 if not isinstance(error, Conflict):
                     raise await self._explain_wait_error(current, error) from error
                 await self._writer.raise_if_refused(current.epoch)
 
     async def _explain_wait_error(self, current: WorkerEpoch, error: LatchworkError) -> LatchworkError:
-        """Return the error to raise when a wait was cancelled: why the worker's epoch or membership has ended."""
+        """Return the error to raise after a wait has failed.
+
+        If the worker's epoch or membership has ended, that is the reason. Otherwise it is the given error.
+
+        Args:
+            current: The worker's epoch during the wait.
+            error: Error of the wait.
+        """
         self.waits.check(error)
         if self._exit_error is not None:
             return self._exit_error
@@ -270,8 +302,9 @@ class WorkerCore:
         return current
 
     async def _record_healthy(self, current: WorkerEpoch) -> None:
-        """Store the event ``healthy`` if this worker has the lowest rank. If it dies before that, the transaction that
-        reports its loss stores the event.
+        """Store the event ``healthy`` if this worker has the lowest rank.
+
+        If this worker dies before it has stored the event, the transaction that reports its loss stores it.
         """
         assert self._watcher is not None
         if not self._watcher.is_first:
@@ -288,11 +321,13 @@ class WorkerCore:
             return
 
     async def initialize(self, timeout_s: float | None, prepare: Callable[[], object] | None = None) -> WorkerEpoch:
-        """Enter the current epoch and wait at its init barrier; return the epoch once all workers have arrived.
+        """Enter the current epoch, and wait at its first barrier until all workers have arrived.
 
         Args:
             timeout_s: Seconds to wait for the other workers. None waits forever.
             prepare: Called in each epoch before the barrier.
+        Returns:
+            The epoch.
         """
         while True:
             current = await self._enter_epoch(self.require_membership())
@@ -315,8 +350,12 @@ class WorkerCore:
     # Used by `run_until_complete`
 
     async def start_epoch(self, prepare: Callable[[], object] | None) -> bool:
-        """Wait at the first barrier of the epoch until all workers have arrived. Return False if there is nothing left
-        to run.
+        """Wait at the first barrier of the epoch until all workers have arrived.
+
+        Args:
+            prepare: Called in each epoch before the barrier.
+        Returns:
+            False if this worker has already completed, so that it has nothing to run.
         """
         if self.is_done:
             return False
@@ -327,7 +366,7 @@ class WorkerCore:
         await self.wait_at_barrier(self.current_epoch(), FINAL, None)
 
     async def count_execution(self) -> None:
-        """Count another execution of the function.
+        """Count another execution of the worker's function.
 
         Raises:
             RestartsExceeded: The function was run too often. The group has failed.
@@ -339,8 +378,10 @@ class WorkerCore:
             raise RestartsExceeded(f"{why}: group {self.keys.group!r} has failed; find out why workers are lost")
 
     async def report_failure(self, why: str) -> None:
-        """Fail the group if the epoch still continues. Errors of the store are logged.
+        """Fail the group, unless another worker was lost before. Errors of the store are logged.
 
+        Args:
+            why: Why this worker has failed.
         Raises:
             EpochEnded: Another worker was lost before, so the failed work is repeated.
         """
@@ -355,7 +396,7 @@ class WorkerCore:
     # Callbacks
 
     async def snapshot(self) -> GroupSnapshot:
-        """Read the group's current state for a transaction."""
+        """Read the current state of the group, from which a transaction can be built."""
         return await self._writer.snapshot()
 
     def _on_epoch(self, entry: Entry) -> None:
@@ -369,7 +410,7 @@ class WorkerCore:
             await current.break_barriers_above(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
-        """End guarded work and waits, because the group has failed. The worker stays a member until it leaves."""
+        """Cancel guarded work and waits, because the group has failed. The worker stays a member until it leaves."""
         with self._lock:
             self._failure, current = error, self._current
         if current is not None:
