@@ -1,9 +1,9 @@
 """Storage of values that are too large for one record. Each value is split into chunks.
 
-Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes Order:  chunks first, then the record that refers
-to them, in a transaction of the writer. Both are deleted together. Owner:  the ID of a session-bound key, so that other
-processes can see when the owner is gone. Chunks that no record
-    refers to are deleted in the background, with retries, or by ``sweep`` once the owner is gone.
+Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes
+Order:  chunks first, then the record that refers to them, in a transaction of the writer. Both are deleted together.
+Owner:  the ID of a session-bound key, so that other processes can see when the owner is gone. Chunks that no record
+        refers to are deleted in the background, with retries, or by ``sweep`` once the owner is gone.
 """
 
 from __future__ import annotations
