@@ -301,7 +301,7 @@ class ExecutorWorkerSession:
             owner = partition_member(partition)
             if owner is not None and owner not in (self._members() or ()):
                 self.hooks.add_orphaned_partition(partition)
-                self.worker_loop.search_soon()
+                self.worker_loop.request_search()
                 if owner in (self._members() or ()):  # it has joined just now
                     self.hooks.remove_orphan(partition)
 
