@@ -136,7 +136,7 @@ def test_a_task_that_was_put_again_under_the_id_of_an_expired_one_stays(workers,
     with closing(WorkQueue(system, KEYS.backlog)) as backlog:
         finished = FinishedTasks(system, KEYS, StoredTasks(system, KEYS, backlog))
         monkeypatch.setattr(type(system), "commit", overtaken)
-        assert run(finished.forget_expired(time.time())) == 0
+        assert run(finished.delete_expired(time.time())) == 0
     assert pool.ref("again").result(PATIENCE_S) == 16
 
 

@@ -13,9 +13,9 @@ from latchwork.executor.keys import (
     Keys,
     check_member_id,
     check_task_id,
+    generate_submitter_id,
     make_task_id,
     member_partition,
-    new_submitter_id,
     parse_result_number,
     partition_member,
     queued_at_s,
@@ -116,7 +116,7 @@ def test_ids_that_cannot_be_parts_of_keys_are_refused():
             check_member_id(bad)
         with pytest.raises(InvalidKey):
             check_task_id(bad)
-    assert len({new_submitter_id() for _ in range(100)}) == 100
+    assert len({generate_submitter_id() for _ in range(100)}) == 100
 
 
 def test_who_may_run_a_task():

@@ -28,7 +28,7 @@ from latchwork.executor import (
     Weighted,
 )
 from latchwork.executor.pickers import pick_by_weight, pick_for_copies
-from latchwork.executor.targets import StoredTarget, eligible_members, key_owner
+from latchwork.executor.targets import StoredTarget, eligible_members, find_key_owner
 from latchwork.primitives import GroupMember, View
 
 PICKS = 10_000
@@ -148,11 +148,11 @@ def test_drawn_gives_each_member_its_stretch():
 
 def test_a_key_has_one_owner_and_others_keep_theirs_when_a_member_leaves():
     seen = view(1, 1, 1)
-    owners = {f"k{number}": key_owner(f"k{number}", seen.members) for number in range(300)}
+    owners = {f"k{number}": find_key_owner(f"k{number}", seen.members) for number in range(300)}
     left = [member for member in seen.members if member.id != "m1"]
     assert set(owners.values()) == {"m0", "m1", "m2"}
-    assert all(key_owner(key, left) == owner for key, owner in owners.items() if owner != "m1")
-    assert key_owner("k", view(0.0).members) is None
+    assert all(find_key_owner(key, left) == owner for key, owner in owners.items() if owner != "m1")
+    assert find_key_owner("k", view(0.0).members) is None
 
 
 def test_candidates_of_targets():

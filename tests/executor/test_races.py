@@ -308,7 +308,7 @@ def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweep
         """Stand for the oldest member, which sweeps, while it is frozen."""
 
     monkeypatch.setattr(ExecutorWorkerSession, "_sweep", no_sweep)
-    monkeypatch.setattr(ExecutorWorkerSession, "_remove_departed", no_sweep)
+    monkeypatch.setattr(ExecutorWorkerSession, "_remove_tasks_of_departed", no_sweep)
     worker = workers(own_store=True)
     pool.submit(wait, "orphan")
     eventually(lambda: starts(store, "orphan"))

@@ -1,6 +1,6 @@
-"""Reads and edits a stored executor from a process that neither submits nor runs its tasks.
+"""Inspection and control of a stored executor, from a process that neither submits nor runs its tasks.
 
-Used by the commands and the pages. Counting tasks reads their names, one sort key at a time.
+Used by the commands and the pages. To count tasks, it reads their names, one sort key at a time.
 """
 
 from __future__ import annotations
@@ -219,6 +219,10 @@ def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[Task
 def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
     """Return the current state of a task of any submitter. Only reads.
 
+    Args:
+        store: The executor's store.
+        task_id: ID from ``TaskFuture.id``, ``TaskRef.id`` or ``list_tasks``.
+        name: The executor's name.
     Raises:
         NoSuchTask: Nothing is stored. The task ended and its result was fetched, or it never existed.
     """
@@ -236,7 +240,7 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
         name: The executor's name.
         interrupt: Also cancel a running task: signal it to stop, and drop its result.
     Returns:
-        False if the task is running or has ended.
+        Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
     Raises:
         NoSuchTask: Nothing of the task is stored.
         Unavailable, OutcomeUnknown: The store could not be reached. Retry.
@@ -252,7 +256,7 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
 
 
 def finished_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[FinishedTask]:
-    """Return detached tasks that have ended and are still stored, the first ones to expire first. Only reads.
+    """Return detached tasks that have ended and are still stored. The tasks that expire first come first. Only reads.
 
     Args:
         store: The executor's store.
@@ -264,8 +268,14 @@ def finished_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[
 
 
 def forget_task(store: Store, task_id: str, name: str = NAME) -> bool:
-    """Delete the record and the result of a detached task. Return False if there is no such task.
+    """Delete the record and the result of a detached task that has ended.
 
+    Args:
+        store: The executor's store.
+        task_id: ID of the task.
+        name: The executor's name.
+    Returns:
+        Whether the task existed.
     Raises:
         LatchworkError: The task has not ended. Cancel it first.
         InvalidKey: The ID is not that of a detached task.
@@ -276,31 +286,44 @@ def forget_task(store: Store, task_id: str, name: str = NAME) -> bool:
 
 
 def forget_finished_tasks(store: Store, name: str = NAME, *, older_than_s: float = 0.0) -> int:
-    """Delete the records and results of all detached tasks that ended some time ago, whether fetched or not.
+    """Delete the records and results of detached tasks that ended some time ago, whether or not they were fetched.
 
     Args:
         store: The executor's store.
         name: Its name.
-        older_than_s: Seconds since the end of a task, by the clock of its worker and ours; 0 deletes all that ended.
+        older_than_s: Seconds since the end of a task, by the clocks of its worker and of this process; 0 deletes all
+            tasks that have ended.
     Returns:
-        The number of tasks deleted.
+        The number of deleted tasks.
     """
     with _opened(store, name) as (system, keys, backlog):
         finished = FinishedTasks(system, keys, StoredTasks(system, keys, backlog))
-        return run(finished.forget_older(time.time() - older_than_s))
+        return run(finished.delete_ended_before(time.time() - older_than_s))
 
 
 def dead_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[DeadTask]:
-    """Return the first dead letters of an executor. Only reads."""
+    """Return the first dead letters of an executor. Only reads.
+
+    Args:
+        store: The executor's store.
+        name: Its name.
+        limit: Maximum number to read.
+    """
     with _opened(store, name) as (_, _, backlog):
         return [_to_dead_task(item) for item in backlog.dead_letters(limit)]
 
 
 def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
-    """Put a dead detached task back into the queue with its attempts reset, and return its ID.
+    """Put a dead detached task back into the queue, with its attempts reset.
 
     A task of a submitter cannot be requeued, because its future has already failed.
 
+    Args:
+        store: The executor's store.
+        letter: ID of the dead letter, from ``dead_tasks``.
+        name: The executor's name.
+    Returns:
+        The task ID.
     Raises:
         LatchworkError: There is no such dead letter, or it cannot be requeued. The message says why.
     """
@@ -328,6 +351,10 @@ def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
 def drop_task(store: Store, letter: str, name: str = NAME) -> None:
     """Delete a dead letter permanently.
 
+    Args:
+        store: The executor's store.
+        letter: ID of the dead letter, from ``dead_tasks``.
+        name: The executor's name.
     Raises:
         NoSuchTask: There is no such dead letter.
     """
@@ -363,7 +390,7 @@ def _to_record(item: QueueItem, holder: str | None) -> TaskRecord:
 
 
 def _merge(one: TaskRecord, other: TaskRecord) -> TaskRecord:
-    """Merge the records of two copies of a task."""
+    """Merge the records of two copies of a task into one."""
     on = tuple(sorted({*one.running_on, *other.running_on}))
     return replace(
         one,
@@ -384,7 +411,11 @@ def _to_dead_task(item: QueueItem) -> DeadTask:
 
 
 def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:
-    """Return where a task is stored. If it has ended, return None and its final state instead."""
+    """Find out where a task is stored, and its state.
+
+    Returns:
+        The location, or None if the task has ended; and its state.
+    """
     submitter_id, number = parse_task_id(task_id)
     detached = submitter_id == DETACHED
     task = next(_tasks_of(store, backlog, submitter_id, task_id), None)
@@ -399,7 +430,7 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
 
 
 def _tasks_of(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str) -> Iterator[TaskItem]:
-    """Yield the stored copies of a task, found by the sort keys of its submitter."""
+    """Yield the stored copies of a task. They are found by the sort keys of its submitter."""
     for partition in backlog.partitions():
         prefix = backlog.key(partition, "x", "x").removesuffix("/x/x")
         for sort_key in store.children(prefix):
@@ -410,6 +441,6 @@ def _tasks_of(store: Store, backlog: WorkQueue, submitter_id: str, task_id: str)
 
 
 def _is_copy(item_id: str, task_id: str) -> bool:
-    """Return whether an item ID is that of a copy of a task."""
+    """Return whether the ID of a queue item belongs to a copy of a task."""
     copy = item_id.removeprefix(f"{task_id}.")
     return copy.isascii() and copy.isdecimal() and item_id == make_item_id(task_id, int(copy))

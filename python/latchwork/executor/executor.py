@@ -1,6 +1,6 @@
 """``Executor``: a ``concurrent.futures.Executor`` whose workers are processes of a cluster.
 
-For its keys, see ``keys``. A submitter need not run tasks, and workers may start after tasks are submitted.
+``keys.py`` lists its keys. A submitter need not run tasks, and workers may start after tasks are submitted.
 
 docs/design/executor.md describes the protocol and its races.
 """
@@ -131,7 +131,7 @@ def iterate_results(
     until: float | None,
     now: Callable[[], float],
 ) -> Iterator[T]:
-    """Yield the results of futures in order. At the end, cancel the remaining ones with ``drop``.
+    """Yield the results of futures in order. At the end, cancel the remaining futures.
 
     Args:
         futures: The futures in reverse order: the last item is the first future. The list is emptied.
@@ -154,7 +154,13 @@ def iterate_results(
 def _result_and_drop(
     future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None
 ) -> T:
-    """Return the result of a future without keeping a reference to it. In any case pass the future to ``drop``."""
+    """Return the result of a future without keeping a reference to it. Always passes the future to ``drop``.
+
+    Args:
+        future: The future.
+        drop: Cancels futures that have not ended.
+        timeout_s: Seconds to wait; None waits forever.
+    """
     try:
         try:
             return future.result(timeout_s)
@@ -165,7 +171,7 @@ def _result_and_drop(
 
 
 def get_error(future: TaskFuture[Any]) -> BaseException:
-    """Return the error of a future that has ended without a result."""
+    """Return the exception of a future that has ended without a result."""
     return CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
 
 
@@ -291,12 +297,17 @@ class Executor(concurrent.futures.Executor):
         first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
         first.reverse()
         more = calls if buffersize is not None else iter(())
-        drop = partial(self._cancel_soon, interrupt=False)
+        drop = partial(self._cancel_in_background, interrupt=False)
         return iterate_results(first, more, partial(self.submit, fn), drop, until=until, now=clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
-        """Submit a call and return its value. After the timeout, cancel and remove the task.
+        """Submit a call, wait for its result and return it. After the timeout, cancel and remove the task.
 
+        Args:
+            fn: A registered function, or its name.
+            args: Positional arguments.
+            timeout_s: Seconds to wait.
+            kwargs: Keyword arguments.
         Raises:
             TimeoutError: The task did not end in time. If it is running, it is signaled to stop.
             Exception: The task's error, or an error of ``submit``.
@@ -306,7 +317,7 @@ class Executor(concurrent.futures.Executor):
             return future.result(timeout_s)
         except BaseException as error:
             if not future.done():
-                self._cancel_soon([future])
+                self._cancel_in_background([future])
                 if isinstance(error, TimeoutError):
                     why = self._submitter.missing_worker_hint()
                     late = f"task {future.id} did not end within {timeout_s:g} s{why}; it was cancelled"
@@ -314,7 +325,7 @@ class Executor(concurrent.futures.Executor):
             raise
 
     def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
-        """Return the value of the first call that succeeds, and cancel the others.
+        """Return the result of the first call that succeeds, and cancel the others.
 
         Args:
             calls: At least one call.
@@ -343,7 +354,7 @@ class Executor(concurrent.futures.Executor):
                         return future.result()
                 left = others
         finally:
-            self._cancel_soon([future for future in futures if not future.done()])
+            self._cancel_in_background([future for future in futures if not future.done()])
         errors = tuple(get_error(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
@@ -384,7 +395,7 @@ class Executor(concurrent.futures.Executor):
         )
 
     def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
-        """Return a reference to a detached task by its given ID, or by ``TaskRef.id``. Does no I/O."""
+        """Return a reference to a detached task, given its ID or a ``TaskRef.id``. Does no I/O."""
         given = id.removeprefix(f"{DETACHED}.")
         return TaskRef(self._detached, make_detached_id(check_task_id(given)))
 
@@ -398,7 +409,7 @@ class Executor(concurrent.futures.Executor):
         copies: int | None = None,
         target: Target | None = None,
     ) -> Executor:
-        """Return the same executor with other options for submitted tasks. None keeps an option.
+        """Return a view of this executor that submits tasks with other options. None keeps an option.
 
         Args:
             picker: Chooses the preferred member.
@@ -423,9 +434,10 @@ class Executor(concurrent.futures.Executor):
 
     @driven
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all previously submitted tasks are stored. Only the end of this process can then lose
-        them.
+        """Wait until all tasks submitted before are stored. If this process dies afterwards, the tasks are dropped.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             TimeoutError: Not all tasks are stored in time.
         """
@@ -451,7 +463,7 @@ class Executor(concurrent.futures.Executor):
             wait: False returns immediately. Shutdown continues in the background, and the interpreter waits for it.
             cancel_futures: Cancel all tasks that are not running yet; stored tasks are cancelled in the background.
         Raises:
-            ForkedProcess: This process is a fork of the one that made the executor.
+            ForkedProcess: This process is a fork of the one that created the executor.
         """
         tickets = self._submitter.begin_close()
         if cancel_futures:
@@ -466,7 +478,13 @@ class Executor(concurrent.futures.Executor):
     # Inside
 
     def _submit_to_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
-        """Submit one task for each current member, and return a future of all results."""
+        """Submit one task for each current member, and return a future of all results.
+
+        Args:
+            item: The task.
+            hint: Annotation of its result.
+            what: Description of the call for error messages.
+        """
         wanted = PlacementRequest(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
@@ -481,7 +499,11 @@ class Executor(concurrent.futures.Executor):
     def _build_item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[TaskItem, Any, str]:
-        """Return the task item of a call, the annotation of its result, and its description in messages."""
+        """Build the queue item of a call.
+
+        Returns:
+            The item, the annotation of the result, and a description of the call for error messages.
+        """
         registered = self._find_registered(fn)
         if registered is None:
             payload = self._payloads.encode((fn, args, dict(kwargs)), "a pickled call")
@@ -506,7 +528,7 @@ class Executor(concurrent.futures.Executor):
         return item, hint, what
 
     def _find_registered(self, fn: Callable[..., Any] | str) -> RegisteredFunction | None:
-        """Return the registration of a function, or None if it is to be pickled."""
+        """Return the registration of a function, or None if the function will be pickled."""
         try:
             return self._functions.resolve(fn)
         except UnknownFunction:
@@ -514,8 +536,13 @@ class Executor(concurrent.futures.Executor):
                 return None
             raise
 
-    def _cancel_soon(self, futures: Iterable[CallbackFuture[Any]], *, interrupt: bool = True) -> None:
-        """Cancel tasks in the background, so that a slow store does not delay the caller."""
+    def _cancel_in_background(self, futures: Iterable[CallbackFuture[Any]], *, interrupt: bool = True) -> None:
+        """Cancel the tasks of futures in the background, so that a slow store does not delay the caller.
+
+        Args:
+            futures: The futures.
+            interrupt: Also cancel running tasks.
+        """
         tickets = [each for future in futures for each in future.tickets]
         self._submitter.cancel_soon(tickets, interrupt=interrupt)
 
@@ -526,7 +553,12 @@ def _result_annotation(functions: Functions, name: str) -> Any:
 
 
 async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
-    """Wait for the tasks, at most for the timeout, and close the submitter. Log what is waited for if it takes long."""
+    """Wait for the tasks of a submitter, and close it. If this takes long, log which tasks are waited for.
+
+    Args:
+        submitter: The submitter.
+        timeout_s: Seconds to wait; None waits for all tasks.
+    """
     quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
     if not await submitter.wait_until_ended(quiet_s):
         why = submitter.missing_worker_hint()
@@ -541,7 +573,9 @@ async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
 
 
 def _end_when_idle(submitter: Submitter) -> None:
-    """Close a submitter in the background once its tasks have ended, after its executor was garbage-collected."""
+    """Close a submitter in the background when its tasks have ended. Called after its executor was
+    garbage-collected.
+    """
     if not submitter.is_foreign:
         call_after_finalizer(partial(_close_when_idle, submitter), "latchwork-closes-executor")
 
@@ -552,7 +586,7 @@ def _close_when_idle(submitter: Submitter) -> None:
 
 
 def _fail_in_child() -> None:
-    """Fail the futures in a forked child. The tasks belong to its parent."""
+    """Fail all futures in a forked child process, because the tasks belong to its parent."""
     for submitter in list(_LIVE):
         submitter.fail_in_child()
     _LIVE.clear()
@@ -564,7 +598,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _wait_at_exit() -> None:
-    """Wait for submitted tasks at interpreter exit, as thread pools do. Ctrl-C ends the wait."""
+    """Wait for submitted tasks when the interpreter exits, as thread pools do. Ctrl-C ends the wait."""
     is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for submitter in list(_LIVE):
         submitter.begin_close()

@@ -1,11 +1,12 @@
 """Detached tasks that have ended: their list, and the removal of their results after ``result_ttl_s``.
 
-       <name>/finished/<bucket>/<id>      when and how the task ended
+    <name>/finished/<bucket>/<id>      when and how the task ended
 
-The transaction that ends a detached task writes this mark. The one that forgets or requeues the task deletes it. A
-bucket is the earliest time at which its tasks can expire: submission plus TTL, in steps of four minutes. It follows
-from the record of the task, so no search is needed to delete the mark. A sweep lists the buckets and reads the due
-ones. Each removal checks the mark, the record and the outcome, so another task that got the same ID stays.
+The transaction that ends a detached task creates this marker. The transaction that forgets or requeues the task deletes
+it. A bucket is the earliest time at which its tasks can expire: submission plus TTL, in steps of four minutes. It
+follows from the record of the task, so no search is needed to delete the marker. A sweep lists the buckets and reads
+those that are due. Each removal checks the marker, the record and the outcome, so another task that got the same ID
+stays.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MOST_WHY = 200
 
 
 class FinishedMark(Struct, frozen=True, omit_defaults=True):
-    """The stored note that a detached task has ended, and how.
+    """The stored marker of a detached task that has ended.
 
     Attributes:
         function: Its function's name.
@@ -61,7 +62,11 @@ class FinishedMark(Struct, frozen=True, omit_defaults=True):
         return None if self.result_ttl_s is None else self.ended_ms + self.result_ttl_s * 1000.0
 
     def is_expired(self, now_ms: float) -> bool:
-        """Return whether the task has expired at a time in milliseconds since the epoch."""
+        """Return whether the task has expired.
+
+        Args:
+            now_ms: Current time in milliseconds since the epoch.
+        """
         return self.expires_ms is not None and self.expires_ms <= now_ms
 
 
@@ -90,7 +95,7 @@ class FinishedTask:
 
 
 def finished_key(keys: Keys, location: TaskLocation) -> str:
-    """Return the key that marks a detached task as ended."""
+    """Return the key of the marker of a detached task that has ended."""
     bucket = _NEVER
     if location.result_ttl_s is not None:
         bucket = f"{int((queued_at_s(location.sort_key) + location.result_ttl_s) * 1000) >> _BUCKET_BITS:010x}"
@@ -98,7 +103,13 @@ def finished_key(keys: Keys, location: TaskLocation) -> str:
 
 
 def create_finished_ops(keys: Keys, location: TaskLocation, outcome: Outcome) -> list[Op]:
-    """Return the writes that list a detached task as finished. There are none for other tasks."""
+    """Return the write that marks a detached task as ended. Empty for other tasks.
+
+    Args:
+        keys: The executor's keys.
+        location: Where the task is stored.
+        outcome: Outcome of the task.
+    """
     if not location.is_detached:
         return []
     state = to_task_state(outcome)
@@ -124,7 +135,7 @@ class FinishedTasks:
         self._blobs = Blobs(store, keys.data)
 
     async def read(self, limit: int) -> list[FinishedTask]:
-        """Return up to ``limit`` finished tasks, the first ones to expire first."""
+        """Return up to ``limit`` finished tasks. The tasks that expire first come first."""
         found: list[FinishedTask] = []
         for entry in await ask(self._store.list, self._keys.finished, recursive=True, limit=limit):
             mark = _MARK.find(entry.value)
@@ -135,7 +146,7 @@ class FinishedTasks:
         return found
 
     async def forget(self, task_id: str) -> bool:
-        """Delete everything that is stored of a finished task. Return False if there is no such task.
+        """Delete all stored data of a task that has ended. Return False if there is no such task.
 
         Raises:
             LatchworkError: The task has not ended.
@@ -154,36 +165,53 @@ class FinishedTasks:
                 continue
             return True
 
-    async def forget_expired(self, now_s: float) -> int:
-        """Delete tasks that have expired, at most a few thousand. Return their number."""
+    async def delete_expired(self, now_s: float) -> int:
+        """Delete tasks that have expired, at most a few thousand.
+
+        Args:
+            now_s: Current time in Unix seconds.
+        Returns:
+            The number of deleted tasks.
+        """
         now_ms, count = now_s * 1000.0, 0
         for bucket in sorted(await ask(self._store.children, self._keys.finished)):
             if bucket == _NEVER or _bucket_start_ms(bucket) > now_ms or count >= _MOST:
                 break
-            count += await self._forget_below(f"{self._keys.finished}/{bucket}", lambda mark: mark.is_expired(now_ms))
+            count += await self._delete_finished_below(
+                f"{self._keys.finished}/{bucket}", lambda mark: mark.is_expired(now_ms)
+            )
         return count
 
-    async def forget_older(self, ended_before_s: float) -> int:
-        """Delete tasks that ended before a time in Unix seconds. Return their number."""
+    async def delete_ended_before(self, ended_before_s: float) -> int:
+        """Delete the tasks that ended before a time in Unix seconds. Return their number."""
         before_ms = ended_before_s * 1000.0
-        return await self._forget_below(self._keys.finished, lambda mark: mark.ended_ms <= before_ms)
+        return await self._delete_finished_below(self._keys.finished, lambda mark: mark.ended_ms <= before_ms)
 
-    async def _forget_below(self, prefix: str, chosen: Callable[[FinishedMark], bool]) -> int:
-        """Delete the chosen tasks whose marks are below a prefix, and marks that cannot be read. Return the number of
-        tasks.
+    async def _delete_finished_below(self, prefix: str, should_delete: Callable[[FinishedMark], bool]) -> int:
+        """Delete finished tasks whose markers are below a key prefix. Unreadable markers are deleted too.
+
+        Args:
+            prefix: The prefix.
+            should_delete: Returns whether to delete the task of a marker.
+        Returns:
+            The number of deleted tasks.
         """
         count, after = 0, None
         while True:
             page = await ask(self._store.list, prefix, recursive=True, limit=_PAGE, start_after=after)
-            wanted = [each for each in page if (mark := _MARK.find(each.value)) is None or chosen(mark)]
+            wanted = [each for each in page if (mark := _MARK.find(each.value)) is None or should_delete(mark)]
             for start in range(0, len(wanted), _TOGETHER):
-                count += await self._forget_marked(wanted[start : start + _TOGETHER])
+                count += await self._delete_marked_tasks(wanted[start : start + _TOGETHER])
             if len(page) < _PAGE:
                 return count
             after = page[-1].key
 
-    async def _forget_marked(self, marks: Sequence[Entry]) -> int:
-        """Delete the tasks of these marks. Return their number. A task that changes meanwhile is kept."""
+    async def _delete_marked_tasks(self, marks: Sequence[Entry]) -> int:
+        """Delete the tasks of these markers. A task that changes meanwhile is kept.
+
+        Returns:
+            The number of deleted tasks.
+        """
         ids = [each.key.rpartition("/")[2] for each in marks]
         keys = [key for each in ids for key in (self._keys.record(each), self._keys.outcome(each))]
         found = await ask(self._store.get_many, keys)
@@ -220,8 +248,11 @@ class FinishedTasks:
 
 
 def _bucket_start_ms(bucket: str) -> float:
-    """Return the time from which tasks in a bucket expire, in milliseconds since the epoch; 0 if the bucket's name is
-    unreadable.
+    """Return the earliest time at which tasks in a bucket expire, in milliseconds since the epoch. 0 for an invalid
+    bucket.
+
+    Args:
+        bucket: Name of the bucket: a part of the key of each marker.
     """
     try:
         return float(int(bucket, 16) << _BUCKET_BITS)

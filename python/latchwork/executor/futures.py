@@ -1,4 +1,4 @@
-"""Futures of tasks: ``concurrent.futures.Future`` with an ID, and a cancellation that reaches the store.
+"""Futures of tasks: ``concurrent.futures.Future`` with a task ID, and a cancellation that reaches the store.
 
 States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future is
 notified only of the final states, because no message is sent when a task begins to run. ``state`` reads the store.
@@ -55,20 +55,25 @@ class TaskControl(Protocol):
     callbacks: CallbackRunner
 
     def missing_worker_hint(self) -> str:
-        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
+        """Return text for the end of a message: that no worker is online. Empty if one is, or if that is unknown."""
         ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """Cancel a task. Return False if it is running or has ended."""
+        """Cancel a task. Return whether it was cancelled.
+
+        Args:
+            ticket: The submitter's data about the task.
+            interrupt: Also cancel a running task.
+        """
         ...
 
     def state(self, ticket: TaskTicket) -> TaskState:
-        """Return the current state of a task."""
+        """Return the current state of a task, given the submitter's data about it."""
         ...
 
 
 class TaskTicket:
-    """What a submitter knows about one of its tasks until the result arrives. Guarded by the submitter's mutex.
+    """A submitter's data about one of its tasks, kept until the result arrives. Guarded by the submitter's mutex.
 
     Attributes:
         number: Number of the task within its submitter.
@@ -102,7 +107,7 @@ class TaskTicket:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of the task as far as this process knows it; None if the store must be read."""
+        """The phase of the task as far as this process knows it. None if the store must be read."""
         if self.future.cancelled():
             return "cancelled"
         if self.future.done():
@@ -111,7 +116,7 @@ class TaskTicket:
 
 
 class CallbackFuture(Future[T], Generic[T]):
-    """A future whose done-callbacks run in a separate thread, so that a slow one does not delay other futures.
+    """A future whose done-callbacks run in a separate thread, so that a slow callback does not delay other futures.
 
     Args:
         callbacks: Calls the done-callbacks.
@@ -123,7 +128,7 @@ class CallbackFuture(Future[T], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The tickets of the tasks that the future waits for."""
+        """The data about the tasks that the future waits for."""
         return []
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -146,10 +151,12 @@ class CallbackFuture(Future[T], Generic[T]):
             self.set_exception(error)
 
     def add_internal_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Register ``fn(self)`` to be called in the thread that ends this future, or call it now if the future has
-        ended.
+        """Register a callback of the library itself. It runs in the thread that ends this future, and must be quick.
 
-        The function must be quick. It is meant for the library itself.
+        If the future has already ended, call it now.
+
+        Args:
+            fn: Called with this future.
         """
         super().add_done_callback(fn)
 
@@ -167,7 +174,7 @@ class TaskFuture(CallbackFuture[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The ticket of the task, in a list."""
+        """The data about the task, in a list."""
         return [self._ticket]
 
     @property
@@ -227,13 +234,13 @@ class TaskFuture(CallbackFuture[T]):
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task and remove its copies.
+        """Cancel the task and remove its copies from the queue.
 
         Args:
             interrupt: Also cancel a running task: signal it to stop, and drop its result. Does not wait for it.
         Returns:
-            True if the task did not run or its run is discarded; ``result`` then raises ``CancelledError``. False if it
-                is running or has ended.
+            Whether the task was cancelled; ``result`` then raises ``CancelledError``. False if it has ended, or is
+            running and ``interrupt`` is not set.
         Raises:
             Unavailable, OutcomeUnknown: The store could not be reached. Retry.
         """
@@ -241,11 +248,11 @@ class TaskFuture(CallbackFuture[T]):
             return self.cancelled()
         if not await steps_of(self._tasks.cancel)(self._ticket, interrupt=interrupt):
             return self.cancelled()
-        return self.end_cancelled()
+        return self.complete_cancelled()
 
     @driven
     async def state(self) -> TaskState:
-        """Read the task's current state from the store: queued, running and where, or how it ended.
+        """Read the task's current state from the store: whether it is queued or running and where, or how it ended.
 
         Raises:
             Unavailable: The store could not be reached.
@@ -254,7 +261,7 @@ class TaskFuture(CallbackFuture[T]):
 
     # Called by the submitter
 
-    def end_cancelled(self) -> bool:
+    def complete_cancelled(self) -> bool:
         """Mark the future as cancelled. Return False if it had already ended."""
         done = super().cancel()
         marker = object()
@@ -262,15 +269,21 @@ class TaskFuture(CallbackFuture[T]):
             self.set_running_or_notify_cancel()
         return done
 
-    def end_with_result(self, value: Any) -> None:
-        """Set the result, unless the future has ended."""
+    def complete_with_result(self, value: Any) -> None:
+        """Set the result of the future, unless the future has ended."""
         with suppress(InvalidStateError):  # it was cancelled
             self.set_result(value)
 
-    def end_with_error(self, error: BaseException) -> None:
-        """Set the exception, unless the future has ended. A cancellation by another client cancels the future."""
+    def complete_with_exception(self, error: BaseException) -> None:
+        """Set the exception of the future, unless the future has ended.
+
+        If the exception says that another client cancelled the task, cancel the future.
+
+        Args:
+            error: The exception.
+        """
         if isinstance(error, TaskCancelled):
-            self.end_cancelled()
+            self.complete_cancelled()
             return
         with suppress(InvalidStateError):
             self.set_exception(error)
@@ -296,16 +309,16 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The tickets of the tasks of all members."""
+        """The data about the tasks of all members."""
         return [ticket for part in self.parts.values() for ticket in part.tickets]
 
     def cancel(self, *, interrupt: bool = False) -> bool:
         """Cancel the runs on all members.
 
         Args:
-            interrupt: Also cancel running ones: signal them to stop, and drop their results.
+            interrupt: Also cancel running tasks: signal them to stop, and drop their results.
         Returns:
-            False if one of them is running or has ended.
+            Whether all were cancelled. False if one of them has ended, or is running and ``interrupt`` is not set.
         """
         cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
         return all(cancelled) and self.cancelled()
@@ -349,11 +362,11 @@ class _Call(NamedTuple):
 
 
 class CallbackRunner:
-    """Calls the done-callbacks of one executor, one at a time in the order in which futures end. Thread-safe.
+    """Calls the done-callbacks of one executor, one at a time, in the order in which futures end. Thread-safe.
 
-    One thread calls them, and a second thread watches it. If a callback takes longer than ``LONG_S``, the watcher
-    starts a new thread for the next ones, and the old thread ends with its callback. Both threads end when the queue is
-    empty.
+    One thread calls them, and a second thread watches it. If a callback takes longer than ``LONG_S`` seconds, the
+    watcher starts a new thread for the next callbacks, and the old thread ends with its callback. Both threads end when
+    the queue is empty.
 
     Args:
         clock: The store's clock.
@@ -372,7 +385,12 @@ class CallbackRunner:
         self._running: dict[object, int] = {}
 
     def call(self, fn: Callable[[Any], object], future: Future[Any]) -> None:
-        """Queue ``fn(future)`` to be called after all earlier callbacks."""
+        """Schedule a callback. It is called after all earlier ones.
+
+        Args:
+            fn: The callback.
+            future: Argument of the callback.
+        """
         with self._changed.mutex:
             self._queue.append(_Call(fn, future))
             self._changed.notify_all()
@@ -393,7 +411,7 @@ class CallbackRunner:
             await self._changed.changed_since(version, self._clock, None)
 
     def _start_runner(self) -> None:
-        """Start a thread that calls the queued callbacks. The caller holds the mutex."""
+        """Start a thread that calls the scheduled callbacks. The caller must hold the mutex."""
         self._runner = runner = object()
         self._call = None
         Background(partial(self._run, runner), f"latchwork-callbacks-{self._name}")
@@ -412,7 +430,8 @@ class CallbackRunner:
     async def _next(self, runner: object) -> _Call | None:
         """Wait for the next callback and return it.
 
-        None means that another thread has taken over, or that the queue stayed empty for ``LONG_S`` seconds.
+        Returns:
+            None if another thread has taken over, or if there was no callback for ``LONG_S`` seconds.
         """
         is_last_look = False
         while True:

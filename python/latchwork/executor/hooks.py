@@ -1,7 +1,7 @@
-"""Hooks of an executor's worker loop: which tasks a worker claims, from which partitions, and how each run ends.
+"""Callbacks of an executor's worker loop: which tasks a worker claims, from which partitions, and how each run ends.
 
-A worker takes tasks from its own partition, from the shared one, from those of members that have left and, when idle,
-from the partition of the busiest member.
+A worker takes tasks from its own partition of the queue, from the shared one, from those of members that have left and,
+when idle, from the partition of the busiest member.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ class ExecutorHooks(WorkerHooks):
     # Partitions
 
     def partitions(self) -> Sequence[str]:
-        """Return the worker's own partition, the shared one, those without a member, and that of the member to help."""
+        """Return the partitions from which this worker takes tasks: its own, the shared one, and those of members that
+        have left.
+
+        When the worker is idle, also the partition of the member that it helps.
+        """
         with self._lock:
             more = [*self._orphans, *([self._helped] if self._helped is not None else [])]
         return [self._node.partition, ANY, *more]
@@ -163,8 +167,8 @@ class ExecutorHooks(WorkerHooks):
         with self._lock:
             self._orphans[partition] = None
 
-    def remove_orphan(self, partition: str) -> None:
-        """Stop taking tasks from a partition that has a member again, or is empty."""
+    def remove_orphaned_partition(self, partition: str) -> None:
+        """Stop taking tasks from a partition, because it is empty or its member is back."""
         with self._lock:
             self._orphans.pop(partition, None)
 
@@ -175,15 +179,16 @@ class ExecutorHooks(WorkerHooks):
             return list(self._orphans)
 
     def set_helped_partition(self, partition: str | None) -> None:
-        """Also take tasks from this partition of another member when idle; None stops that."""
+        """Set the partition of another member from which this worker also takes tasks. None for no such partition."""
         with self._lock:
             self._helped = partition
 
     # Selection
 
     def get_preferred_shard(self, partition: str) -> TakerShard:
-        """Return the shard of a partition that this worker prefers: all of its own one, and an equal shard of the
-        shared one.
+        """Return the part of a partition (shard) from which this worker takes tasks first.
+
+        It is all of the worker's own partition, and an equal part of the shared partition for each member.
         """
         if partition == self._node.partition:
             return TakerShard(0, 1)
@@ -204,14 +209,16 @@ class ExecutorHooks(WorkerHooks):
         )
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the check that the task's submitter is online, for the transaction that claims an item."""
+        """Return the check that the submitter of a task is online, for the transaction that claims the task."""
         try:
             return self._submitter_checks(parse_task(item.value)), ()
         except BadRecord:
             return (), ()
 
     def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return the writes that store the outcome of a task that becomes a dead letter, for its submitter."""
+        """Return the writes that store the outcome of a task for its submitter, for the transaction that dead-letters
+        the task.
+        """
         try:
             found = parse_task(item.value)
         except BadRecord:
@@ -221,7 +228,11 @@ class ExecutorHooks(WorkerHooks):
         )
 
     def on_claim_refused(self, item: QueueItem) -> bool:
-        """Remember that the task's submitter is gone, so that its tasks are removed in the background. Return False."""
+        """Record that the submitter of a task is gone, so that its tasks are removed in the background.
+
+        Returns:
+            False, because no further search is needed.
+        """
         try:
             submitter_id = parse_task(item.value).submitter_id
         except BadRecord:
@@ -230,12 +241,12 @@ class ExecutorHooks(WorkerHooks):
         return False
 
     def add_departed(self, submitter_ids: Iterable[str]) -> None:
-        """Remember submitters that are gone, so that their tasks are removed in the background."""
+        """Record submitters that are gone, so that their tasks are removed in the background."""
         with self._lock:
             self._departed_found.update(submitter_ids)
 
     def pop_departed(self) -> list[str]:
-        """Return the submitters remembered as gone, sorted, and forget them."""
+        """Return the recorded submitters that are gone, sorted, and clear the record."""
         with self._lock:
             found, self._departed_found = self._departed_found, set()
         return sorted(found)
@@ -243,22 +254,27 @@ class ExecutorHooks(WorkerHooks):
     # Running tasks
 
     def on_submitter_left(self, submitter_id: str) -> list[str]:
-        """Make sure that no task of a submitter starts here. Return the paths of its tasks that run here."""
+        """Prevent the tasks of a submitter from starting on this worker. Return the paths of its tasks that are running
+        here.
+        """
         with self._lock:
             self._departed[submitter_id] = None
             if len(self._departed) > _MOST_GONE:
                 del self._departed[next(iter(self._departed))]
             return [path for path, owner in self._running.values() if owner == submitter_id]
 
-    def running_submitters(self) -> set[str]:
-        """Return the IDs of the submitters whose tasks run here. Detached tasks have no submitter."""
+    def list_running_submitters(self) -> set[str]:
+        """Return the IDs of the submitters whose tasks are running here. Detached tasks have no submitter."""
         with self._lock:
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def on_cancelled(self, item_id: str) -> str | None:
-        """Return the path of a cancelled task if it runs here.
+        """Return the path of a cancelled task if it is running here.
 
-        Otherwise return None, and prevent the task from starting for ``MARKED_S`` seconds.
+        If it is not running here, return None, and prevent it from starting for ``MARKED_S`` seconds.
+
+        Args:
+            item_id: ID of its queue item.
         """
         now = self._store.clock.now()
         with self._lock:
@@ -270,7 +286,12 @@ class ExecutorHooks(WorkerHooks):
             return None
 
     def on_run_ended(self, path: str, item_id: str) -> None:
-        """Record that a task no longer runs here."""
+        """Record that a task is no longer running here.
+
+        Args:
+            path: Path of its queue item.
+            item_id: ID of its queue item.
+        """
         with self._lock:
             if self._running.get(item_id, ("", ""))[0] == path:
                 del self._running[item_id]
@@ -278,7 +299,7 @@ class ExecutorHooks(WorkerHooks):
     # Start and end of a run
 
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim, or how the claim ends if the task is not to run here."""
+        """Return the call to run for a claim. If this worker must not run the task, return how the claim ends."""
         try:
             item = parse_task(claim.value)
         except BadRecord as error:
@@ -288,7 +309,7 @@ class ExecutorHooks(WorkerHooks):
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
             return self._done(item, Outcome.from_exception(left), claim)
         if not self._node.can_run(item.function):
-            return self._end_unknown_function(item, claim)
+            return self._decide_unknown_function(item, claim)
         with self._lock:
             if self._cancelled_ids.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
@@ -305,10 +326,14 @@ class ExecutorHooks(WorkerHooks):
         )
         return Run(call, item.id, timeout_s, attempt)
 
-    def _end_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Ending:
-        """Return how to end the claim of a task in the worker's own partition whose function the worker does not have.
+    def _decide_unknown_function(self, item: TaskItem, claim: QueueClaim) -> Ending:
+        """Return how to end the claim of a task whose function is not registered on this worker.
 
-        The task is released to other members, or fails if only this member may run it.
+        The task fails if only this member may run it. Otherwise it is released to the other members.
+
+        Args:
+            item: The task.
+            claim: Its claim.
         """
         target = item.target
         if isinstance(target, Member) and target.otherwise == "fail":
@@ -320,7 +345,9 @@ class ExecutorHooks(WorkerHooks):
         return StoredCall(function, self._blobs.read(blob))
 
     def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """Return how the claim of a finished run ends: with a retry, or with the outcome for the task's submitter."""
+        """Return how the claim of a finished run ends: with a retry, or with an outcome for the submitter of
+        the task.
+        """
         item = parse_task(claim.value)
         self.on_run_ended(claim.item.path, claim.item.id)
         with self._lock:
@@ -332,16 +359,21 @@ class ExecutorHooks(WorkerHooks):
         pause_s = retry_pause_s(self._retry(item), attempt, outcome) if policy_allows_retry(item, outcome) else None
         if pause_s is not None:
             why = f"try {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
-            return Release(why[:300], after_s=pause_s, count=False, partition=self._release_partition(claim))
+            return Release(why[:300], after_s=pause_s, count=False, partition=self._choose_release_partition(claim))
         return self._done(item, outcome, claim)
 
     def on_claim_lost(self, claim: QueueClaim) -> None:
-        """Record that a task no longer runs here, because its claim was lost."""
+        """Record that a task is no longer running here, because its claim was lost."""
         self.on_run_ended(claim.item.path, claim.item.id)
 
     def release_reason(self, claim: QueueClaim, why: str) -> str:
-        """Return the reason of a release with the number of failed attempts, which is stored nowhere else."""
-        return add_tries(parse_tries(_why(claim)), why)
+        """Return the reason of a release with the number of failed attempts added. The number is stored only there.
+
+        Args:
+            claim: The claim.
+            why: The reason without the number.
+        """
+        return prepend_tries(parse_tries(_why(claim)), why)
 
     def dead_letter_ops(self, claim: QueueClaim, why: str) -> Sequence[Op]:
         """Return the writes that store the outcome of a task that was claimed too often."""
@@ -353,21 +385,25 @@ class ExecutorHooks(WorkerHooks):
             item, Outcome.from_exception(_died(item, claim.attempts, why)), keep=claim.item.id
         )
 
-    def _release_partition(self, claim: QueueClaim) -> str | None:
-        """Return the partition to which a task is released. A task of another member goes to the shared one.
+    def _choose_release_partition(self, claim: QueueClaim) -> str | None:
+        """Return the partition to which a task is released. None leaves the task where it is.
 
-        None keeps its partition.
+        A task from the partition of another member goes to the shared partition.
         """
         partition = claim.item.path.partition("/")[0]
         return None if partition in (ANY, self._node.partition) else ANY
 
     def _retry(self, item: TaskItem) -> Retry:
-        """Return the retry policy of the submitter, or else that of the function."""
+        """Return the retry policy of a task: that of its submitter, or else that of its function."""
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
         return own if item.retry is None else item.retry.to_retry()
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Delete the large outcome of a claim in the background if no result refers to it. Return False."""
+        """Delete a large outcome of a claim in the background, unless a result refers to it.
+
+        Returns:
+            False, because no further search is needed.
+        """
         self._large.delete_unreferenced(claim)
         return False
 
@@ -381,11 +417,17 @@ class ExecutorHooks(WorkerHooks):
         return Done(tuple(self._submitter_checks(item)), tuple(ops), on_committed)
 
     def _submitter_checks(self, item: TaskItem) -> list[Check]:
-        """Return the check that the submitter is online; none for a detached task."""
+        """Return the check that the submitter of a task is online. Empty for a detached task."""
         return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter(item.submitter_id))]
 
     def _dead_outcome_ops(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
-        """Return the writes that store a small outcome and remove the other copies of the task."""
+        """Return the writes that store the outcome of a dead task and remove its other copies.
+
+        Args:
+            item: The task.
+            outcome: Its outcome, which is small.
+            keep: Item ID of the copy that becomes a dead letter.
+        """
         return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
 
     def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
@@ -398,7 +440,7 @@ class ExecutorHooks(WorkerHooks):
 
 
 def _must_wait_for(item: TaskItem, member_id: str) -> bool:
-    """Return whether a task waits until the member with this ID can run it."""
+    """Return whether a task may run only on this member, and waits until the member can run it."""
     target = item.target
     return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
 
@@ -409,7 +451,12 @@ def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
 
 
 def policy_allows_retry(item: TaskItem, outcome: Outcome) -> bool:
-    """Return whether the submitter's retry policy covers the error. True if it names no exception classes."""
+    """Return whether the submitter's retry policy covers the exception of a run. True without such a policy.
+
+    Args:
+        item: The task.
+        outcome: Outcome of the run.
+    """
     if outcome.failure is None or item.retry is None:
         return True
     kind = outcome.failure.loaded_class
@@ -419,13 +466,18 @@ def policy_allows_retry(item: TaskItem, outcome: Outcome) -> bool:
 
 
 def parse_tries(why: str) -> int:
-    """Return the number of failed attempts that the reason of a release contains."""
+    """Return the number of failed attempts in the stored reason of a release."""
     found = _TRIED.match(why)
     return int(found.group(1)) if found is not None else 0
 
 
-def add_tries(tries: int, why: str) -> str:
-    """Return the reason of a release with the number of failed attempts as a prefix. Pure."""
+def prepend_tries(tries: int, why: str) -> str:
+    """Return the reason of a release with the number of failed attempts as a prefix. Pure.
+
+    Args:
+        tries: The number.
+        why: The reason.
+    """
     return f"try {tries} failed; then {why or 'given back'}" if tries > parse_tries(why) else why
 
 
@@ -440,7 +492,7 @@ class _Written:
 
 
 class LargeOutcomes:
-    """The outcomes of one worker's claims that were written as blobs. Thread-safe.
+    """The large outcomes that one worker has written as blobs, by claim. Thread-safe.
 
     Args:
         store: The store.
@@ -454,7 +506,14 @@ class LargeOutcomes:
         self._written: dict[QueueClaim, _Written] = {}
 
     def write(self, claim: QueueClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
-        """Write the outcome of a claim as a blob. Idempotent: a repeated call returns the first reference."""
+        """Write the outcome of a claim as a blob. Idempotent: a repeated call returns the first reference.
+
+        Args:
+            claim: The claim.
+            owner: Owner of the blob: the ID of the submitter.
+            result_key: Key of the result that will refer to the blob.
+            stored: The encoded outcome.
+        """
         with self._lock:
             found = self._written.get(claim)
         if found is None:
@@ -464,26 +523,37 @@ class LargeOutcomes:
         return found.ref
 
     def mark_referenced(self, claim: QueueClaim, done: Committed | None) -> None:
-        """Record that a stored result refers to the outcome. After a lost answer ``delete_unreferenced`` finds out."""
+        """Record that a stored result refers to the outcome of a claim.
+
+        Args:
+            claim: The claim.
+            done: Result of the commit; None if it is not known. ``delete_unreferenced`` finds out then.
+        """
         if done is None:
             return
         with self._lock:
             self._written.pop(claim, None)
 
     def delete_unreferenced(self, claim: QueueClaim) -> None:
-        """Delete the outcome of an ended claim in the background if no result refers to it. Does no I/O."""
+        """Delete the outcome of an ended claim in the background, unless a result refers to it. Does no I/O."""
         if not self._written:
             return
         with self._lock:
             found = self._written.pop(claim, None)
         if found is not None:
             backoff = Backoff(longest_s=_LONGEST_S)
-            self._store.cleanup.add(partial(self._clear, found, claim.fence, backoff))
+            self._store.cleanup.add(partial(self._delete_if_unreferenced, found, claim.fence, backoff))
 
-    async def _clear(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
-        """Delete an outcome if no result refers to it or ever will. Return the seconds until the next try, or None.
+    async def _delete_if_unreferenced(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
+        """Try once to delete an outcome to which no result refers or ever will. Runs in the cleanup thread of the
+        store.
 
-        It is a job of the store's cleanup thread.
+        Args:
+            written: The outcome.
+            fence: Fence of its claim.
+            backoff: Pauses between attempts.
+        Returns:
+            Seconds until the next attempt; None if no further attempt is needed.
         """
         try:
             is_referenced = await self._is_referenced(written, fence)
@@ -497,8 +567,9 @@ class LargeOutcomes:
         return backoff.next_s() if is_referenced is None else None
 
     async def _is_referenced(self, written: _Written, fence: Fence) -> bool | None:
-        """Return whether a result refers to the outcome. None while the claim is held, because a result may still be
-        written.
+        """Return whether a result refers to the outcome.
+
+        None while the claim is held, because a result may still be written.
         """
         try:
             await ask(self._store.commit, [fence], [])

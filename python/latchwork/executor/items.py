@@ -92,7 +92,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_bytes(cls, value: bytes) -> TaskItem:
-        """Decode the value of an item, which any client may have written.
+        """Decode the value of a queue item. Any client may have written it.
 
         Raises:
             BadRecord: The value is not a task.
@@ -109,7 +109,7 @@ _ITEM: Decoder[TaskItem] = Decoder(TaskItem, "a task")
 
 @lru_cache(maxsize=512)
 def parse_task(value: bytes) -> TaskItem:
-    """Decode the value of an item, with a cache.
+    """Decode the value of a queue item. Caches the latest results.
 
     Raises:
         BadRecord: The value is not a task.
@@ -118,7 +118,13 @@ def parse_task(value: bytes) -> TaskItem:
 
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:
-    """Return whether the target of a task allows a member with these labels to run it."""
+    """Return whether the target of a task allows a member to run it.
+
+    Args:
+        item: The task.
+        member_id: ID of the member.
+        labels: Labels of the member.
+    """
     if item.stored_target is None:
         return True
     match item.target:
@@ -130,7 +136,7 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
 
 
 def parse_blob_ref(value: bytes) -> BlobRef | None:
-    """Return the blob reference in the value of an outcome; None if the outcome itself is stored there."""
+    """Return the blob reference in a stored outcome. None if the outcome itself is stored there."""
     try:
         return BlobRef.from_bytes(value) if value[:1] == b"{" else None
     except BadRecord:
@@ -138,7 +144,7 @@ def parse_blob_ref(value: bytes) -> BlobRef | None:
 
 
 def delete_copies_ops(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
-    """Return the writes that delete all copies of a task but one, including copies moved to the shared partition.
+    """Return the writes that delete all copies of a task except one, including copies moved to the shared partition.
 
     Args:
         backlog: The work queue.

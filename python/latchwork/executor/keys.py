@@ -62,7 +62,7 @@ class Keys:
         self.data = f"{name}/data"
 
     def submitter(self, submitter_id: str) -> str:
-        """Return the key whose existence shows that a submitter is online."""
+        """Return the key that exists while a submitter is online."""
         return f"{self.submitters}/{submitter_id}"
 
     def results_prefix(self, submitter_id: str) -> str:
@@ -82,54 +82,68 @@ class Keys:
         return f"{self.outcomes}/{_spread(task_id)}/{task_id}"
 
     def cancel_prefix(self, member: str) -> str:
-        """Return the prefix of the keys that signal a member to stop tasks."""
+        """Return the prefix of the keys that ask a member to stop tasks."""
         return f"{self.cancels}/{member}"
 
     def cancel(self, member: str, item_id: str) -> str:
-        """Return the key that signals a member to stop a task."""
+        """Return the key that asks a member to stop a task.
+
+        Args:
+            member: ID of the member.
+            item_id: ID of the task's queue item.
+        """
         return f"{self.cancels}/{member}/{item_id}"
 
     def load_key(self, member: str) -> str:
-        """Return the key of a member's load."""
+        """Return the key of the load that a member reports."""
         return f"{self.load}/{member}"
 
     def functions_key(self, member: str) -> str:
-        """Return the key of the functions that a member can run."""
+        """Return the key of the list of functions that a member can run."""
         return f"{self.functions}/{member}"
 
 
 def parse_result_number(key: str) -> int | None:
-    """Return the task number in the key of a result; None if it is not the key of a result."""
+    """Return the task number in the key of a result. None if it is not the key of a result."""
     folder, name = key.split("/")[-2:]
     plain = (folder + name).isascii() and folder.isdecimal() and name.isdecimal() and len(folder) <= MOST_ID
     return int(folder) * _FOLDER + int(name) if plain and len(name) == len(str(_FOLDER - 1)) else None
 
 
-def new_submitter_id() -> str:
-    """Return a new, short, unique submitter ID."""
+def generate_submitter_id() -> str:
+    """Generate a short, unique submitter ID."""
     return uuid.uuid4().hex[:16]
 
 
 def member_partition(member: str) -> str:
-    """Return the name of the partition for the tasks of one member."""
+    """Return the name of the queue partition for the tasks of one member."""
     return _LANE + member
 
 
 def partition_member(partition: str) -> str | None:
-    """Return the member whose partition this is; None for the shared partition and for an invalid name."""
+    """Return the ID of the member to which a partition belongs. None for the shared partition and for an
+    invalid name.
+    """
     return partition[len(_LANE) :] if partition.startswith(_LANE) else None
 
 
 def task_sort_key(priority: int, at_ms: int, submitter_id: str) -> str:
-    """Return the sort key of a task: by priority, then time in steps of 256 ms, then submitter.
+    """Return the sort key of a task's queue items: by priority, then time in steps of 256 ms, then submitter.
 
     Tasks with the same sort key are ordered by number. There are few sort keys, so a claim lists few of them.
+
+    Args:
+        priority: 0 runs before 9.
+        at_ms: Time of submission in milliseconds since the epoch.
+        submitter_id: ID of the submitter.
     """
     return f"{priority}-{at_ms & ~0xFF:012x}-{submitter_id}"
 
 
 def queued_at_s(sort_key: str) -> float:
-    """Return when tasks with a sort key were put, in Unix seconds by the submitter's clock; 0 if unknown."""
+    """Return when tasks with a sort key were queued, in Unix seconds by the submitter's clock. 0 for an invalid sort
+    key.
+    """
     parts = sort_key.split("-")
     try:
         return int(parts[1], 16) / 1000 if len(parts) > 1 and len(parts[1]) == len("0" * 12) else 0.0
@@ -138,12 +152,17 @@ def queued_at_s(sort_key: str) -> float:
 
 
 def make_task_id(submitter_id: str, number: int) -> str:
-    """Return the ID of a submitter's task. These IDs sort by number."""
+    """Return the ID of a submitter's task. Sorting these IDs sorts the tasks by number.
+
+    Args:
+        submitter_id: ID of the submitter.
+        number: Number of the task within the submitter.
+    """
     return f"{submitter_id}.{number:09d}"
 
 
 def parse_task_id(task_id: str) -> tuple[str, int]:
-    """Return the submitter ID and the number in a task ID; ``DETACHED`` and 0 for a detached task.
+    """Split the ID of a task into the ID of its submitter and its number. ``DETACHED`` and 0 for a detached task.
 
     Raises:
         InvalidKey: The text is not a task ID.
@@ -164,20 +183,28 @@ def parse_task_id(task_id: str) -> tuple[str, int]:
 
 
 def make_detached_id(given: str) -> str:
-    """Return the task ID of a detached task for the ID that its submitter gave."""
+    """Return the ID of a detached task, given the ID that its submitter chose."""
     return f"{DETACHED}.{given}"
 
 
 def make_item_id(task_id: str, copy: int) -> str:
-    """Return the item ID of one copy of a task in the work queue."""
+    """Return the ID of the queue item of one copy of a task.
+
+    Args:
+        task_id: ID of the task.
+        copy: Number of the copy, from 0.
+    """
     return f"{task_id}.{copy}"
 
 
 def executor_store(store: Store, what: str) -> Store:
     """Return the namespace of executors in a store: ``@executor``.
 
+    Args:
+        store: The store.
+        what: Description of the caller for error messages.
     Raises:
-        TypeError: The argument is not a store. The message omits it, since a URL may hold a password.
+        TypeError: The argument is not a store. The message omits it, since a URL may contain a password.
     """
     given: object = store
     if not isinstance(given, Store):
@@ -186,35 +213,35 @@ def executor_store(store: Store, what: str) -> Store:
 
 
 def check_member_id(member: str) -> str:
-    """Return a member ID after checking that it can be part of a partition name.
+    """Check that a member ID can be part of the name of a partition, and return it.
 
     Raises:
-        InvalidKey: It cannot.
+        InvalidKey: The ID is too long or contains invalid characters.
     """
     return _check_segment(member, "member id", MOST_MEMBER)
 
 
 def check_task_id(given: str) -> str:
-    """Return a task ID after checking that it can be part of an item ID.
+    """Check that a task ID can be part of the ID of a queue item, and return it.
 
     Raises:
-        InvalidKey: It cannot.
+        InvalidKey: The ID is too long or contains invalid characters.
     """
     return _check_segment(given, "task id", MOST_ID)
 
 
 def _spread(task_id: str) -> str:
-    """Return one of 256 folder names for a task, so that no folder grows too long to list."""
+    """Return one of 256 folder names for a task, so that no folder becomes too long to list."""
     return f"{zlib.crc32(task_id.encode()) & 0xFF:02x}"
 
 
-def _check_segment(text: str, what: str, most: int) -> str:
+def _check_segment(text: str, description: str, max_length: int) -> str:
     given: object = text
-    if not isinstance(given, str) or "/" in given or not 0 < len(given) <= most:
+    if not isinstance(given, str) or "/" in given or not 0 < len(given) <= max_length:
         raise InvalidKey(
-            f"{what} {short(text)} cannot be used: it has to be text of 1 to {most} characters without '/'"
+            f"{description} {short(text)} cannot be used: it has to be text of 1 to {max_length} characters without '/'"
         )
     try:
         return validate_key(f"x/{text}")[2:]
     except InvalidKey as error:
-        raise InvalidKey(f"{what} {short(text)} cannot be used: {error}") from None
+        raise InvalidKey(f"{description} {short(text)} cannot be used: {error}") from None

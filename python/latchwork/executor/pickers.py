@@ -1,6 +1,6 @@
-"""Pickers: choose the preferred member for a task. This is a preference only: any member that claims a task runs it.
+"""Pickers choose the preferred member for a task. This is only a preference: any member that claims a task runs it.
 
-A picker is given the members that may run the task. Many threads may call it at once. Does no I/O.
+A picker gets the members that may run the task. Many threads may call it at once. Does no I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ By = Literal["id", "function"]
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task as pickers are given it.
+    """The description of a task that pickers get.
 
     Attributes:
         id: Its unique ID.
@@ -40,7 +40,7 @@ class TaskInfo:
 
 
 class Load(Struct, frozen=True):
-    """The load of a member: its last report, plus the tasks that were placed there since.
+    """The load of a member: the load that it last reported, plus the tasks that were placed there since.
 
     Attributes:
         running: Number of running tasks.
@@ -82,7 +82,7 @@ class Pull:
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return None, because no member is preferred."""
+        """Return None, because any member may take the task."""
         return None
 
 
@@ -94,7 +94,9 @@ class Rank:
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of the member at the index given by the task number; None without members."""
+        """Return the ID of the member whose index is the task number modulo the number of members. None if there are no
+        members.
+        """
         members = view.by_age
         return members[(task.number + task.copy) % len(members)].id if members else None
 
@@ -110,7 +112,7 @@ class Random:
         self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of a random member; None without members."""
+        """Return the ID of a random member. None if there are no members."""
         return self._chance.choice(view.members).id if view.members else None
 
 
@@ -122,7 +124,7 @@ class RoundRobin:
         self._last = ""
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of the next member; None without members."""
+        """Return the ID of the next member in the sequence. None if there are no members."""
         if not view.members:
             return None
         with self._lock:
@@ -131,12 +133,12 @@ class RoundRobin:
 
 
 class Weighted:
-    """Picks a member at random, in proportion to its weight. A new weight counts from the next view.
+    """Picks a random member, with probabilities in proportion to the weights of the members.
 
     Other members do not take these tasks while the picked member is online, so runs match the weights.
 
     Args:
-        seed: As for ``Random``.
+        seed: Seed for repeatable picks; None uses a random seed.
     """
 
     keeps = True
@@ -145,7 +147,7 @@ class Weighted:
         self._chance = random.Random(seed)
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of a random member, with chances in proportion to the weights; None without members."""
+        """Return the ID of a random member, chosen by weight. None if there are no members."""
         return pick_by_weight(view.members, self._chance.random())
 
 
@@ -166,7 +168,7 @@ class Rendezvous:
             raise ValueError(f"by must be 'id' or 'function', not {self.by!r}; Key(text) is a target")
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of the member that owns the task's ID or function; None if all weights are 0."""
+        """Return the ID of the member that owns the ID or the function of the task. None if all weights are 0."""
         able = tuple((member.id, member.weight) for member in view.members if member.weight > 0)
         if not able:
             return None
@@ -180,7 +182,7 @@ class LeastLoaded:
     needs_load = True
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
-        """Return the ID of the member with the fewest tasks per slot; None without members."""
+        """Return the ID of the member with the fewest tasks per slot. None if there are no members."""
         none = Load()
 
         def cost(member: GroupMember) -> tuple[float, float, str]:
@@ -189,19 +191,34 @@ class LeastLoaded:
         return min(view.members, key=cost).id if view.members else None
 
 
-def pick_by_weight(members: Sequence[GroupMember], chance: float) -> str | None:
-    """Return the ID of a member chosen by a number from 0 to 1, with chances in proportion to the weights."""
+def pick_by_weight(members: Sequence[GroupMember], random_fraction: float) -> str | None:
+    """Return the ID of a member chosen by weight. None if there are no members.
+
+    Args:
+        members: The members.
+        random_fraction: A random number from 0 to 1, which selects the member.
+    """
     ends = list(accumulate(member.weight for member in members))
     if not ends or ends[-1] <= 0:
         return None
-    at = chance * ends[-1]
+    at = random_fraction * ends[-1]
     return next((member.id for member, end in zip(members, ends, strict=True) if at < end), members[-1].id)
 
 
 def pick_for_copies(
     picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int
 ) -> list[str | None]:
-    """Return a different member for each copy of a task; None for copies beyond the number of members."""
+    """Pick a different member for each copy of a task.
+
+    Args:
+        picker: Picks a member.
+        task: The task.
+        view: The members that may run it.
+        load: Load by member ID.
+        copies: Number of copies.
+    Returns:
+        The ID of a member for each copy; None for copies beyond the number of members.
+    """
     picked: list[str | None] = []
     left = view
     for _ in range(copies):

@@ -1,7 +1,7 @@
-"""Chooses the partition of a task: that of the member its target and picker select, or the one that all members share.
+"""Choice of the queue partition of a task: that of the member selected by its target and picker, or the shared one.
 
-The list of members may be stale: the transaction that puts a task checks that the member is online. A picker states a
-preference only, so any member may run the task.
+The list of members may be stale, so the transaction that puts a task into the queue checks that the member is online. A
+picker states only a preference, so any member may run the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, member_partition, partition_member
 from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, pick_for_copies
-from latchwork.executor.targets import Key, Label, Member, Target, eligible_members, key_owner
+from latchwork.executor.targets import Key, Label, Member, Target, eligible_members, find_key_owner
 from latchwork.primitives import Group, GroupMember, View
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import steps_of
@@ -33,7 +33,7 @@ _SAME_S = 0.2
 
 
 class TaskPlacer:
-    """Chooses the queue partitions of tasks, and tracks members and their load for that. Thread-safe.
+    """Chooses the queue partitions of tasks. For that it follows the members and their load. Thread-safe.
 
     Args:
         store: The executor's store.
@@ -55,6 +55,10 @@ class TaskPlacer:
     async def choose_partitions(self, item: TaskItem, picker: Picker, copies: int) -> tuple[str, ...]:
         """Return the partition for each copy of a task.
 
+        Args:
+            item: The task.
+            picker: Picks the preferred member.
+            copies: Number of copies.
         Raises:
             NoSuchMember: The only member that may run the task is not online.
         """
@@ -68,7 +72,7 @@ class TaskPlacer:
         if isinstance(target, Member):
             return (member_partition(target.id),) if able.members else (ANY,)
         if isinstance(target, Key):
-            owner = key_owner(target.text, able.members)
+            owner = find_key_owner(target.text, able.members)
             picker = _OwnerPicker(owner, picker)
         loads = await self._read_loads(able) if getattr(picker, "needs_load", False) else {}
         task = TaskInfo(item.id, item.function, item.number)
@@ -77,17 +81,24 @@ class TaskPlacer:
             self._count_placed(str(member))
         return tuple(ANY if member is None else member_partition(member) for member in picked)
 
-    def member_checks(self, partitions: tuple[str, ...], target: object) -> list[Check]:
-        """Return the checks that the members of these partitions are online, for the transaction that puts a task
-        there.
+    def build_member_checks(self, partitions: tuple[str, ...], target: object) -> list[Check]:
+        """Return the checks that the members of these partitions are online, for the transaction that queues a task.
+
+        Args:
+            partitions: Partitions of the task's copies.
+            target: Target of the task.
         """
         if isinstance(target, Member) and target.otherwise == "wait":
             return []
         members = [member for partition in partitions if (member := partition_member(partition)) is not None]
         return [self._start_group().check(member) for member in members]
 
-    def note_departed(self, failed: tuple[object, ...]) -> bool:
-        """Remember the members that a failed transaction reports as gone. Return whether there are any."""
+    def record_departed(self, failed: tuple[object, ...]) -> bool:
+        """Record the members that a failed transaction has reported as gone. Return whether there are any.
+
+        Args:
+            failed: The checks that failed.
+        """
         prefix = f"{self._keys.group}/members/"
         keys = [str(getattr(each, "key", "")) for each in failed]
         departed = {key[len(prefix) :] for key in keys if key.startswith(prefix)}
@@ -114,7 +125,11 @@ class TaskPlacer:
             return self._group
 
     async def _read_view(self, target: Target | None) -> View:
-        """Return the newest view of the group, without members that the store has reported as gone."""
+        """Return the latest view of the group, without members known to be gone.
+
+        Args:
+            target: Target of the task. If no member of the view fits it, the stored members are read again.
+        """
         group = self._start_group()
         view = group.view
         wish = Member(target.id, "any") if isinstance(target, Member) else target
@@ -133,14 +148,19 @@ class TaskPlacer:
             return bool(await steps_of(group.members)())
 
     async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
-        """Return the stored members. Unless they must be new, they may be up to ``_SAME_S`` seconds old."""
+        """Return the stored members.
+
+        Args:
+            group: The group of workers.
+            must_be_new: Whether to read them again. Otherwise they may be up to ``_SAME_S`` seconds old.
+        """
         now = self._store.clock.now()
         if must_be_new or now >= self._members_read_at + _SAME_S:
             self._read, self._members_read_at = tuple(await steps_of(group.members)()), now
         return self._read
 
     async def _read_loads(self, view: View) -> dict[str, Load]:
-        """Return the load that members have reported, plus the tasks placed on them since."""
+        """Return the load of each member by ID: the load that it last reported, plus the tasks placed on it since."""
         if self._loads is None:
             with suppress(LatchworkError):
                 self._loads = await self._store.ready(self._store.mirror(self._keys.load, wait=False))
@@ -156,14 +176,20 @@ class TaskPlacer:
         return found
 
     def _count_placed(self, member: str) -> None:
-        """Count a task that was placed on a member since the member's last report."""
+        """Count a task that is placed on a member, in addition to the load that the member last reported."""
         with self._lock:
             number, count = self._placed.get(member, (0, 0))
             self._placed[member] = (number, count + 1)
 
 
 def needs_no_member(item: TaskItem, picker: Picker, copies: int) -> bool:
-    """Return whether a task goes to the shared partition, whoever the members are."""
+    """Return whether a task goes to the shared partition, regardless of the current members.
+
+    Args:
+        item: The task.
+        picker: Picks the preferred member.
+        copies: Number of copies.
+    """
     return item.target is None and copies == 1 and isinstance(picker, Pull)
 
 
@@ -191,12 +217,12 @@ def decode_load(value: bytes) -> Load:
 
 
 def decode_member_functions(value: bytes) -> MemberFunctions:
-    """Decode the stored functions of a member. Return none if they are unreadable."""
+    """Decode the stored list of functions of a member. Return an empty list if it is unreadable."""
     return _OFFER.find(value) or MemberFunctions()
 
 
 class _OwnerPicker:
-    """A picker that picks the owner of a key, or uses another picker if the owner is not available."""
+    """A picker that picks the owner of a key. If the owner is not available, it uses another picker."""
 
     def __init__(self, owner: str | None, picker: Picker) -> None:
         self._owner = owner

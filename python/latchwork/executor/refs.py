@@ -1,7 +1,7 @@
 """Detached tasks, which outlive their submitter and can be read by any process that knows their ID.
 
-A record of where the task was put is written in one transaction with its items, so an ID is put only once. The record
-and the outcome stay until they are forgotten, or until ``result_ttl_s`` has passed.
+A record with the location of the task is written in one transaction with its queue items, so an ID is used only once.
+The record and the outcome are kept until the task is forgotten, or until ``result_ttl_s`` has passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from latchwork.executor.keys import DETACHED, Keys, task_sort_key
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placement import TaskPlacer
 from latchwork.executor.stored import DetachedTaskRecord, StoredTasks, TaskLocation, TaskState
-from latchwork.executor.submitter_session import INLINE_BYTES, put_copies_ops
+from latchwork.executor.submitter_session import INLINE_BYTES, build_put_copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, ask, driven, steps_of
@@ -65,6 +65,10 @@ class DetachedTasks:
     async def put(self, item: TaskItem, picker: Picker, copies: int) -> TaskRef:
         """Store a task under its ID, and return a reference to it. Idempotent for the same call.
 
+        Args:
+            item: The task.
+            picker: Picks the preferred member.
+            copies: Number of copies that may run at a time.
         Raises:
             TaskExists: The ID belongs to a different call.
             NoSuchMember: The only member that may run it is not online.
@@ -83,21 +87,26 @@ class DetachedTasks:
     async def _put_until_known(
         self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]
     ) -> TaskRef:
-        """Store a task, and retry until it is known whether it was stored.
+        """Store a task, and retry until it is known whether the task was stored.
 
-        ``forget`` is called to delete its blob if no record can refer to it.
+        Args:
+            ready: The task.
+            picker: Picks the preferred member.
+            copies: Number of copies.
+            digest: Digest of the call, which identifies a repeated submission.
+            forget: Called to delete the blob of the task, if no record can refer to it.
         """
         nonce, clock, backoff, is_doubtful = uuid.uuid4().hex, self.store.clock, Backoff(), False
         until = clock.now() + _PATIENCE_S
         while True:
             try:
                 placed = replace(ready, partitions=await self._placer.choose_partitions(ready, picker, copies))
-                checks = self._placer.member_checks(placed.partitions, placed.target)
+                checks = self._placer.build_member_checks(placed.partitions, placed.target)
                 await ask(self.store.commit, checks, self._ops(placed, digest, nonce))
             except Conflict as error:
                 existing = await ask(self.store.get, self.keys.record(ready.id))
                 if existing is None:
-                    self._placer.note_departed(error.failed)
+                    self._placer.record_departed(error.failed)
                     continue
                 known = DetachedTaskRecord.from_entry(existing)
                 if known.nonce != nonce:
@@ -120,7 +129,7 @@ class DetachedTasks:
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
         known = DetachedTaskRecord(item.function, item.partitions, item.sort_key, digest, nonce, item.result_ttl_s)
-        items = dict.fromkeys(put_copies_ops(self.backlog, item))
+        items = dict.fromkeys(build_put_copies_ops(self.backlog, item))
         return [Create(self.keys.record(item.id), encode(known)), *items]
 
 
@@ -152,13 +161,15 @@ class TaskRef:
 
     @driven
     async def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the result and return it. It stays stored until forgotten or expired.
+        """Wait for the result of the task and return it. It is kept until the task is forgotten or expires.
 
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
             TimeoutError: The task has not ended in time.
             CancelledError: The task was cancelled.
             NoSuchTask: There is no such task, or it was forgotten meanwhile.
-            Exception: The task's error.
+            Exception: The exception of the task.
         """
         location, known = await self._read_location()
         entry = await self._wait_for_outcome(location.result_key, known.nonce, timeout_s)
@@ -171,10 +182,15 @@ class TaskRef:
             raise CancelledError(str(error)) from None
 
     async def _wait_for_outcome(self, key: str, nonce: str, timeout_s: float | None) -> Entry:
-        """Wait for the outcome of the task whose record has this nonce, and return its entry.
+        """Wait for the outcome of the task, and return its entry.
 
-        The record is watched too: an outcome that is written and deleted between two states of a watch is not reported,
-        and another task may have the ID by then.
+        The record of the task is watched too. A watch may miss an outcome that is written and deleted quickly, and then
+        another task may have the same ID.
+
+        Args:
+            key: Key of the outcome.
+            nonce: Random ID in the record of the task, which distinguishes it from other tasks with the same ID.
+            timeout_s: Seconds to wait; None waits forever.
         """
         clock, store = self._tasks.store.clock, self._tasks.store
         until = None if timeout_s is None else clock.now() + timeout_s
@@ -204,12 +220,12 @@ class TaskRef:
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
-        """Cancel the task and remove its copies. A wait for its result then raises ``CancelledError``.
+        """Cancel the task and remove its copies from the queue. A wait for its result then raises ``CancelledError``.
 
         Args:
             interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
-            False if the task is running or has ended.
+            Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
         """
         location, _ = await self._read_location()
         cancelled = Outcome.from_exception(TaskCancelled(f"task {self.id} was cancelled"))
@@ -223,7 +239,7 @@ class TaskRef:
 
     @driven
     async def forget(self) -> bool:
-        """Delete the task's record and result. Return False if there is no such task.
+        """Delete the record and the result of the task. Return False if there is no such task.
 
         Raises:
             LatchworkError: The task has not ended. Cancel it first.

@@ -1,7 +1,7 @@
-"""Reads, locates and removes tasks in the store.
+"""Reading, locating and removing of stored tasks.
 
-A task exists as its items, one per copy, until its outcome exists. One transaction removes all items and creates the
-outcome. An item may be moved to the shared partition, and never from there.
+A task is stored as queue items, one per copy, until it has an outcome. One transaction removes all items and creates
+the outcome. An item may be moved to the shared partition, and never from there.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TaskLocation:
 
     @classmethod
     def from_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
-        """Create the location of the task that a queue item contains."""
+        """Return the location of the task of a queue item."""
         return cls(item.id, item.partitions, item.sort_key, item.result_key(keys), item.function, item.result_ttl_s)
 
 
@@ -105,11 +105,11 @@ class DetachedTaskRecord(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> DetachedTaskRecord:
-        """Decode a record. An unreadable one has no partitions."""
+        """Decode the record of a detached task. An unreadable record has no partitions."""
         return _KNOWN.find(entry.value) or cls("", (), "", "", "")
 
     def to_location(self, keys: Keys, task_id: str) -> TaskLocation:
-        """Return where the items and the outcome of the task are stored."""
+        """Return where the queue items and the outcome of the task are stored."""
         return TaskLocation(
             task_id, self.partitions, self.sort_key, keys.outcome(task_id), self.function, self.result_ttl_s
         )
@@ -133,8 +133,12 @@ class StoredTasks:
         self._backlog = backlog
         self._blobs = Blobs(store, keys.data)
 
-    def item_keys(self, location: TaskLocation) -> tuple[list[str], list[str]]:
-        """Return the keys where the copies of a task were put, and the keys to which they may have been moved."""
+    def list_item_keys(self, location: TaskLocation) -> tuple[list[str], list[str]]:
+        """Return the keys of a task's queue items.
+
+        Returns:
+            The keys at which the copies were stored, and the keys to which they may have been moved since.
+        """
         ids = [make_item_id(location.id, copy) for copy in range(len(location.partitions))]
         pairs = list(zip(location.partitions, ids, strict=True))
         first = [self._backlog.key(partition, location.sort_key, item) for partition, item in pairs]
@@ -145,7 +149,11 @@ class StoredTasks:
         return (await self._read_all_items({0: location}))[0]
 
     async def find_missing(self, locations: Mapping[int, TaskLocation]) -> set[int]:
-        """Return the numbers of those tasks of which neither an item nor an outcome is stored."""
+        """Return the numbers of the tasks of which neither a queue item nor an outcome is stored.
+
+        Args:
+            locations: Where the tasks are stored, by number.
+        """
         left = set(locations)
         for look in range(3):
             wanted = [(number, key) for number in sorted(left) for key in self._keys_for_step(locations[number], look)]
@@ -155,10 +163,15 @@ class StoredTasks:
                 left -= {number for (number, _), entry in zip(part, found, strict=True) if entry is not None}
         return left
 
-    def _keys_for_step(self, location: TaskLocation, look: int) -> list[str]:
-        """Return the keys of a task to read in step 0 (original partitions), 1 (shared partition) or 2 (outcome)."""
-        first, moved = self.item_keys(location)
-        return (first, moved, [location.result_key])[look]
+    def _keys_for_step(self, location: TaskLocation, step: int) -> list[str]:
+        """Return the keys of a task to read in one step of a search.
+
+        Args:
+            location: Where the task is stored.
+            step: 0 for the original partitions, 1 for the shared partition, 2 for the outcome.
+        """
+        first, moved = self.list_item_keys(location)
+        return (first, moved, [location.result_key])[step]
 
     async def read_state(self, location: TaskLocation) -> TaskState:
         """Read the current state of a task."""
@@ -182,18 +195,20 @@ class StoredTasks:
         ops: Callable[[], Sequence[Op]] = tuple,
         checks: Sequence[Check] = (),
     ) -> bool:
-        """Remove a task. Return False if it has ended, or is running and may not be interrupted.
+        """Remove a task from the store.
 
         A write whose outcome is unknown is repeated until it is known, so that it cannot take effect later.
 
         Args:
             location: Where the task is stored.
-            session: Session that the cancellation marks for members are bound to; None keeps a mark until the member
-                has read it.
+            session: Session that the requests to stop running copies are bound to; None keeps a request until the
+                member has read it.
             interrupt: Also remove a running task.
             has_outcome: Returns whether this client has already fetched the outcome of the task.
-            ops: Returns further writes for the same transaction.
-            checks: Further checks for the same transaction.
+            ops: Returns additional writes for the same transaction.
+            checks: Additional checks for the same transaction.
+        Returns:
+            Whether the task was removed. False if it has ended, or is running and ``interrupt`` is not set.
         """
         has_tried = False
         while True:
@@ -219,13 +234,15 @@ class StoredTasks:
         interrupt: bool,
         has_outcome: Callable[[int], bool],
     ) -> set[int]:
-        """Remove tasks in batches. Return the numbers of those that were removed.
+        """Remove tasks from the store, in batches.
 
         Args:
             locations: Where the tasks are stored, by number.
-            session: Session that the cancellation marks for members are bound to.
+            session: Session that the requests to stop running copies are bound to.
             interrupt: Also remove running tasks.
             has_outcome: Returns whether this client has already fetched the outcome of a task.
+        Returns:
+            The numbers of the removed tasks.
         """
         removed: set[int] = set()
         found = await self._read_all_items(locations)
@@ -253,8 +270,14 @@ class StoredTasks:
         return removed
 
     async def _remove_batch(self, batch: Mapping[int, tuple[list[Check], list[Op]]], alone: list[int]) -> set[int]:
-        """Remove a batch of tasks in one transaction. If that is refused, add all of them to ``alone`` and return an
-        empty set.
+        """Remove a batch of tasks in one transaction.
+
+        Args:
+            batch: Checks and writes by number of the task.
+            alone: If the transaction is refused, the numbers of the tasks are added to this list, to be removed
+                separately.
+        Returns:
+            The numbers of the removed tasks.
         """
         if not batch:
             return set()
@@ -269,7 +292,7 @@ class StoredTasks:
     async def _read_all_items(self, locations: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
         """Read the stored copies of several tasks, by number.
 
-        The original partitions are read before the shared one, so that a copy moved meanwhile is found.
+        The original partitions are read before the shared partition, so that a copy that is moved meanwhile is found.
         """
         found: dict[int, list[QueueItem]] = {number: [] for number in locations}
         for look in (0, 1):
@@ -277,7 +300,7 @@ class StoredTasks:
                 (number, key)
                 for number, location in locations.items()
                 if len(found[number]) < len(location.partitions)
-                for key in self.item_keys(location)[look]
+                for key in self.list_item_keys(location)[look]
             ]
             for start in range(0, len(wanted), _TOGETHER):
                 part = wanted[start : start + _TOGETHER]
@@ -295,7 +318,14 @@ class StoredTasks:
         *,
         interrupt: bool,
     ) -> tuple[list[Check], list[Op]]:
-        """Return the checks and writes that remove a task and signal the members that run it."""
+        """Return the checks and writes that remove a task and ask the members that run it to stop.
+
+        Args:
+            items: Stored copies of the task.
+            holders: For each copy, the claim of the member that runs it, or None.
+            session: Session that the requests to stop are bound to; None for no session.
+            interrupt: Whether to remove the task although it is running.
+        """
         parts = [self._backlog.removal_ops(item, if_taken=interrupt) for item in items]
         marks = [
             Put(self._keys.cancel(holder.label, item.id), b"", session)
@@ -306,7 +336,7 @@ class StoredTasks:
         return [check for checks, _ in parts for check in checks], ops
 
     def _blob_of(self, item: QueueItem) -> list[Op]:
-        """Return the writes that delete the blob of a task, if it has one."""
+        """Return the writes that delete the blob of a task. Empty if it has none."""
         try:
             blob = parse_task(item.value).blob
         except BadRecord:
@@ -314,9 +344,14 @@ class StoredTasks:
         return [] if blob is None else self._blobs.delete_ops(blob)
 
     async def _was_cancelled(self, location: TaskLocation, has_outcome: Callable[[], bool], *, has_tried: bool) -> bool:
-        """Return whether a task without items was cancelled.
+        """Return whether a task without stored copies was cancelled.
 
-        True if no outcome exists and none was fetched, or if an earlier attempt of ours cancelled it.
+        That is so if it has no outcome and none was fetched, or if an earlier attempt of this client has cancelled it.
+
+        Args:
+            location: Where the task is stored.
+            has_outcome: Returns whether this client has already fetched the outcome of the task.
+            has_tried: Whether there was an earlier attempt.
         """
         entry = await ask(self._store.get, location.result_key)
         if entry is None:
@@ -339,7 +374,12 @@ class StoredTasks:
 
 
 def decode_final_state(value: bytes, at_s: float = 0.0) -> TaskState:
-    """Return the state of an ended task, decoded from its stored outcome."""
+    """Return the state of a task that has ended, from its stored outcome.
+
+    Args:
+        value: The stored outcome.
+        at_s: When the task was queued, in Unix seconds.
+    """
     try:
         outcome = Outcome.from_bytes(value)
     except BadPayload as error:
@@ -348,7 +388,12 @@ def decode_final_state(value: bytes, at_s: float = 0.0) -> TaskState:
 
 
 def to_task_state(outcome: Outcome, at_s: float = 0.0) -> TaskState:
-    """Return the state of a task that ended with an outcome."""
+    """Return the state of a task that ended with this outcome.
+
+    Args:
+        outcome: The outcome.
+        at_s: When the task was queued, in Unix seconds.
+    """
     if outcome.failure is None:
         return TaskState("done", queued_at_s=at_s)
     is_cancelled = outcome.failure.type_name == CANCELLED

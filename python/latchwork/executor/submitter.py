@@ -1,8 +1,9 @@
-"""Stores the tasks of one submitter in batches, none of them twice, and ends their futures.
+"""Stores the tasks of one submitter in batches, each task once, and completes their futures.
 
-A submitter has a session, and a key that shows it is online; both are in a ``SubmitterSession``. Every transaction that
-puts tasks checks the version of that key. When the answer to one is lost, the key is rewritten, so that the transaction
-can no longer commit. A task with neither an item nor an outcome may then be put again, and runs once.
+A submitter has a session, and a key that shows that it is online; both are in a ``SubmitterSession``. Every transaction
+that queues tasks checks the version of that key. When the answer to a transaction is lost, the key is rewritten, so
+that the transaction can no longer commit. A task with neither a queue item nor an outcome may then be stored again, and
+runs once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from latchwork.executor.submitter_session import (
     TaskPreparer,
     WorkerWatch,
     add_task_name,
+    build_put_copies_ops,
     open_submitter_session,
-    put_copies_ops,
     rewrite_online_key,
     wait_until,
 )
@@ -58,8 +59,7 @@ _MOST_CANCELLED = 40
 
 
 class Submitter:
-    """The tasks that one executor has submitted and whose results have not arrived. Stores them in batches.
-    Thread-safe.
+    """The unfinished tasks of one executor. Stores them in batches, and completes their futures. Thread-safe.
 
     Args:
         store: The store.
@@ -119,13 +119,13 @@ class Submitter:
     # Submitting
 
     def add(self, item: TaskItem, hint: Any, what: str, wanted: PlacementRequest) -> TaskFuture[Any]:
-        """Queue a task to be stored soon, and return its future. Does no I/O.
+        """Schedule a task to be stored soon, and return its future. Does no I/O.
 
         Args:
             item: The task, without its ID and position.
             hint: Annotation of the result.
             what: Description of the function in messages.
-            wanted: How to place the task.
+            wanted: How to choose the members for the task.
         Raises:
             RuntimeError: The executor was shut down.
         """
@@ -138,27 +138,27 @@ class Submitter:
             self._next += 1
             self._tickets[ticket.number] = ticket
             self._requests[ticket.number] = wanted
-            self._queue_of(ticket).append(ticket)
+            self._get_queue(ticket).append(ticket)
             if self._background is None:
                 self._background = Background(self._run, f"latchwork-submits-{self._keys.name}")
         self._wake.set()
         return ticket.future
 
-    def _queue_of(self, ticket: TaskTicket) -> deque[TaskTicket]:
+    def _get_queue(self, ticket: TaskTicket) -> deque[TaskTicket]:
         """Return the queue for a task that is not stored yet.
 
-        Tasks that need no member have a separate queue, so they never wait until a member was chosen for another task.
+        Tasks that need no member have a separate queue, so that choosing members for other tasks does not delay them.
         """
         wanted = self._requests[ticket.number]
         is_plain = ticket.item is not None and needs_no_member(ticket.item, wanted.picker, wanted.copies)
         return self._unplaced if is_plain else self._to_place
 
     def missing_worker_hint(self) -> str:
-        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
+        """Return text for the end of a message: that no worker is online. Empty if one is, or if that is unknown."""
         return self._workers.missing_worker_hint()
 
     async def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all tasks submitted before this call are stored or have ended. Return False on timeout."""
+        """Wait until all tasks submitted before this call are stored or have ended. Return False after the timeout."""
         self._home.check()
         with self._changed.mutex:
             last = self._next
@@ -169,11 +169,11 @@ class Submitter:
         return await wait_until(self._changed, self._store.clock, is_done, timeout_s)
 
     async def wait_until_ended(self, timeout_s: float | None) -> bool:
-        """Wait until all tasks have ended. Return False on timeout."""
+        """Wait until all tasks have ended. Return False after the timeout."""
         return await wait_until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
 
     def describe_active_tasks(self) -> str:
-        """Return text for a message that has the number of unfinished tasks and names the first of them."""
+        """Return text for a message: the number of unfinished tasks, and the names of the first of them."""
         with self._changed.mutex:
             tickets = list(self._tickets.values())
         names = ", ".join(ticket.what for ticket in tickets[:_MOST_NAMED])
@@ -203,8 +203,14 @@ class Submitter:
                 await self._on_error(batch, error, backoff)
 
     async def _on_error(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
-        """Retry tasks that could not be stored. If the error is permanent and they are certainly not stored, fail
-        them.
+        """Handle an error while a batch was stored.
+
+        If the error is permanent and the tasks are certainly not stored, fail them. Otherwise retry after a pause.
+
+        Args:
+            batch: The tasks.
+            error: The error.
+            backoff: Pauses between retries.
         """
         if self._in_doubt or isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
             _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
@@ -259,7 +265,7 @@ class Submitter:
             return batch
 
     async def _send(self, batch: Sequence[TaskTicket]) -> None:
-        """Store a batch of tasks in one transaction. Tasks that cannot be stored now stay queued."""
+        """Store a batch of tasks in one transaction. Tasks that cannot be stored now stay in their queue."""
         submitter_session = await self._open_session()
         if self._in_doubt:
             return await self._resolve_in_doubt(submitter_session, self._in_doubt)
@@ -274,8 +280,8 @@ class Submitter:
         ops: dict[Op, None] = {}
         for _, item in placed:
             if item.partitions != (ANY,):
-                checks.update(dict.fromkeys(self._placer.member_checks(item.partitions, item.target)))
-            ops.update(dict.fromkeys(put_copies_ops(self._backlog, item)))
+                checks.update(dict.fromkeys(self._placer.build_member_checks(item.partitions, item.target)))
+            ops.update(dict.fromkeys(build_put_copies_ops(self._backlog, item)))
         deletions = submitter_session.collector.take_deletions(max(0, MOST_WRITES - len(ops)))
         try:
             await ask(self._store.commit, list(checks), [*ops, *deletions])
@@ -291,12 +297,20 @@ class Submitter:
             self._mark_stored(placed)
         finally:
             if deletions:
-                submitter_session.collector.return_deletions(deletions)
+                submitter_session.collector.requeue_deletions(deletions)
 
     async def _prepare(
         self, ticket: TaskTicket, submitter_session: SubmitterSession, at_ms: int
     ) -> tuple[TaskTicket, TaskItem] | None:
-        """Return a ticket and the item to store for it. If no member may run the task, fail it and return None."""
+        """Build the queue item of a task. If no member may run the task, fail the task and return None.
+
+        Args:
+            ticket: The task.
+            submitter_session: The current session of the submitter.
+            at_ms: Current time in milliseconds since the epoch.
+        Returns:
+            The task and its item.
+        """
         item = ticket.item
         if item is None:
             return None
@@ -309,7 +323,7 @@ class Submitter:
             return None
 
     def _mark_in_doubt(self, ticket: TaskTicket, item: TaskItem) -> bool:
-        """Mark a task as being sent. Return False if it was cancelled meanwhile."""
+        """Mark a task as being sent, so that it may be stored. Return False if it was cancelled meanwhile."""
         with self._changed.mutex:
             if ticket.stage is not Stage.WAITING:
                 return False
@@ -342,9 +356,15 @@ class Submitter:
     async def _on_conflict(
         self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
     ) -> None:
-        """Handle a batch that was refused because a check failed. This attempt has written nothing."""
+        """Retry or fail the tasks of a batch that was refused because a check failed. Nothing of it was written.
+
+        Args:
+            submitter_session: The session of the submitter that sent it.
+            placed: The tasks and their queue items.
+            error: The conflict, with the failed checks.
+        """
         failed = {getattr(each, "key", None) for each in error.failed}
-        if self._placer.note_departed(error.failed) and submitter_session.online_entry.key not in failed:
+        if self._placer.record_departed(error.failed) and submitter_session.online_entry.key not in failed:
             self._mark_unsent(placed)
         else:
             await self._resolve_in_doubt(submitter_session, placed)
@@ -352,8 +372,12 @@ class Submitter:
     async def _resolve_in_doubt(
         self, submitter_session: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]
     ) -> None:
-        """Find out which tasks of a batch with a lost answer are stored, after making sure that it cannot commit any
-        more.
+        """Find out which tasks of a batch are stored after its answer was lost. First ensures that it can no longer
+        commit.
+
+        Args:
+            submitter_session: The session of the submitter that sent it.
+            placed: The tasks and their queue items.
         """
         self._in_doubt = placed
         await rewrite_online_key(self._store, submitter_session)
@@ -380,7 +404,7 @@ class Submitter:
     async def _on_session_lost(self, submitter_session: SubmitterSession) -> None:
         """Collect the results that arrived before the session ended, then fail or resubmit the other tasks."""
         await submitter_session.collector.finish()
-        error = submitter_session.lost_error(self._keys.name)
+        error = submitter_session.build_lost_error(self._keys.name)
         self._in_doubt = ()
         with self._changed.mutex:
             self._session = None
@@ -395,21 +419,26 @@ class Submitter:
                 ticket.stage = Stage.WAITING
             back = sorted((each for each in again if each.number not in waiting), key=lambda each: each.number)
             for ticket in reversed(back):
-                self._queue_of(ticket).appendleft(ticket)
+                self._get_queue(ticket).appendleft(ticket)
             self._changed.notify_all()
         for ticket in left:
             if ticket.stage is not Stage.WAITING:
                 self._fail(ticket, error)
         self._wake.set()
 
-    def ticket(self, number: int) -> TaskTicket | None:
-        """Return the ticket of the task with a number; None if the task has ended."""
+    def get_ticket(self, number: int) -> TaskTicket | None:
+        """Return the data about the task with this number. None if the task has ended."""
         self._workers.on_result()
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.ENDED else ticket
 
     def end_task(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
-        """Mark a task as ended, complete its future by calling ``end_future``, and forget the task."""
+        """Remove a task that has ended, and complete its future.
+
+        Args:
+            ticket: The task.
+            end_future: Completes the future.
+        """
         with self._changed.mutex:
             ticket.stage, ticket.item = Stage.ENDED, None
         end_future()
@@ -420,7 +449,7 @@ class Submitter:
             self._changed.notify_all()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
-        self.end_task(ticket, partial(ticket.future.end_with_error, error))
+        self.end_task(ticket, partial(ticket.future.complete_with_exception, error))
         self._wake.set()
 
     @driven
@@ -431,7 +460,7 @@ class Submitter:
             ticket: The task.
             interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
-            False if the task is running or has ended.
+            Whether the task was cancelled. False if it has ended, or is running and ``interrupt`` is not set.
         """
         self._home.check()
         while True:
@@ -452,7 +481,7 @@ class Submitter:
                         return ticket.future.cancelled()
                 break
             await self._changed.changed_since(version, self._store.clock, None)
-        self.end_task(ticket, ticket.future.end_cancelled)
+        self.end_task(ticket, ticket.future.complete_cancelled)
         self._wake.set()
         return True
 
@@ -461,9 +490,13 @@ class Submitter:
         return await self._stored.remove(location, submitter_session.session, interrupt=interrupt, has_outcome=done)
 
     def cancel_soon(self, tickets: Iterable[TaskTicket], *, interrupt: bool) -> None:
-        """Cancel tasks: those that are not stored immediately, the others in the background. Does no I/O.
+        """Cancel tasks without waiting. Tasks that are not stored yet are cancelled now, the others in the background.
 
         The background thread retries until the store has answered or the session has ended.
+
+        Args:
+            tickets: The tasks.
+            interrupt: Also cancel running tasks.
         """
         if self._home.is_foreign:
             return
@@ -473,13 +506,13 @@ class Submitter:
             Background(partial(self._cancel_all, left, interrupt), name)
 
     def _drop_unsent(self, tickets: Sequence[TaskTicket]) -> list[TaskTicket]:
-        """Cancel those of these tasks that are not stored yet. Return those that are stored or may be."""
+        """Cancel the tasks that are not stored yet. Return the other tasks, which are or may be stored."""
         with self._changed.mutex:
             dropped = [ticket for ticket in tickets if ticket.stage is Stage.WAITING]
             for ticket in dropped:
                 ticket.stage = Stage.ENDED
         for ticket in dropped:
-            self.end_task(ticket, ticket.future.end_cancelled)
+            self.end_task(ticket, ticket.future.complete_cancelled)
         if dropped:
             self._wake.set()
         return [ticket for ticket in tickets if ticket.stage is not Stage.ENDED]
@@ -508,13 +541,13 @@ class Submitter:
                 tickets = left
                 continue
             for number in removed:
-                self.end_task(by_number[number], by_number[number].future.end_cancelled)
+                self.end_task(by_number[number], by_number[number].future.complete_cancelled)
             tickets = [ticket for ticket in left if ticket.number not in by_number]
             self._wake.set()
 
     @driven
     async def state(self, ticket: TaskTicket) -> TaskState:
-        """Return the current state of a task, from memory if possible, else from the store."""
+        """Return the current state of a task, from memory if possible, otherwise from the store."""
         self._home.check()
         known = ticket.phase
         return await self._stored.read_state(self._locate(ticket)) if known is None else TaskState(known)
@@ -528,7 +561,7 @@ class Submitter:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that made the submitter."""
+        """Whether this process is a fork of the process that created the submitter."""
         return self._home.is_foreign
 
     def fail_in_child(self) -> None:
@@ -542,10 +575,10 @@ class Submitter:
     # Closing
 
     def begin_close(self) -> list[TaskTicket]:
-        """Accept no more tasks. Return the tickets of the unfinished ones in order.
+        """Accept no more tasks, and return the unfinished ones in order.
 
         Raises:
-            ForkedProcess: This process is a fork of the one that made the submitter.
+            ForkedProcess: This process is a fork of the process that created the submitter.
         """
         self._home.check()
         with self._changed.mutex:
@@ -553,7 +586,7 @@ class Submitter:
             return sorted(self._tickets.values(), key=lambda ticket: ticket.number)
 
     async def close(self) -> None:
-        """End the threads and the session. Tasks that have not ended fail."""
+        """Stop the threads and end the session. Tasks that have not ended fail."""
         with self._changed.mutex:
             self._closing = self._ended = True
             background, left = self._background, list(self._tickets.values())
@@ -573,5 +606,5 @@ class Submitter:
 
 
 def _is_done(tickets: Mapping[int, TaskTicket], number: int) -> bool:
-    """Return whether the future of a task is done."""
+    """Return whether the future of the task with this number has ended."""
     return tickets[number].future.done()

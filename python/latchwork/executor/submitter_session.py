@@ -1,7 +1,7 @@
-"""The session of a submitter: the key that shows that it is online, and the collector of its results.
+"""The session of a submitter: the key that shows that it is online, and the collection of its results.
 
-The collector watches for results, completes the futures, and deletes what was read. The worker watch notices when an
-executor has tasks and no worker.
+A collector watches for results, completes the futures, and deletes the results that were read. The worker watch notices
+when an executor has tasks and no worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.executor.futures import TaskTicket
 from latchwork.executor.items import TaskItem, parse_blob_ref
-from latchwork.executor.keys import ANY, NAME, Keys, new_submitter_id, parse_result_number, task_sort_key
+from latchwork.executor.keys import ANY, NAME, Keys, generate_submitter_id, parse_result_number, task_sort_key
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placement import TaskPlacer, needs_no_member
 from latchwork.primitives import WorkQueue
@@ -53,7 +53,7 @@ _RARELY_S = 60.0
 
 @dataclass(slots=True)
 class SubmitterSession:
-    """A submitter from the start to the end of its store session. A later session has another ID.
+    """One session of a submitter with the store. A later session of the same submitter has another ID.
 
     Attributes:
         submitter_id: Its unique ID, never reused.
@@ -67,8 +67,12 @@ class SubmitterSession:
     online_entry: Entry
     collector: ResultCollector
 
-    def lost_error(self, executor: str) -> SessionLost:
-        """Return the error with which the futures of its tasks fail when the session is lost."""
+    def build_lost_error(self, executor: str) -> SessionLost:
+        """Return the error with which the futures of its tasks fail when the session is lost.
+
+        Args:
+            executor: Name of the executor.
+        """
         return SessionLost(
             f"the session of submitter {self.submitter_id} of executor {executor!r} has ended, and nodes drop its "
             "tasks: submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
@@ -91,13 +95,20 @@ class PlacementRequest:
 async def open_submitter_session(
     store: Store, keys: Keys, payloads: Payloads, tasks: ResultSink, *, ttl_s: float, label: str
 ) -> SubmitterSession:
-    """Open a session and write the key that shows that the submitter is online. Does not start to collect results.
+    """Open a session, and write the key that shows that the submitter is online. Does not start to collect results.
 
+    Args:
+        store: The store.
+        keys: The executor's keys.
+        payloads: Decodes results.
+        tasks: Receives the results.
+        ttl_s: TTL of the session in seconds.
+        label: Label shown to other clients.
     Raises:
         Unavailable, OutcomeUnknown: The server could not be reached.
     """
     session = await ask(store.open_session, ttl_s)
-    submitter_id = new_submitter_id()
+    submitter_id = generate_submitter_id()
     about = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
     try:
         online_entry = await ask(store.put, keys.submitter(submitter_id), about, session=session)
@@ -110,7 +121,9 @@ async def open_submitter_session(
 
 
 def add_task_name(error: Exception, ticket: TaskTicket) -> Exception:
-    """Return a library error with the name of the task in its message; any other error is returned unchanged."""
+    """Return an error with the name of a task added to its message. Errors of other libraries are returned
+    unchanged.
+    """
     kind = type(error)
     if not isinstance(error, LatchworkError) or kind.__init__ is not Exception.__init__ or ticket.what in str(error):
         return error
@@ -120,8 +133,8 @@ def add_task_name(error: Exception, ticket: TaskTicket) -> Exception:
 
 
 async def rewrite_online_key(store: Store, submitter_session: SubmitterSession) -> None:
-    """Rewrite the key that shows that the submitter is online, so that earlier transactions that check it cannot
-    commit.
+    """Rewrite the key that shows that the submitter is online. Earlier transactions that check the key can then no
+    longer commit.
 
     Raises:
         SessionLost: The session has ended.
@@ -148,12 +161,21 @@ async def rewrite_online_key(store: Store, submitter_session: SubmitterSession) 
             return
 
 
-async def wait_until(notifier: Notifier, clock: Clock, is_true: Callable[[], bool], timeout_s: float | None) -> bool:
-    """Wait until a condition holds, which is evaluated with the notifier's mutex held. Return False on timeout."""
+async def wait_until(notifier: Notifier, clock: Clock, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until a condition holds.
+
+    Args:
+        notifier: Notified when the condition may have changed.
+        clock: Measures the timeout.
+        condition: Returns whether the condition holds; called with the mutex of the notifier held.
+        timeout_s: Seconds to wait; None waits forever.
+    Returns:
+        Whether it holds; False after the timeout.
+    """
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     while True:
         with notifier.mutex:
-            if is_true():
+            if condition():
                 return True
             version = notifier.version
         left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
@@ -182,8 +204,14 @@ class TaskPreparer:
     async def prepare(
         self, item: TaskItem, number: int, submitter_session: SubmitterSession, wanted: PlacementRequest, at_ms: int
     ) -> TaskItem:
-        """Return the item to store for a task, with its ID, partitions and sort key.
+        """Return the queue item to store for a task, with its ID, partitions and sort key.
 
+        Args:
+            item: The task.
+            number: Its number within the submitter.
+            submitter_session: The current session of the submitter.
+            wanted: How to choose the members for the task.
+            at_ms: Current time in milliseconds since the epoch.
         Raises:
             NoSuchMember: The only member that may run it is not online.
         """
@@ -200,7 +228,9 @@ class TaskPreparer:
         return await self._move_large_payload(ready)
 
     async def _move_large_payload(self, item: TaskItem) -> TaskItem:
-        """Write a large payload as a blob, once, and return the item with a reference to the blob."""
+        """Write a large payload as a blob, once. Return the task with a reference to the blob instead of the
+        payload.
+        """
         if len(item.payload) <= INLINE_BYTES:
             return item
         ref = self._written.get(item.number)
@@ -210,12 +240,12 @@ class TaskPreparer:
         return replace(item, payload=b"", blob=ref)
 
     def forget(self, number: int) -> None:
-        """Forget the blob of a task that has ended."""
+        """Drop the cached blob reference of a task that has ended."""
         self._written.pop(number, None)
 
 
-def put_copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
-    """Return the writes that put all copies of a task into their partitions. They may contain duplicates."""
+def build_put_copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
+    """Return the writes that put all copies of a task into their queue partitions. They may contain duplicates."""
     stored = item.to_bytes()
     ops: list[Op] = []
     for partition, each in zip(item.partitions, item.item_ids, strict=True):
@@ -226,17 +256,22 @@ def put_copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
 class ResultSink(Protocol):
     """Receives the results that a collector has read."""
 
-    def ticket(self, number: int) -> TaskTicket | None:
-        """Return the ticket of the task with a number; None if the task has ended."""
+    def get_ticket(self, number: int) -> TaskTicket | None:
+        """Return the data about the task with this number. None if the task has ended."""
         ...
 
     def end_task(self, ticket: TaskTicket, end_future: Callable[[], object]) -> None:
-        """Record that a task has ended, and call ``end_future`` to complete its future."""
+        """Record that a task has ended, and complete its future.
+
+        Args:
+            ticket: The task.
+            end_future: Completes the future.
+        """
         ...
 
 
 class ResultCollector:
-    """Reads the results of one submitter in a thread and completes their futures. Thread-safe.
+    """Reads the results of one submitter in a thread, and completes the futures of its tasks. Thread-safe.
 
     Args:
         store: The store.
@@ -264,21 +299,28 @@ class ResultCollector:
         """Start to collect results."""
         self._background = Background(self._run, self._name)
 
-    def take_deletions(self, most: int) -> list[Op]:
-        """Return up to ``most`` writes that delete results already read. Each write is returned once."""
+    def take_deletions(self, max_count: int) -> list[Op]:
+        """Remove and return writes that delete results already read, for another transaction.
+
+        Args:
+            max_count: Maximum number of writes.
+        """
         with self._lock:
-            part = self._read[:most]
+            part = self._read[:max_count]
             del self._read[: len(part)]
         return [Delete(key) for key in part]
 
-    def return_deletions(self, deletions: Iterable[Op]) -> None:
-        """Give back writes from ``take_deletions`` that may not have been committed, to be taken again. Idempotent."""
+    def requeue_deletions(self, deletions: Iterable[Op]) -> None:
+        """Put back writes from ``take_deletions`` that may not have been committed, so that they are taken again.
+        Idempotent.
+        """
         with self._lock:
             self._read += [op.key for op in deletions]
 
     async def finish(self) -> None:
-        """Stop the thread, then read the remaining results. Call it after the session has ended, when no more can
-        arrive.
+        """Stop the thread, then read the remaining results.
+
+        Call it after the session has ended, when no more results can arrive.
         """
         await self._stop_watching()
         wait_until, backoff = self._store.clock.now() + _PATIENCE_S, Backoff()
@@ -343,7 +385,7 @@ class ResultCollector:
 
     def _handle_result(self, entry: Entry) -> None:
         number = parse_result_number(entry.key)
-        ticket = None if number is None else self._tasks.ticket(number)
+        ticket = None if number is None else self._tasks.get_ticket(number)
         ref = parse_blob_ref(entry.value)
         if ticket is not None:
             self._tasks.end_task(ticket, self._build_completion(ticket, entry.value, ref))
@@ -351,33 +393,39 @@ class ResultCollector:
         self._read.append(entry.key)
 
     def _build_completion(self, ticket: TaskTicket, value: bytes, ref: BlobRef | None) -> Callable[[], object]:
-        """Return the function that completes a task's future with its outcome."""
+        """Return a function that completes the future of a task.
+
+        Args:
+            ticket: The task.
+            value: The encoded outcome.
+            ref: Reference to the blob that contains the outcome; None if ``value`` contains it.
+        """
         try:
             whole = value if ref is None else self._blobs.read(ref)
             result: Any = Outcome.from_bytes(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
         except BaseException as error:
-            return partial(ticket.future.end_with_error, error.with_traceback(None))
-        return partial(ticket.future.end_with_result, result)
+            return partial(ticket.future.complete_with_exception, error.with_traceback(None))
+        return partial(ticket.future.complete_with_result, result)
 
     async def _delete(self) -> None:
-        """Delete the results already read. After a failure they are deleted with the next ones."""
+        """Delete the results already read. If that fails, they are deleted together with later ones."""
         while deletions := self.take_deletions(_MOST_DELETED):
             try:
                 await ask(self._store.commit, [], deletions)
             except LatchworkError as error:
                 _log.info("%s: %d that were read stay for now: %s", self._what, len(deletions), error)
-                self.return_deletions(deletions)
+                self.requeue_deletions(deletions)
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
 
 
 def _has_results(changes: Sequence[Change]) -> bool:
-    """Return whether any key was written. Our own deletions do not count."""
+    """Return whether any key was written. Deletions, which are those of this process, do not count."""
     return any(change.entry is not None for change in changes)
 
 
 class WorkerWatch:
-    """Checks for workers while tasks wait without results, and warns if there is none.
+    """Checks whether any worker is online while tasks wait for results, and logs a warning if there is none.
 
     Only one thread may call ``check_workers``.
 
@@ -396,19 +444,19 @@ class WorkerWatch:
         self._is_missing = self._has_warned = False
 
     def on_result(self) -> None:
-        """Record that a result has arrived, so there is a worker."""
+        """Record that a result has arrived, which shows that there is a worker."""
         self._quiet_since = None
         self._is_missing = False
 
     def missing_worker_hint(self) -> str:
-        """Return a message suffix that says that no worker is online; empty if one is, or if that is unknown."""
+        """Return text for the end of a message: that no worker is online. Empty if one is, or if that is unknown."""
         if not self._is_missing:
             return ""
         add_task_name = "" if self._name == NAME else f" --name {self._name}"
         return f': no worker is there; start one with "latchwork executor run --import MODULE{add_task_name}"'
 
     async def check_workers(self, *, is_waiting: bool) -> float | None:
-        """Check whether a worker is online, if that is due.
+        """Check whether a worker is online, if the last check is long enough ago.
 
         Args:
             is_waiting: Whether tasks wait for results.

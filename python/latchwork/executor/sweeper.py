@@ -1,4 +1,4 @@
-"""Removes leftovers: results of departed submitters, their tasks, expired results, and tasks that no member can run.
+"""Removal of leftovers: results and tasks of departed submitters, expired results, and tasks that no member can run.
 
 The oldest member sweeps at intervals. Submitter IDs are never reused, so a missing submitter is gone permanently. A
 sweep that finds nothing writes nothing.
@@ -33,7 +33,7 @@ _MOST_WHY = 300
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep has removed.
+    """The tasks and keys that a sweep has removed.
 
     Attributes:
         submitters: IDs of departed submitters whose leftovers were removed, sorted.
@@ -51,14 +51,14 @@ class SweepResult:
 
 
 class ExecutorSweeper:
-    """Removes leftovers of departed submitters and members. Thread-safe and process-safe.
+    """Removes leftovers of departed submitters and members. Thread-safe. Several processes may sweep at the same time.
 
     Args:
         store: The store.
         keys: The executor's keys.
         backlog: Its work queue.
-        unknown_after_s: Seconds for which a task waits for a member that has its function, from the first sweep that
-            finds it: the clock of its submitter may be wrong.
+        unknown_after_s: Seconds for which a task waits for a member that has its function. They count from the first
+            sweep that finds the task, because the clock of its submitter may be wrong.
     """
 
     def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, *, unknown_after_s: float) -> None:
@@ -72,12 +72,14 @@ class ExecutorSweeper:
         self._wall_clock = WallClock(store.clock)  # a clock that is wrong for a moment removes no result
 
     async def sweep(self, members: Iterable[str]) -> SweepResult:
-        """Sweep once. Usually one member sweeps at a time, but concurrent sweeps are safe.
+        """Remove all leftovers once.
+
+        Usually one member sweeps at a time, but concurrent sweeps are safe.
 
         Args:
             members: IDs of the current members.
         Returns:
-            What was removed.
+            The removed tasks and keys.
         """
         present = set(members)
         found_ids = set(await ask(self._store.children, self._keys.results))
@@ -94,27 +96,32 @@ class ExecutorSweeper:
         for member in sorted(marked):
             await ask(self._store.delete_tree, self._keys.cancel_prefix(member))
         unknown = await self._end_unknown()
-        expired = await self._finished.forget_expired(self._wall_clock.now())
+        expired = await self._finished.delete_expired(self._wall_clock.now())
         swept = SweepResult(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown), expired)
         if swept != SweepResult():
             _log.info("executor %s: swept %s", self._keys.name, swept)
         return swept
 
     async def remove_tasks_of(self, submitter_ids: Iterable[str]) -> int:
-        """Remove the tasks of those submitters that are gone. Return the number of sort keys removed."""
+        """Remove the tasks of submitters, if these are gone. Return the number of removed sort keys (groups of
+        tasks).
+        """
         gone = await self._find_departed(set(submitter_ids))
         return await self._remove_tasks(await self._list_sort_keys(), gone) if gone else 0
 
     async def _find_departed(self, seen: set[str]) -> set[str]:
-        """Return those of these submitters that are gone.
+        """Return the submitters that are gone, out of the given ones.
 
-        Their leftovers were read before the submitters, so none of them is new.
+        Args:
+            seen: IDs of submitters whose leftovers were read before. So none of them is new.
         """
         seen = seen - {DETACHED}
         return seen - set(await ask(self._store.children, self._keys.submitters)) if seen else set()
 
     async def _list_sort_keys(self) -> list[tuple[str, str, str]]:
-        """Return the partition, the key prefix and the submitter of each sort key in the queue."""
+        """Return the partition, the key prefix and the submitter of each sort key in the queue. Tasks are grouped by
+        sort key.
+        """
         found = []
         for partition in await steps_of(self._backlog.partitions)():
             prefix = f"{self._partition_prefix(partition)}/items"
@@ -125,9 +132,13 @@ class ExecutorSweeper:
         return found
 
     async def _remove_tasks(self, sort_keys: Iterable[tuple[str, str, str]], gone: set[str]) -> int:
-        """Remove all tasks with the sort keys of departed submitters. Return the number of sort keys removed.
+        """Remove all tasks of departed submitters, claimed or not. Results of claimed tasks would be refused.
 
-        Claimed tasks are removed too, because their results would be refused.
+        Args:
+            sort_keys: Partition, key prefix and submitter of each sort key, by which tasks are grouped.
+            gone: IDs of the departed submitters.
+        Returns:
+            The number of removed sort keys.
         """
         dropped = [(partition, prefix) for partition, prefix, submitter_id in sort_keys if submitter_id in gone]
         for _, prefix in dropped:
@@ -137,7 +148,9 @@ class ExecutorSweeper:
         return len(dropped)
 
     async def _tidy_partitions(self, members: Collection[str]) -> None:
-        """Remove the empty partitions of departed members, and leftovers of departed takers."""
+        """Remove the empty partitions of departed members, and the keys with which departed workers waited
+        for tasks.
+        """
         for partition in await ask(
             self._store.children, f"{self._keys.backlog}/partitions"
         ):  # also those without tasks
@@ -152,7 +165,11 @@ class ExecutorSweeper:
         return self._backlog.key(partition, "x", "x").removesuffix("/items/x/x")
 
     async def _end_unknown(self) -> list[str]:
-        """Fail tasks that waited too long at the head of the shared partition because no member has their function."""
+        """Fail tasks that have waited too long in the shared partition, because no member has their function.
+
+        Returns:
+            The IDs of these tasks.
+        """
         now = self._store.clock.now()
         heads = await steps_of(self._backlog.items)(ANY, _HEAD)
         self._seen = {item.path: self._seen.get(item.path, now) for item in heads}

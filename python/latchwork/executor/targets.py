@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A target that allows the member that owns a key: the same for all submitters while the members are the same.
+    """A target that allows the member that owns a key. All submitters compute the same owner from the same members.
 
     When a member joins or leaves, only the keys that it gains or loses change owner. If the owner is gone or stays
     busy, another member may run the task. Use it for caches, not for exclusion.
@@ -64,8 +64,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Label:
-    """A target that allows the members with these labels: ``Label(zone="a", gpu="yes")``. The task waits while there is
-    none.
+    """A target that allows the members with these labels: ``Label(zone="a", gpu="yes")``. Without such a member, the
+    task waits.
 
     Attributes:
         labels: Labels that a member must have, all of them.
@@ -93,21 +93,28 @@ class All:
 Target = Member | Key | Label | All
 
 
-def key_owner(key: str, members: Iterable[GroupMember]) -> str | None:
-    """Return the ID of the member that owns a key; None if there is none. Members of weight 0 own no keys."""
+def find_key_owner(key: str, members: Iterable[GroupMember]) -> str | None:
+    """Return the ID of the member that owns a key. None if there is none. Members of weight 0 own no keys."""
     able = tuple((member.id, member.weight) for member in members if member.weight > 0)
     return rendezvous_hasher(able).owner(key) if able else None
 
 
 @lru_cache(maxsize=16)
 def rendezvous_hasher(able: tuple[tuple[str, float], ...]) -> RendezvousHasher:
-    """Return the rendezvous hasher for members with their weights, from a cache."""
+    """Return a cached rendezvous hasher for members.
+
+    Args:
+        able: IDs and weights of the members.
+    """
     return RendezvousHasher([member for member, _ in able], [weight for _, weight in able])
 
 
 def eligible_members(target: Target | None, view: View) -> tuple[GroupMember, ...]:
-    """Return the members that may run a task, sorted by ID; may be empty.
+    """Return the members that may run a task, sorted by ID. May be empty.
 
+    Args:
+        target: Target of the task; None allows all members.
+        view: The current members.
     Raises:
         NoSuchMember: The only member that may run it is missing.
     """
@@ -128,8 +135,8 @@ def has_labels(member: GroupMember, labels: Mapping[str, str]) -> bool:
 
 
 class StoredTarget(Struct, frozen=True, omit_defaults=True):
-    """The stored form of a target. Only the fields of one target are set. ``All`` is stored as one ``Member`` per
-    item.
+    """The stored form of a target. Only the fields of one kind of target are set. ``All`` is stored as one ``Member``
+    per item.
     """
 
     member: str | None = None
@@ -142,7 +149,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_target(cls, target: Target | None) -> StoredTarget | None:
-        """Convert a target for storage; None for all members."""
+        """Convert a target into its stored form. None stands for all members."""
         match target:
             case Member(member, otherwise):
                 return cls(member, otherwise)
@@ -153,7 +160,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
         return None
 
     def to_target(self) -> Target:
-        """Convert back to a target.
+        """Convert the stored form into a target.
 
         Raises:
             ValueError, TypeError: The stored target is invalid.

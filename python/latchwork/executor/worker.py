@@ -76,7 +76,7 @@ class ExecutorWorkerOptions:
 
 
 class ExecutorWorkerSession:
-    """The work of an executor's worker during one store session. Thread-safe.
+    """The work of an executor's worker during one session with the store. Thread-safe.
 
     Args:
         store: The store.
@@ -175,8 +175,12 @@ class ExecutorWorkerSession:
         self._maintenance = Background(self._maintain, f"latchwork-executor-{self._node.member_id}")
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Leave the group, so that other members take this worker's tasks, then wait for running tasks. False on
-        timeout.
+        """Leave the group, so that other members take this worker's tasks, then wait for the running tasks.
+
+        Args:
+            timeout_s: Seconds to wait; None waits forever.
+        Returns:
+            Whether all tasks have ended; False after the timeout.
         """
         with suppress(LatchworkError):
             self.group.close()
@@ -185,6 +189,8 @@ class ExecutorWorkerSession:
     def close(self, timeout_s: float) -> list[str]:
         """Stop all tasks, release their claims, and leave the group. Idempotent.
 
+        Args:
+            timeout_s: Seconds to wait for the tasks.
         Returns:
             The paths of the tasks that still run.
         """
@@ -204,19 +210,21 @@ class ExecutorWorkerSession:
         return left
 
     def unavailable_reason(self) -> str | None:
-        """Return None: only a lost session can keep this worker from claiming tasks."""
+        """Return None, because only a lost session can keep this worker from claiming tasks."""
         return None
 
     # Changes by other clients
 
     def _on_view_changed(self, change: ViewChange) -> None:
-        """Take tasks from the partitions of members that have left, and no longer from those of members that joined."""
+        """Take tasks from the partitions of members that have left. Stop taking tasks from those of members that have
+        joined.
+        """
         self._view = change.view
         for member in change.left:
             if member.id not in change.view:
                 self.hooks.add_orphaned_partition(member_partition(member.id))
         for member in change.joined:
-            self.hooks.remove_orphan(member_partition(member.id))
+            self.hooks.remove_orphaned_partition(member_partition(member.id))
         if change.left:
             self._sweep_at = min(self._sweep_at, self._store.clock.now() + 1.0)
         self.worker_loop.request_search()
@@ -244,7 +252,7 @@ class ExecutorWorkerSession:
         self._wake.set()
 
     def _on_cancel_marks(self, batch: Iterable[Change]) -> None:
-        """Stop running tasks that were cancelled, and delete the marks that request it."""
+        """Stop running tasks that were cancelled, and delete the keys that requested it."""
         marks = [change.key for change in batch if change.entry is not None]
         for key in marks:
             path = self.hooks.on_cancelled(key.rpartition("/")[2])
@@ -280,7 +288,7 @@ class ExecutorWorkerSession:
                     has_found_orphans = True
                 await self._report_load()
                 await self._stop_orphans()
-                await self._remove_departed()
+                await self._remove_tasks_of_departed()
                 await self._check_orphans()
                 await self._help_busiest()
                 await self._sweep()
@@ -293,9 +301,9 @@ class ExecutorWorkerSession:
             await Pause(clock, self._stop, 0.2)
 
     async def _find_orphans(self) -> None:
-        """Take tasks from the partitions of members that left before this one joined.
+        """Find the partitions of members that left before this worker joined, and take tasks from them.
 
-        They are read after the first view: later views report all others that leave.
+        The partitions are read after the first view of the group. Later views report all members that leave.
         """
         for partition in await steps_of(self._admin_queue.partitions)():
             owner = partition_member(partition)
@@ -303,7 +311,7 @@ class ExecutorWorkerSession:
                 self.hooks.add_orphaned_partition(partition)
                 self.worker_loop.request_search()
                 if owner in (self._members() or ()):  # it has joined just now
-                    self.hooks.remove_orphan(partition)
+                    self.hooks.remove_orphaned_partition(partition)
 
     async def _report_load(self) -> None:
         """Write the number of tasks queued and running on this worker, if it has changed."""
@@ -321,17 +329,18 @@ class ExecutorWorkerSession:
         self._reported_load = (running, queued)
 
     async def _stop_orphans(self) -> None:
-        """Stop tasks whose submitters came and left between two batches of the watch, which does not report those.
+        """Stop tasks whose submitters came and left between two batches of the watch, which does not report such
+        submitters.
 
         The submitters are read after the tasks, and their IDs are never reused, so a missing submitter is gone.
         """
-        owners = self.hooks.running_submitters() - self._reported
+        owners = self.hooks.list_running_submitters() - self._reported
         if owners:
             for submitter_id in owners - set(await ask(self._store.children, self._keys.submitters)):
                 self._stop_tasks_of(submitter_id)
 
-    async def _remove_departed(self) -> None:
-        """Remove the tasks of submitters that were found to be gone when one of their tasks was claimed."""
+    async def _remove_tasks_of_departed(self) -> None:
+        """Remove the tasks of submitters that have left. They were noticed when one of their tasks was claimed."""
         submitter_ids = set(self.hooks.pop_departed())
         if not submitter_ids:
             return
@@ -342,15 +351,17 @@ class ExecutorWorkerSession:
             raise
 
     async def _check_orphans(self) -> None:
-        """Stop taking from partitions without a member that are empty, and remove them from the store."""
+        """Find the empty partitions of departed members, stop taking tasks from them, and remove them from
+        the store.
+        """
         for partition in self.hooks.orphaned_partitions:
             if await steps_of(self._admin_queue.items)(partition, 1):
                 self.worker_loop.request_search()
             elif await steps_of(self._admin_queue.tidy)(partition):
-                self.hooks.remove_orphan(partition)
+                self.hooks.remove_orphaned_partition(partition)
 
     async def _help_busiest(self) -> None:
-        """After an idle period, take tasks from the busiest member."""
+        """If this worker has been idle for a while, take tasks from the busiest member."""
         clock, after_s = self._store.clock, self._help_after_s
         if self.worker_loop.running() or self.slots.free_slots == 0:
             self._idle_since = clock.now()
