@@ -82,10 +82,11 @@ class VirtualClock:
         return None if deadline is None else max(0.0, deadline - self._now)
 
     def advance(self, seconds: float) -> None:
-        """Advance the time, one deadline after the other. Woken threads become idle before the next deadline.
+        """Advance the time, one deadline after the other. Before the next deadline, the threads that were woken become
+        idle.
 
         Args:
-            seconds: How far to advance, at least 0.
+            seconds: Seconds by which to advance, at least 0.
         Raises:
             ValueError: The time is negative.
         """
@@ -103,7 +104,7 @@ class VirtualClock:
         """Wait in real time until latchwork's threads, and all threads that have waited for this clock, are idle.
 
         Returns:
-            False if they are not idle within ``settle_s``.
+            Whether they are idle. False if they are not idle within ``settle_s`` seconds.
         """
         deadline = time.monotonic() + self._settle_s
         at_rest = 0
@@ -115,7 +116,12 @@ class VirtualClock:
         return True
 
     def wait(self, signal: Signal, timeout_s: float | None = None) -> bool:
-        """Wait until the signal is set. Return False after the timeout."""
+        """Wait until a signal is set. Return False after the timeout.
+
+        Args:
+            signal: The signal.
+            timeout_s: Seconds of virtual time to wait; None waits forever.
+        """
         deadline = self._deadline(timeout_s)
         condition = threading.Condition()
 
@@ -135,9 +141,13 @@ class VirtualClock:
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait for a condition variable that the caller holds, perhaps for less than the timeout.
+        """Wait for a condition variable, possibly for less time than the timeout. The caller must hold it.
 
-        Return False after it.
+        Args:
+            condition: The condition variable.
+            timeout_s: Seconds of virtual time to wait; None waits forever.
+        Returns:
+            False after the timeout.
         """
         deadline = self._deadline(timeout_s)
         if deadline is not None and self._now >= deadline:
@@ -146,9 +156,9 @@ class VirtualClock:
         return deadline is None or self._now < deadline
 
     def _deadline(self, timeout_s: float | None) -> float | None:
-        """Return the deadline of a wait.
+        """Return the deadline of a wait on the virtual clock.
 
-        Each wait advances the time a little, because otherwise the last fraction of a lease would never pass.
+        Each wait advances the time a little. Otherwise the last fraction of a lease would never pass.
         """
         if timeout_s is None or timeout_s <= 0:
             return None if timeout_s is None else self._now
@@ -188,7 +198,7 @@ class VirtualClock:
         return all(_rests(frames.get(each.ident or 0)) for each in followed)
 
     def _is_woken(self, sleeper: _Sleeper) -> bool:
-        """Return whether a wait has ended, even if its thread is not running yet. The caller holds the lock."""
+        """Return whether a wait has ended, even if its thread is not running yet. The caller must hold the lock."""
         if sleeper.deadline is not None and sleeper.deadline <= self._now:
             return True
         here = sum(each.condition is sleeper.condition for each in self._sleepers)

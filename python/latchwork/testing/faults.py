@@ -75,7 +75,7 @@ class FaultyStore(Store):
         super().__init__(own, store._scope)  # noqa: SLF001
 
     def add(self, fault: Fault) -> None:
-        """Add a fault, which counts calls from now on."""
+        """Add a fault. It counts calls from now on."""
         with self._deciding:
             self._listed.add(fault)
 
@@ -99,17 +99,22 @@ class FaultyStore(Store):
         self._faulty.reconnect()
 
     def expire_sessions(self) -> None:
-        """End all sessions of this store on the server. The store notices at its next renewal or use."""
+        """End all sessions of this store on the server. The store notices that at its next renewal or use of a
+        session.
+        """
         self._timeouts.wait_for_write(self._faulty.expire(None), "expiring the sessions")
 
     def expire_session(self, session: Session) -> None:
-        """End a session of this store on the server. The store notices at its next renewal or use."""
+        """End a session of this store on the server. The store notices that at its next renewal or use of the
+        session.
+        """
         self._timeouts.wait_for_write(self._faulty.expire(session.id), f"expiring session {session.id}")
 
     def cut_watches(self, *, silent_s: float = 0.0) -> None:
-        """Break all watches and mirrors.
+        """Break all watches and mirrors. They then start again with the current state.
 
-        They are silent for ``silent_s`` seconds and then start again with the current state.
+        Args:
+            silent_s: Seconds until they start again.
         """
         self._faulty.cut_watches(silent_s)
 

@@ -114,7 +114,12 @@ class Simulation(Turns):
 
     @contextmanager
     def node(self, name: str) -> Iterator[None]:
-        """Assign threads that are started during a ``with`` block, and threads that these start, to a node."""
+        """Return a context manager that assigns threads to a simulated machine.
+
+        Args:
+            name: Name of the machine. It gets the threads that are started during the ``with`` block, and those that
+                they start.
+        """
         task = self._require()
         before, task.node = task.node, name
         try:
@@ -123,21 +128,32 @@ class Simulation(Turns):
             task.node = before
 
     def freeze(self, node: str, seconds: float) -> None:
-        """Pause all threads of a node for this many seconds, as a stalled machine would."""
+        """Pause all threads of a simulated machine, as if it had stalled.
+
+        Args:
+            node: Name of the machine.
+            seconds: Seconds of virtual time.
+        """
         for task in self._tasks:
             if task.node == node:
                 task.wakes_at = max(task.wakes_at, self._now + seconds)
         self._leave_if_stopped()
 
     def kill(self, node: str) -> None:
-        """Stop all threads of a node permanently, as ``kill -9`` would."""
+        """Stop all threads of a simulated machine permanently, as ``kill -9`` would."""
         for task in self._tasks:
             if task.node == node:
                 task.is_killed = True
         self._leave_if_stopped()
 
     def spawn(self, fn: Callable[[], object], *, name: str, node: str | None = None) -> threading.Thread:
-        """Start a thread, on a node if one is given. An exception that leaves ``fn`` fails the simulation."""
+        """Start a thread in the simulation. An exception that leaves its function fails the simulation.
+
+        Args:
+            fn: Function of the thread.
+            name: Name of the thread.
+            node: Name of its simulated machine; None for that of the caller.
+        """
         thread = threading.Thread(target=fn, name=name, daemon=True)
         with self.node(self._require().node if node is None else node):
             thread.start()
@@ -146,24 +162,27 @@ class Simulation(Turns):
     # Intervening
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Call a function at a point of the run or soon after it, such as to freeze or kill a node.
+        """Schedule a function for a point of the run, for example to freeze or kill a simulated machine. The function
+        must not wait.
 
-        It must not wait.
+        Args:
+            point: Number of the point; the function is called there or soon after it.
+            fn: The function.
         """
         self._order.at(point, fn)
 
     def observe(self, fn: Callable[[], None]) -> None:
-        """Call a function at each switch between threads. An exception that it raises ends the simulation.
+        """Call a function at each switch between threads. If it raises an exception, the simulation ends.
 
-        It must not wait. It is skipped when it needs a lock that a thread holds, so it never sees a half-finished
-        state.
+        The function must not wait. It is skipped when it needs a lock that a thread holds, so it never sees a
+        half-finished state.
         """
         self._observers.append(fn)
 
     # The end
 
     def _drain(self) -> list[str]:
-        """Let the other threads finish. Return the names of those that do not."""
+        """Let the other threads finish. Return the names of the threads that do not."""
         until = self._now + _GRACE_S
         idle = SimLock(self, is_locked=True)
         while self._now < until:
@@ -192,7 +211,12 @@ class Simulation(Turns):
                 join_for_good(thread)
 
     def _make_one_step(self, owner: type, name: str) -> None:
-        """Prevent switches to other threads inside a method, unless its thread must wait."""
+        """Make a method atomic: prevent switches to other threads inside it, unless its thread must wait.
+
+        Args:
+            owner: Class of the method.
+            name: Name of the method.
+        """
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
@@ -210,6 +234,11 @@ class Simulation(Turns):
 
 
 def _tell_unraisable(tell: Callable[[Any], object], raised: Any) -> None:
-    """Report an exception that could not be raised, unless it was caused by the end of the simulation."""
+    """Report an exception that could not be raised, unless the end of the simulation has caused it.
+
+    Args:
+        tell: Reports an exception.
+        raised: The exception.
+    """
     if not issubclass(raised.exc_type, Unwind):
         tell(raised)

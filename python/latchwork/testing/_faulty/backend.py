@@ -1,4 +1,4 @@
-"""The backend of a ``FaultyStore``, which passes calls on or applies the faults of the plan."""
+"""The backend of a ``FaultyStore``. It passes calls on to another backend, or applies the faults of a plan to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Later = Callable[[float, Callable[[], None]], None]
 
 
 def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
-    """Wrap a read method of the backend so that the plan of faults is asked about each call."""
+    """Wrap a read method of the backend, so that each call may get a fault of the plan."""
     name = read.__name__
 
     @wraps(read)
@@ -108,24 +108,40 @@ class FaultyBackend(Backend):
         return self._call("create", (key,), send, writes=True)
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys of its kind, unless a fault prevents it."""
+        """Create a key and read the keys of the same kind that were created earlier, unless a fault prevents it.
+
+        Args:
+            stem: Beginning of the keys of this kind.
+            unique: End of the new key, which no other key has.
+            value: Value of the key.
+            session: Session that the key is bound to; None for no session.
+        """
         used = {session.id} if session is not None else set()
         send = partial(self._unless_ended, used, lambda: self._inner.create_ordered(stem, unique, value, session))
         return self._call("create", (stem,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at a prefix and all keys below it, unless a fault prevents it."""
+        """Delete a key and all keys below it, unless a fault prevents it.
+
+        Args:
+            prefix: The key.
+        """
         return self._call("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix), writes=True)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session of the wrapped backend. It expires if it is not renewed through this backend."""
+        """Open a session of the wrapped backend. It expires if it is not renewed through this backend.
+
+        Args:
+            ttl_s: TTL of the session in seconds.
+            on_gone: Called when the session has ended on the server.
+        """
         opening = self._call("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> FaultyWatch:
-        """Watch a prefix. Faults can delay and break the watch."""
+        """Watch the keys below a prefix. Faults can delay and break the watch."""
         watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, beats=beats)
         with self._lock:
             self._watches.append(watch)
@@ -154,7 +170,7 @@ class FaultyBackend(Backend):
     def cut_off(self) -> None:
         """Block all calls and events, as if the server were unreachable.
 
-        Sessions expire if this lasts for their TTL.
+        If this lasts longer than the TTL of a session, the session expires.
         """
         with self._lock:
             if self._cut is not None:
@@ -175,14 +191,22 @@ class FaultyBackend(Backend):
             watch.open()
 
     def cut_watches(self, silent_s: float) -> None:
-        """Break all watches, and start them again after ``silent_s`` seconds."""
+        """Break all watches, and start them again later.
+
+        Args:
+            silent_s: Seconds until they start again.
+        """
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
             watch.break_off(silent_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
-        """End one session, or all sessions for None, as the server would. The client is not notified."""
+        """End sessions as if they had expired on the server. The client is not notified.
+
+        Args:
+            session_id: ID of the session to end; None ends all sessions.
+        """
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
@@ -199,11 +223,13 @@ class FaultyBackend(Backend):
         return self._call("renew", (session.id,), session.renew)
 
     def touch(self, session: BackendSession) -> Future[float]:
-        """Send a touch for a session, unless a fault prevents it."""
+        """Send a touch for a session, unless a fault prevents it. A touch is a cheap request that makes renewals count
+        sooner.
+        """
         return self._call("renew", (session.id,), session.touch if isinstance(session, Touchable) else session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
-        """End a session, so that none of its later writes is applied.
+        """End a session. The server applies none of its later writes.
 
         If a fault loses the request, the session expires later.
         """
@@ -221,7 +247,7 @@ class FaultyBackend(Backend):
         return self._inner.watch(prefix, sink, **how)
 
     def forget(self, watch: FaultyWatch) -> None:
-        """Remove a closed watch."""
+        """Remove a closed watch from the list of open watches."""
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
@@ -234,13 +260,19 @@ class FaultyBackend(Backend):
         return fault
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Call a function after a delay, unless the backend is closed before."""
+        """Call a function after a delay, unless the backend is closed earlier."""
         self._timer_for_use().call_later(delay_s, call)
 
     # Faults
 
     def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
-        """Make a read, from the server or from its stale replica."""
+        """Read from the server, or from its stale replica if the call allows that.
+
+        Args:
+            read: Name of the read method of a backend.
+            args: Arguments of the method.
+            options: Keyword arguments of the method.
+        """
         lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
         answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
         return answer
@@ -254,7 +286,12 @@ class FaultyBackend(Backend):
             return self._timer
 
     def _run_out(self, session: FaultySession, cut: object) -> None:
-        """Let a session expire that the wrapped backend would keep alive, as ZooKeeper's client does."""
+        """End a session that has not been renewed. The wrapped backend would keep it alive, as ZooKeeper's client does.
+
+        Args:
+            session: The session.
+            cut: The interruption of the connection during which it was not renewed; nothing happens if it has ended.
+        """
         if self._cut is cut:
             session.expire()
 
@@ -269,7 +306,12 @@ class FaultyBackend(Backend):
         return wrapped
 
     def _unless_ended(self, sessions: set[str], send: Callable[[], Future[T]]) -> Future[T]:
-        """Send a write of sessions, unless one of them was closed meanwhile."""
+        """Send a write, unless one of its sessions was closed meanwhile.
+
+        Args:
+            sessions: IDs of the sessions to which the write binds keys.
+            send: Sends the write.
+        """
         over = sorted(sessions & self._ended)
         if over:
             return failed(
@@ -354,7 +396,9 @@ class FaultySession:
         return self._backend.renew(self._inner)
 
     def touch(self) -> Future[float]:
-        """Send a touch. Never called if the wrapped session does not support touches."""
+        """Send a touch: a cheap request that makes renewals count sooner. Called only if the wrapped session supports
+        touches.
+        """
         return self._backend.touch(self._inner)
 
     def close(self) -> Future[None]:
@@ -362,7 +406,7 @@ class FaultySession:
         return self._backend.end(self._inner)
 
     def expire(self) -> Future[None]:
-        """End the session on the server, without notifying the client."""
+        """End the session as if it had expired on the server. The client is not notified."""
         return self._inner.close()
 
 
@@ -373,7 +417,7 @@ def _cut(what: str, *, writes: bool) -> Exception:
 
 
 class FaultyWatch:
-    """A watch that can be silent, break or be late. Delivers events in order, one at a time."""
+    """A watch that can be silent, late or broken. Delivers events in order, one at a time."""
 
     def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
@@ -389,7 +433,7 @@ class FaultyWatch:
         self._closed = False
 
     def open(self) -> None:
-        """Start the watch, or start it again. The first event is the whole state."""
+        """Start the watch, or start it again. Its first event contains the whole state."""
         self.silence()
         with self._state:
             if self._closed:
@@ -404,7 +448,7 @@ class FaultyWatch:
             inner.close()
 
     def prove_current(self) -> None:
-        """Ask the wrapped watch to prove that its state is current, if it must be asked."""
+        """Make the wrapped watch confirm that its state is current, if it does not do so by itself."""
         inner: object = self._inner
         if isinstance(inner, ProvesCurrent):
             inner.prove_current()
@@ -420,7 +464,11 @@ class FaultyWatch:
             inner.close()
 
     def break_off(self, silent_s: float) -> None:
-        """Deliver nothing for ``silent_s`` seconds, then start the watch again."""
+        """Break the watch, and start it again later.
+
+        Args:
+            silent_s: Seconds for which nothing is delivered.
+        """
         self.silence()
         self._backend.call_later(silent_s, self.open)
 
@@ -478,7 +526,7 @@ class FaultyWatch:
 
 
 class StaleReplica:
-    """A copy of all keys that lags behind and never goes back. Thread-safe.
+    """A copy of all keys that lags behind the server. Its state never goes back. Thread-safe.
 
     Args:
         lag_s: Seconds after which a reported change is visible here.
@@ -493,7 +541,7 @@ class StaleReplica:
         self._inner: BackendWatch | None = None
 
     def follow(self, backend: Backend) -> None:
-        """Start copying the keys of a backend."""
+        """Start to copy the keys of a backend."""
         self._inner = backend.watch("", lambda event: self._later(self._lag_s, lambda: self._take(event)))
 
     def close(self) -> None:
@@ -512,7 +560,7 @@ class StaleReplica:
             return completed(self._tracker.known.get(key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """Read several keys from the replica, all from one point in time."""
+        """Read several keys from the replica, all from the same state."""
         with self._lock:
             return completed([self._tracker.known.get(key) for key in keys])
 
@@ -525,7 +573,7 @@ class StaleReplica:
         start_after: str | None,
         stale_ok: bool,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """List entries from the replica, all from one point in time."""
+        """List entries of the replica, all from the same state."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             found = [
@@ -538,7 +586,7 @@ class StaleReplica:
         return completed(found[:limit])
 
     def children(self, prefix: str, *, stale_ok: bool) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """List names from the replica, all from one point in time."""
+        """List the names directly below a key of the replica, all from the same state."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             known = [key for key in self._tracker.known if key.startswith(below)]

@@ -1,4 +1,4 @@
-"""Faults, calls, and the plans that decide which call has which fault."""
+"""Faults of a ``FaultyStore``, and the plans that decide which call has which fault."""
 
 from __future__ import annotations
 
@@ -96,7 +96,12 @@ class Fault:
             raise ValueError(f"{self!r} can never happen; nth and times count from 1, delay_s is not negative")
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
-        """Return whether this fault applies to a call, so that the call is counted."""
+        """Return whether this fault applies to a call. Such a call is counted for ``nth`` and ``times``.
+
+        Args:
+            op: The operation.
+            keys: Keys of the call.
+        """
         if op == "event":
             meant = self.kind == "cut_watch" or self.op == "event"
         else:
@@ -108,12 +113,17 @@ class FaultPlan(Protocol):
     """Decides which call has which fault. Used by one thread at a time."""
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault for a call, or None."""
+        """Return the fault for a call, or None.
+
+        Args:
+            op: The operation.
+            keys: Keys of the call.
+        """
         ...
 
 
 class FaultList:
-    """A plan made of a list of faults, each of which counts the calls that match it. The first fault that is due is
+    """A plan made of a list of faults. Each fault counts the calls that match it, and the first fault that is due is
     used.
     """
 
@@ -121,11 +131,16 @@ class FaultList:
         self._counts = [(fault, [0]) for fault in faults]
 
     def add(self, fault: Fault) -> None:
-        """Add a fault, which counts calls from now on."""
+        """Add a fault. It counts calls from now on."""
         self._counts.append((fault, [0]))
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """Return the fault for a call, or None. Every fault counts the call."""
+        """Return the fault for a call, or None. Each matching fault counts the call.
+
+        Args:
+            op: The operation.
+            keys: Keys of the call.
+        """
         found: Fault | None = None
         for fault, count in self._counts:
             if not fault.matches(op, keys):
@@ -138,11 +153,11 @@ class FaultList:
 
 
 class RandomFaults:
-    """A plan that hits calls at random. The same seed and the same calls give the same faults.
+    """A plan that gives faults to random calls. The same seed and the same calls give the same faults.
 
     Args:
         seed: The seed of the random choices.
-        rate: The probability that a call is hit, 0 to 1.
+        rate: The probability that a call gets a fault, 0 to 1.
         kinds: The kinds of faults for calls.
         delay_s: The longest delay in seconds.
         watch_rate: The probability that a watch breaks at an event, 0 to 1.
@@ -164,7 +179,12 @@ class RandomFaults:
         self._watch_rate = watch_rate
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
-        """Return the fault for a call, or None, at random."""
+        """Return a random fault for a call, or None.
+
+        Args:
+            op: The operation.
+            keys: Keys of the call.
+        """
         kinds: tuple[FaultKind, ...] = ("cut_watch",) if op == "event" else self._kinds
         if self._random.random() >= (self._watch_rate if op == "event" else self._rate) or not kinds:
             return None

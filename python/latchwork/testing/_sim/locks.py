@@ -1,4 +1,4 @@
-"""Simulated locks, and the real ones that they replace.
+"""Simulated locks, and the real locks that they replace.
 
 A simulated thread that takes a lock asks the scheduler, so the real thread only ever waits for its own turn.
 Conditions, events, semaphores, queues, futures and pools are built of locks. Threads outside the simulation keep real
@@ -41,7 +41,7 @@ class SimLock:
         self.holder: Any = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock like ``threading.Lock.acquire`` does, in virtual time."""
+        """Acquire the lock like ``threading.Lock.acquire``, in virtual time."""
         task = self._sim.current_task()
         if task is None:
             return self._acquire_outside(blocking, timeout)
@@ -54,7 +54,7 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        """Release the lock like ``threading.Lock.release`` does. Any thread may call this."""
+        """Release the lock like ``threading.Lock.release``. Any thread may call this."""
         if not self.is_locked:
             raise RuntimeError("release unlocked lock")
         holder, self.holder, self.is_locked = self.holder, None, False
@@ -82,5 +82,5 @@ class SimLock:
 
 
 def join_for_good(thread: threading.Thread) -> None:
-    """Wait until the real thread behind a simulated thread that has finished has ended."""
+    """Wait until the real thread of a finished simulated thread has ended."""
     real_join(thread, 10.0)

@@ -1,4 +1,4 @@
-"""The order in which threads run: the default, a random one, or a recorded one."""
+"""The order in which threads run: the default order, a random order, or a recorded order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 
 class Order:
-    """Decides at numbered points which thread runs. Used by one thread at a time.
+    """Decides which thread runs at each numbered point of a run. Used by one thread at a time.
 
     Attributes:
         points: The number of points so far.
@@ -26,19 +26,26 @@ class Order:
         self._numbers = itertools.count()
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Arrange that ``interrupt`` returns a function at this point, or at the first one after it."""
+        """Schedule a function for a point of the run. ``interrupt`` returns it at this point, or at the first one after
+        it.
+
+        Args:
+            point: Number of the point.
+            fn: The function.
+        """
         heapq.heappush(self._interrupts, (point, next(self._numbers), fn))
 
     def interrupt(self) -> Callable[[], None] | None:
-        """Return the function to call at the current point, or None."""
+        """Return the function that is scheduled for the current point, or None."""
         if self._interrupts and self._interrupts[0][0] <= self.points:
             return heapq.heappop(self._interrupts)[2]
         return None
 
-    def preempts(self) -> int | None:
-        """Return the index of the thread to switch to, although the current one could continue.
+    def choose_preemption(self) -> int | None:
+        """Decide whether to switch to another thread at the current point, although the current thread could continue.
 
-        None means no switch.
+        Returns:
+            A number that selects the other thread, for ``record_choice``; None for no switch.
         """
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and self._chance.random() < self._rate:
@@ -46,12 +53,25 @@ class Order:
         return choice
 
     def record_choice(self, choice: int, others: int) -> int:
-        """Record the decision to switch threads, and return the index of the chosen one among the others."""
+        """Record the decision to switch to another thread.
+
+        Args:
+            choice: Random or recorded number that selects the thread.
+            others: Number of the other threads.
+        Returns:
+            The index of the selected thread among the others.
+        """
         self.decisions[self.points] = choice
         return choice % others
 
     def choose(self, ready: int) -> int:
-        """Start a new point, and return the index of the thread that runs next among those that are ready."""
+        """Start a new point, and choose the thread that runs next.
+
+        Args:
+            ready: Number of threads that are ready.
+        Returns:
+            The index of the chosen thread among them.
+        """
         self.points += 1
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and ready > 1:

@@ -1,6 +1,6 @@
 """Replacements of locks, threads, clocks and random numbers during a simulation.
 
-Simulated threads get the simulated versions, and all other threads (those of a test runner) the real ones.
+Simulated threads get the replacements. All other threads, such as those of a test runner, get the real versions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LEAST_DELAY_S = 2e-9
 
 @contextmanager
 def installed(sim: Turns) -> Iterator[None]:
-    """Install the replacements for a simulation during a ``with`` block."""
+    """Return a context manager that installs the replacements for a simulation during its ``with`` block."""
     replaced = [(where, name, vars(where)[name]) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
         setattr(where, name, stand_in)
@@ -142,7 +142,7 @@ hide(__file__)
 
 
 class SimSelector:
-    """The selector of a simulated event loop. Only wake-ups end its waits."""
+    """The selector of a simulated event loop. Only a call of ``wake`` or a timeout ends a wait."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -169,7 +169,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Schedule a call at a virtual time. A time that is not in the future is moved to just after now."""
+        """Schedule a call at a virtual time. If the time is not in the future, the call is made just after now."""
         return super().call_at(max(when, self.time() + _LEAST_DELAY_S), callback, *args, context=context)
 
     def _process_events(self, _events: list[Any]) -> None:

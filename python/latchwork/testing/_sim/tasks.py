@@ -1,4 +1,4 @@
-"""The threads, thread switches and errors of a simulation."""
+"""The threads of a simulation, its thread switches, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _MACHINERY = {__file__, threading.__file__, SimLock.acquire.__code__.co_filename
 
 
 def hide(file: str) -> None:
-    """Never report this file as the place at which a thread has stopped."""
+    """Leave a source file out of reports of where a thread has stopped.
+
+    Args:
+        file: Path of the file.
+    """
     _MACHINERY.add(file)
 
 
@@ -100,7 +104,7 @@ class Task:
         return self.lock is None or not self.lock.is_locked or (self.deadline is not None and self.deadline <= now)
 
     def next_at(self) -> float | None:
-        """Return the virtual time at which the thread could run if no other thread does anything. None means never."""
+        """Return the virtual time at which the thread can run if no other thread acts before. None for never."""
         if self.is_done or self.is_killed:
             return None
         if self.lock is None or not self.lock.is_locked:
@@ -125,7 +129,7 @@ def stack_of(thread: threading.Thread | None) -> str:
 
 
 def describe_frame(frame: FrameType | None) -> str:
-    """Return the file and line of the innermost frame that does not belong to the threading machinery."""
+    """Return the file and line of a stack frame. Frames of the threading machinery are skipped."""
     while frame is not None and frame.f_code.co_filename in _MACHINERY:
         frame = frame.f_back
     if frame is None:

@@ -1,4 +1,4 @@
-"""The scheduler: which thread runs, what the others wait for, and how time advances."""
+"""The scheduler of a simulation: it decides which thread runs, what the others wait for, and how time advances."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _LEAST_WAIT_S = 1e-9
 
 
 class Turns:
-    """The scheduler of a simulation. Lets one of its threads run at a time. The first one is the thread that
-    starts it.
+    """The scheduler of a simulation. Only one of its threads runs at a time. The thread that starts it is its first
+    thread.
     """
 
     def __init__(self, seed: int | None, order: Order, *, max_turns: int, max_time_s: float) -> None:
@@ -55,12 +55,12 @@ class Turns:
 
     @property
     def points(self) -> int:
-        """The number of points so far at which another thread could have been chosen."""
+        """The number of points so far at which the scheduler could have switched to another thread."""
         return self._order.points
 
     @property
     def decisions(self) -> dict[int, int]:
-        """The decisions that differ from the default, by point. Pass them to another simulation to repeat this one."""
+        """The decisions that differ from the default, by point. Pass them to another simulation to repeat this run."""
         return self._order.decisions
 
     def now(self) -> float:
@@ -73,19 +73,23 @@ class Turns:
         return self._now - _START_S
 
     def sleep(self, seconds: float) -> None:
-        """Let the other threads run for ``seconds`` of virtual time. ``time.sleep`` calls this inside a simulation."""
+        """Let other threads run for some virtual time. Inside a simulation, ``time.sleep`` calls this.
+
+        Args:
+            seconds: The virtual time in seconds.
+        """
         SimLock(self, is_locked=True).acquire(timeout=max(0.0, seconds))
 
     # For the stand-ins
 
     def current_task(self) -> Task | None:
-        """Return the simulated thread that calls this, or None for any other thread."""
+        """Return the simulated thread that calls this. None for any other thread."""
         task = self._by_ident.get(threading.get_ident())
         return None if task is None or task.is_outside else task
 
     @contextmanager
     def use_real_locks(self) -> Iterator[None]:
-        """Give the calling thread real locks and real time during a ``with`` block."""
+        """Return a context manager that gives the calling thread real locks and real time during its ``with`` block."""
         task = self._require()
         task.is_outside = True
         try:
@@ -94,7 +98,7 @@ class Turns:
             task.is_outside = False
 
     def add(self, thread: threading.Thread) -> Task:
-        """Register a new thread, which waits until it is chosen."""
+        """Register a new thread. It waits until the scheduler chooses it."""
         task = Task(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
         task.done = SimLock(self, is_locked=True)
@@ -103,7 +107,12 @@ class Turns:
         return task
 
     def run_task(self, task: Task, run: Callable[[], None]) -> None:
-        """Run a simulated thread in its real thread, from the first time it is chosen to its end."""
+        """Run a simulated thread in its real thread, from the time at which it is first chosen until its end.
+
+        Args:
+            task: The simulated thread.
+            run: Function of the thread.
+        """
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
@@ -122,7 +131,11 @@ class Turns:
         self._hand_over(task)
 
     def point(self, task: Task) -> None:
-        """Allow the scheduler to switch to another thread here."""
+        """Let the scheduler switch to another thread, if it chooses to.
+
+        Args:
+            task: The simulated thread that calls this.
+        """
         if self._observing or task.unwinds:
             return
         self._order.points += 1
@@ -131,14 +144,20 @@ class Turns:
         interrupt = self._order.interrupt()
         if interrupt is not None:
             interrupt()
-        choice = self._order.preempts()
+        choice = self._order.choose_preemption()
         if choice is not None:
             ready = [other for other in self._tasks if other is not task and other.can_run(self._now)]
             if ready:
                 self._switch(task, ready[self._order.record_choice(choice, len(ready))])
 
     def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
-        """Wait until a lock is free. Return False after the timeout."""
+        """Wait until a lock is free. Return False after the timeout.
+
+        Args:
+            task: The simulated thread that calls this.
+            lock: The lock.
+            timeout: Seconds of virtual time to wait; negative waits forever.
+        """
         if self._observing:
             raise Busy
         if task.unwinds:
@@ -154,9 +173,8 @@ class Turns:
             task.deadline = None
 
     def join(self, thread: threading.Thread, timeout: float | None) -> bool:
-        """Wait until a simulated thread has ended.
-
-        Return False for a thread that does not belong to this simulation.
+        """Wait until a simulated thread has ended. Return False for a thread that does not belong to this
+        simulation.
         """
         task = self._task_of(thread)
         if task is None or task.done is None:
@@ -178,7 +196,7 @@ class Turns:
             self._switch(task, self._next())
 
     def _hand_over(self, task: Task) -> None:
-        """Let another thread run after this one has ended."""
+        """Let another thread run, because this thread has ended."""
         if task not in self._tasks:
             return  # it was given up
         self._tasks.remove(task)
@@ -205,7 +223,7 @@ class Turns:
                 )
 
     def _fail(self, error: BaseException) -> Task:
-        """End the simulation with its first error. The first thread continues and raises it."""
+        """End the simulation after its first error. Return its first thread, which continues and raises the error."""
         if self._failure is None:
             self._failure = error
         self._root.wakes_at = 0.0
@@ -270,7 +288,7 @@ class Turns:
         return next((task for task in self._tasks if task.thread is thread), None)
 
     def _describe_threads(self) -> str:
-        """Return a text that says where each thread is."""
+        """Return a text with the position of each thread, for error messages."""
         lines = [
             f"{task.name}{' (killed)' if task.is_killed else ''}: {describe_frame(frame_of(task.thread))}"
             for task in self._tasks
@@ -280,7 +298,7 @@ class Turns:
 
 
 def _join_previous(task: Task) -> None:
-    """Wait until the previous thread has really ended, so that its last releases happen in every run."""
+    """Wait until the previous thread has really ended, so that its last steps happen at the same time in every run."""
     ended, task.follows = task.follows, None
     if ended is not None:
         join_for_good(ended)
