@@ -259,7 +259,7 @@ class PlanHooks(WorkerHooks):
         return (PARTITION,)
 
     def get_preferred_shard(self, lane: str) -> TakerShard:  # noqa: ARG002 - there is one
-        """Return the shard of the items that this worker prefers."""
+        """Return the part of the items (shard) from which this worker takes items first."""
         return self._peers.get_shard()
 
     def should_claim(self, item: QueueItem) -> bool:
@@ -278,8 +278,9 @@ class PlanHooks(WorkerHooks):
         return most is None or self._limits.has_free_permit(plan_id, most)
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Return checks and writes that are committed together with a claim: the plan has not changed, and the task
-        counts towards the plan's limit of parallel tasks.
+        """Return additional checks and writes for the transaction that claims an item.
+
+        They check that the plan has not changed, and take a permit if the plan has ``max_parallel``.
         """
         plan_id, task = split_item_id(item.id)
         known = self._cached_plan(plan_id)

@@ -56,7 +56,7 @@ class TaskState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether the task has not ended."""
+        """Whether the task has not ended: it is waiting, ready, or waits for a child plan."""
         return self in (TaskState.WAITING, TaskState.READY, TaskState.CHILD)
 
     @property
@@ -234,12 +234,12 @@ def max_result_bytes(task: Task | None) -> int:
 
 
 def encode_inline_result(outcome: bytes) -> bytes:
-    """Return the value of a result's key for an encoded outcome that is stored there."""
+    """Return the value of a result's key that contains the encoded outcome itself."""
     return b"=" + outcome
 
 
 def encode_result_ref(ref: BlobRef) -> bytes:
-    """Return the value of a result's key for an outcome that is stored as a blob."""
+    """Return the value of a result's key that refers to a blob with the encoded outcome."""
     return b"@" + ref.to_bytes()
 
 

@@ -180,9 +180,7 @@ class Supervisor:
             self.kill("parent_fd")
 
     def read_orders(self) -> None:
-        """Read and exec_program the lines that the parent has sent. The end of the pipe means that the
-        parent is gone.
-        """
+        """Read and execute the lines that the parent has sent. The end of the pipe means that the parent is gone."""
         data = os.read(0, 65536)
         if not data:
             self.kill("parent")

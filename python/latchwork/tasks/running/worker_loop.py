@@ -496,7 +496,11 @@ class LeaseWatchdog:
         self._unwatch: Callable[[], None] = lambda: None
 
     def schedule_check(self, stop_time: float) -> None:
-        """Check the claims at this time on the node's clock, or earlier."""
+        """Schedule a check of the claims at this time on the node's clock, or earlier.
+
+        Args:
+            stop_time: Time at which a run may have to stop.
+        """
         with self._notifier.mutex:
             if stop_time < self._next_check_at:
                 self._next_check_at = stop_time
