@@ -43,12 +43,12 @@ def below(store, prefix):
 
 
 def test_a_sweep_removes_what_a_submitter_that_is_gone_has_left_everywhere(store, sweep):
-    system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
+    system_namespace(store, "executor").put(KEYS.result_key("gone", 7), b"x")
     system_namespace(store, "executor").put(f"{KEYS.data}/gone/1/0", b"x")
     with closing(WorkQueue(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         for partition in ("any", "m.n1"):
             backlog.put(partition, "5-000000000000-gone", "gone.000000001.0", b"x")
-    system_namespace(store, "executor").put(KEYS.cancel("gone-member", "x.0"), b"")
+    system_namespace(store, "executor").put(KEYS.cancel_key("gone-member", "x.0"), b"")
     swept = sweep()
     assert (swept.submitters, swept.sort_keys, swept.members) == (("gone",), 2, ("gone-member",))
     assert below(store, "default") == []
@@ -60,8 +60,8 @@ def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
     ref = pool.detached(square, 4, id="kept")
     pool.flush(PATIENCE_S)
     submitter_id = futures[0].id.partition(".")[0]
-    system_namespace(store, "executor").put(KEYS.result(submitter_id, 900), b"x")
-    system_namespace(store, "executor").put(KEYS.cancel("n1", "x.0"), b"")
+    system_namespace(store, "executor").put(KEYS.result_key(submitter_id, 900), b"x")
+    system_namespace(store, "executor").put(KEYS.cancel_key("n1", "x.0"), b"")
     before = below(store, "default")
     assert sweep(["n1"]).submitters == ()
     assert [key for key in before if key not in below(store, "default") and "/results/" not in key] == []
@@ -70,7 +70,7 @@ def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
 
 def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(system, sweep, pools, monkeypatch):
     """It looks first at what is there, and then at who lives: who is new then is among those."""
-    system.put(KEYS.result("gone", 7), b"x")
+    system.put(KEYS.result_key("gone", 7), b"x")
     pool, children, found = pools(), system.children, []
 
     def late(prefix):
@@ -131,7 +131,7 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
             worker.wait_ready(PATIENCE_S)
             shift = worker._work
             shift._sweep_s = 3600.0
-            system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
+            system_namespace(store, "executor").put(KEYS.result_key("gone", 7), b"x")
             shift._sweep_at = store.clock.now()
             patience.eventually(lambda: below(store, KEYS.results) == [], 30.0)
             assert len(faulty.faults) == 2
@@ -184,8 +184,8 @@ def taken(store):
 
 def test_a_large_outcome_stays_as_long_as_its_result_may_come(taken, store, eventually):
     claim, large, blobs = taken
-    ref = large.write(claim, "sid", KEYS.result("sid", 1), b"x")
-    assert large.write(claim, "sid", KEYS.result("sid", 1), b"x") == ref  # its end is tried again
+    ref = large.write(claim, "sid", KEYS.result_key("sid", 1), b"x")
+    assert large.write(claim, "sid", KEYS.result_key("sid", 1), b"x") == ref  # its end is tried again
     large.delete_unreferenced(claim)  # by our own clock, and what was sent may land yet
     time.sleep(0.3)
     assert blobs.read(ref) == b"x"
@@ -195,7 +195,7 @@ def test_a_large_outcome_stays_as_long_as_its_result_may_come(taken, store, even
 
 def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, store):
     claim, large, blobs = taken
-    key = KEYS.result("sid", 1)
+    key = KEYS.result_key("sid", 1)
     ref = large.write(claim, "sid", key, b"x")
     claim.ack(ops=[Create(key, ref.to_bytes())])
     large.delete_unreferenced(claim)

@@ -90,7 +90,8 @@ DEFECTS = (
         "Executor",
         "a task is claimed without checking its submitter",
         "executor/hooks.py",
-        "        return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter(item.submitter_id))]\n",
+        "        return [] if item.submitter_id == DETACHED"
+        " else [Exists(self._keys.submitter_key(item.submitter_id))]\n",
         "        return []\n",
         id_of("executor/races", "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
     ),

@@ -31,15 +31,15 @@ class Seen:
         self.roll = Roster(KEYS)
 
     def member(self, info):
-        key = KEYS.member(info.key)
+        key = KEYS.member_key(info.key)
         self.roll.set_member(key, entry(key, info.to_bytes()))
 
     def lease(self, info):
-        key = KEYS.lease(info.rank)
+        key = KEYS.lease_key(info.rank)
         self.roll.set_lease(key, entry(key, encode_lease(info)))
 
     def no_lease(self, info):
-        self.roll.set_lease(KEYS.lease(info.rank), None)
+        self.roll.set_lease(KEYS.lease_key(info.rank), None)
 
     @property
     def lost(self):
@@ -77,7 +77,7 @@ def test_who_is_lost_already_is_not_missed():
     seen.member(one)
     seen.lease(one)
     seen.no_lease(one)
-    key = KEYS.member(one.key)
+    key = KEYS.member_key(one.key)
     lost = one.to_bytes().replace(b'"STARTED"', f'"{LOST}"'.encode())
     seen.roll.set_member(key, entry(key, lost))
     assert seen.lost == []

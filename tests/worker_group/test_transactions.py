@@ -15,8 +15,8 @@ from latchwork.worker_group.records import GroupRecord, WorkerInfo, create_membe
 from latchwork.worker_group.transactions import EpochState, GroupSnapshot
 
 KEYS = GroupKeys("workers", "train").for_run("r1")
-INIT_BOARD, FINAL_BOARD = (f"{KEYS.barrier(0, name)}/board" for name in (INIT, FINAL))
-OTHER_BOARD = f"{KEYS.barrier(0, 'mine')}/board"
+INIT_BOARD, FINAL_BOARD = (f"{KEYS.barrier_key(0, name)}/board" for name in (INIT, FINAL))
+OTHER_BOARD = f"{KEYS.barrier_key(0, 'mine')}/board"
 
 
 def worker(number):
@@ -45,11 +45,11 @@ class Group:
 
     @property
     def member(self):
-        return self.store.get(KEYS.member("w1"))
+        return self.store.get(KEYS.member_key("w1"))
 
     @property
     def fence(self):
-        return self.store.fence(1, self.at(KEYS.lease(1)), self.at(KEYS.epoch))
+        return self.store.fence(1, self.at(KEYS.lease_key(1)), self.at(KEYS.epoch))
 
     @property
     def epoch_state(self):
@@ -59,8 +59,8 @@ class Group:
 
 RECORD, MEMBER, LEASE, EPOCH_STATE = (
     KEYS.record,
-    KEYS.member("w1"),
-    KEYS.lease(1),
+    KEYS.member_key("w1"),
+    KEYS.lease_key(1),
     (KEYS.epoch, INIT_BOARD, FINAL_BOARD),
 )
 ARRIVALS = (KEYS.opened, OTHER_BOARD)
@@ -78,7 +78,7 @@ def lost(group):
 
 #: What makes each transaction, and the keys that it relies on.
 TRANSACTIONS = {
-    "join": (lambda g: transactions.join(g.snapshot(), worker(2), g.session), (RECORD, KEYS.member("w2"))),
+    "join": (lambda g: transactions.join(g.snapshot(), worker(2), g.session), (RECORD, KEYS.member_key("w2"))),
     "rejoin": (
         lambda g: transactions.rejoin(g.snapshot(), g.member, worker(1), g.session, g.epoch_state),
         (RECORD, MEMBER, *EPOCH_STATE),
@@ -94,7 +94,7 @@ TRANSACTIONS = {
     ),
     "mark_healthy": (
         lambda g: transactions.mark_healthy(g.snapshot(), g.fence, 0),
-        (RECORD, LEASE, KEYS.epoch, KEYS.healthy(0)),
+        (RECORD, LEASE, KEYS.epoch, KEYS.healthy_key(0)),
     ),
     "leave": (lambda g: transactions.leave(g.snapshot(), 1, [], g.fence), (RECORD, LEASE, KEYS.epoch)),
     "terminate": (lambda g: transactions.terminate(g.snapshot(), "why"), (RECORD,)),
@@ -134,7 +134,7 @@ def test_a_transaction_is_refused_once_a_key_has_changed_that_it_relies_on(group
 
 def test_the_last_one_to_leave_a_group_that_has_ended_removes_it_unless_another_is_there(group):
     for number in (1, 0):
-        member, live = group.store.get(KEYS.member(f"w{number}")), KEYS.lease(number)
+        member, live = group.store.get(KEYS.member_key(f"w{number}")), KEYS.lease_key(number)
         fence = group.store.fence(1, group.at(live))
         group.commit(transactions.fail(group.snapshot(), member, fence, "why"))
         txn = transactions.leave(

@@ -338,8 +338,8 @@ def requeue_task(store: Store, letter: str, name: str = NAME) -> str:
         if not task.is_detached or task.blob:
             why = "its arguments are gone" if task.is_detached else "its submitter was notified that it died"
             raise LatchworkError(f"task {task.id} cannot be put back: {why}; submit it again")
-        outcome = keys.outcome(task.id)
-        checks: list[Check] = [] if (known := system.get(keys.record(task.id))) is None else [At(known)]
+        outcome = keys.outcome_key(task.id)
+        checks: list[Check] = [] if (known := system.get(keys.record_key(task.id))) is None else [At(known)]
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
         backlog.requeue(
@@ -421,7 +421,7 @@ def _locate(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple
     task = next(_tasks_of(store, backlog, submitter_id, task_id), None)
     if task is not None:
         return TaskLocation.from_item(task, keys), TaskState("queued")
-    final_state = store.get(keys.outcome(task_id) if detached else keys.result(submitter_id, number))
+    final_state = store.get(keys.outcome_key(task_id) if detached else keys.result_key(submitter_id, number))
     if final_state is None:
         raise NoSuchTask(
             f"executor {keys.name!r} has no task {task_id!r}: it ended and its result was fetched, or it never existed"

@@ -152,7 +152,9 @@ class FinishedTasks:
             LatchworkError: The task has not ended.
         """
         while True:
-            record, outcome = await ask(self._store.get_many, [self._keys.record(task_id), self._keys.outcome(task_id)])
+            record, outcome = await ask(
+                self._store.get_many, [self._keys.record_key(task_id), self._keys.outcome_key(task_id)]
+            )
             if record is None:
                 return False
             location = DetachedTaskRecord.from_entry(record).to_location(self._keys, task_id)
@@ -213,7 +215,7 @@ class FinishedTasks:
             The number of deleted tasks.
         """
         ids = [each.key.rpartition("/")[2] for each in marks]
-        keys = [key for each in ids for key in (self._keys.record(each), self._keys.outcome(each))]
+        keys = [key for each in ids for key in (self._keys.record_key(each), self._keys.outcome_key(each))]
         found = await ask(self._store.get_many, keys)
         parts = []
         for mark, task_id, record, outcome in zip(marks, ids, found[::2], found[1::2], strict=True):

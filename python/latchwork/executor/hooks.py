@@ -418,7 +418,7 @@ class ExecutorHooks(WorkerHooks):
 
     def _submitter_checks(self, item: TaskItem) -> list[Check]:
         """Return the check that the submitter of a task is online. Empty for a detached task."""
-        return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter(item.submitter_id))]
+        return [] if item.submitter_id == DETACHED else [Exists(self._keys.submitter_key(item.submitter_id))]
 
     def _dead_outcome_ops(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
         """Return the writes that store the outcome of a dead task and remove its other copies.

@@ -83,7 +83,9 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
     def result_key(self, keys: Keys) -> str:
         """Return the key of the task's outcome."""
         return (
-            keys.outcome(self.own_id) if self.submitter_id == DETACHED else keys.result(self.submitter_id, self.number)
+            keys.outcome_key(self.own_id)
+            if self.submitter_id == DETACHED
+            else keys.result_key(self.submitter_id, self.number)
         )
 
     def to_bytes(self) -> bytes:

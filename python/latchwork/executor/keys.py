@@ -61,7 +61,7 @@ class Keys:
         self.functions = f"{name}/functions"
         self.data = f"{name}/data"
 
-    def submitter(self, submitter_id: str) -> str:
+    def submitter_key(self, submitter_id: str) -> str:
         """Return the key that exists while a submitter is online."""
         return f"{self.submitters}/{submitter_id}"
 
@@ -69,15 +69,15 @@ class Keys:
         """Return the prefix of a submitter's results."""
         return f"{self.results}/{submitter_id}"
 
-    def result(self, submitter_id: str, number: int) -> str:
+    def result_key(self, submitter_id: str, number: int) -> str:
         """Return the key of the outcome of a submitter's task."""
         return f"{self.results}/{submitter_id}/{number // _FOLDER}/{number % _FOLDER:03d}"
 
-    def record(self, task_id: str) -> str:
+    def record_key(self, task_id: str) -> str:
         """Return the key of a detached task's record."""
         return f"{self.detached}/{_spread(task_id)}/{task_id}"
 
-    def outcome(self, task_id: str) -> str:
+    def outcome_key(self, task_id: str) -> str:
         """Return the key of a detached task's outcome."""
         return f"{self.outcomes}/{_spread(task_id)}/{task_id}"
 
@@ -85,7 +85,7 @@ class Keys:
         """Return the prefix of the keys that ask a member to stop tasks."""
         return f"{self.cancels}/{member}"
 
-    def cancel(self, member: str, item_id: str) -> str:
+    def cancel_key(self, member: str, item_id: str) -> str:
         """Return the key that asks a member to stop a task.
 
         Args:

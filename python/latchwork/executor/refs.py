@@ -104,7 +104,7 @@ class DetachedTasks:
                 checks = self._placer.build_member_checks(placed.partitions, placed.target)
                 await ask(self.store.commit, checks, self._ops(placed, digest, nonce))
             except Conflict as error:
-                existing = await ask(self.store.get, self.keys.record(ready.id))
+                existing = await ask(self.store.get, self.keys.record_key(ready.id))
                 if existing is None:
                     self._placer.record_departed(error.failed)
                     continue
@@ -130,7 +130,7 @@ class DetachedTasks:
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
         known = DetachedTaskRecord(item.function, item.partitions, item.sort_key, digest, nonce, item.result_ttl_s)
         items = dict.fromkeys(build_put_copies_ops(self.backlog, item))
-        return [Create(self.keys.record(item.id), encode(known)), *items]
+        return [Create(self.keys.record_key(item.id), encode(known)), *items]
 
 
 class TaskRef:
@@ -202,7 +202,7 @@ class TaskRef:
                 forgotten.set()
                 watch.close()
 
-        with store.watch(key) as watch, store.watch(self._tasks.keys.record(self.id)) as record:
+        with store.watch(key) as watch, store.watch(self._tasks.keys.record_key(self.id)) as record:
             record.subscribe(look)
             while True:
                 left_s = None if until is None else max(0.0, until - clock.now())
@@ -247,7 +247,7 @@ class TaskRef:
         return await self._tasks.finished.forget(self.id)
 
     async def _read_location(self) -> tuple[TaskLocation, DetachedTaskRecord]:
-        entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
+        entry = await ask(self._tasks.store.get, self._tasks.keys.record_key(self.id))
         if entry is None:
             raise self._unknown_error()
         known = DetachedTaskRecord.from_entry(entry)

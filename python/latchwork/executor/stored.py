@@ -111,7 +111,7 @@ class DetachedTaskRecord(Struct, frozen=True, omit_defaults=True):
     def to_location(self, keys: Keys, task_id: str) -> TaskLocation:
         """Return where the queue items and the outcome of the task are stored."""
         return TaskLocation(
-            task_id, self.partitions, self.sort_key, keys.outcome(task_id), self.function, self.result_ttl_s
+            task_id, self.partitions, self.sort_key, keys.outcome_key(task_id), self.function, self.result_ttl_s
         )
 
 
@@ -328,7 +328,7 @@ class StoredTasks:
         """
         parts = [self._backlog.removal_ops(item, if_taken=interrupt) for item in items]
         marks = [
-            Put(self._keys.cancel(holder.label, item.id), b"", session)
+            Put(self._keys.cancel_key(holder.label, item.id), b"", session)
             for item, holder in zip(items, holders, strict=True)
             if holder is not None and holder.label
         ]

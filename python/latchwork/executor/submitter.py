@@ -554,7 +554,7 @@ class Submitter:
 
     def _locate(self, ticket: TaskTicket) -> TaskLocation:
         return TaskLocation(
-            ticket.id, ticket.partitions, ticket.sort_key, self._keys.result(ticket.submitter_id, ticket.number)
+            ticket.id, ticket.partitions, ticket.sort_key, self._keys.result_key(ticket.submitter_id, ticket.number)
         )
 
     # Forks

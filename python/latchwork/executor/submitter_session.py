@@ -111,7 +111,7 @@ async def open_submitter_session(
     submitter_id = generate_submitter_id()
     about = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
     try:
-        online_entry = await ask(store.put, keys.submitter(submitter_id), about, session=session)
+        online_entry = await ask(store.put, keys.submitter_key(submitter_id), about, session=session)
     except BaseException:
         session.close()
         raise

@@ -75,8 +75,8 @@ def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> Gr
     status = GroupHandle(store, keys, record.run).status()
     live = tuple(sorted(int(name) for name in store.children(run.leases) if name.isdecimal()))
     barriers = []
-    for name in store.children(run.barriers(status.epoch)):
-        state = _barrier(store, run.barrier(status.epoch, name))
+    for name in store.children(run.barriers_prefix(status.epoch)):
+        state = _barrier(store, run.barrier_key(status.epoch, name))
         if state is not None:
             barriers.append((name, state))
     members = tuple(read_members(store.list(run.members)))
@@ -104,6 +104,6 @@ def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NA
     if record is None:
         return []
     run = keys.for_run(record.run)
-    entries = store.list(run.events, start_after=run.event(after))
+    entries = store.list(run.events, start_after=run.event_key(after))
     found = (GroupEvent.or_none(entry) for entry in entries)
     return [event for event in found if event is not None]

@@ -247,7 +247,7 @@ class AgentSlot:
                 self.error = error
                 self._update_state(state="out", why=str(error))
         finally:
-            self._end()
+            self._leave_group()
 
     def stop(self) -> None:
         """Ask the process to end. The worker leaves the group when it has ended. Does not wait."""
@@ -421,7 +421,7 @@ class AgentSlot:
 
     # The end
 
-    def _end(self) -> None:
+    def _leave_group(self) -> None:
         """Leave the group and close the session."""
         self._release_port()
         with suppress(LatchworkError):

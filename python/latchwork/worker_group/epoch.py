@@ -86,7 +86,7 @@ class WorkerEpoch:
             if name not in self._barriers:
                 self._barriers[name] = Barrier(
                     self._store,
-                    self._keys.barrier(self.epoch, name),
+                    self._keys.barrier_key(self.epoch, name),
                     parties=self._count_expected,
                     member_id=rank_segment(self._membership.info.rank),
                     session=self._membership.session,
@@ -134,8 +134,8 @@ class WorkerEpoch:
         opened = await ask(
             self._store.get, keys.opened
         )  # read before the barriers, because opening one later changes it
-        names = await ask(self._store.children, keys.barriers(self.epoch))
-        barriers = [keys.barrier(self.epoch, name) for name in names]
+        names = await ask(self._store.children, keys.barriers_prefix(self.epoch))
+        barriers = [keys.barrier_key(self.epoch, name) for name in names]
         checks, ops = await prepare_arrivals(self._store, barriers, rank_segment(self._membership.info.rank))
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
@@ -345,7 +345,7 @@ class RecordWriter:
         return True
 
     async def _read_member(self) -> Entry:
-        member: Entry | None = await ask(self._store.get, self._membership.keys.member(self._membership.info.key))
+        member: Entry | None = await ask(self._store.get, self._membership.keys.member_key(self._membership.info.key))
         if member is None:
             raise await self._explain_exit() or WorkerRemoved(f"{self._what} was removed")
         return member

@@ -44,7 +44,7 @@ async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> li
     first = max(after + 1, up_to - MAX_EVENTS + 1)
     found: list[GroupEvent] = []
     for begin in range(first, up_to + 1, _PAGE):
-        names = [keys.event(number) for number in range(begin, min(begin + _PAGE, up_to + 1))]
+        names = [keys.event_key(number) for number in range(begin, min(begin + _PAGE, up_to + 1))]
         entries = await ask(store.get_many, names)
         events = (GroupEvent.or_none(entry) for entry in entries if entry is not None)
         found += [event for event in events if event is not None]

@@ -56,7 +56,7 @@ class RunKeys:
         self.join_queue = f"{self.prefix}/joining"
         self.events = f"{self.prefix}/events"
 
-    def member(self, key: str) -> str:
+    def member_key(self, key: str) -> str:
         """Return the key of a worker's record.
 
         Args:
@@ -64,25 +64,25 @@ class RunKeys:
         """
         return f"{self.members}/{key}"
 
-    def lease(self, rank: int) -> str:
+    def lease_key(self, rank: int) -> str:
         """Return the key of the lease of the worker with this rank. It exists while the worker is running."""
         return f"{self.leases}/{rank_segment(rank)}"
 
-    def event(self, number: int) -> str:
+    def event_key(self, number: int) -> str:
         """Return the key of the event with this number."""
         return f"{self.events}/{number:010}"
 
-    def healthy(self, epoch: int) -> str:
+    def healthy_key(self, epoch: int) -> str:
         """Return the key that exists once the event ``healthy`` of an epoch was written."""
         return f"{self.prefix}/healthy/{epoch}"
 
-    def barriers(self, epoch: int) -> str:
+    def barriers_prefix(self, epoch: int) -> str:
         """Return the prefix of the barriers of an epoch."""
         return f"{self.prefix}/barriers/{epoch}"
 
-    def barrier(self, epoch: int, name: str) -> str:
+    def barrier_key(self, epoch: int, name: str) -> str:
         """Return the key of one barrier of an epoch."""
-        return f"{self.barriers(epoch)}/{name}"
+        return f"{self.barriers_prefix(epoch)}/{name}"
 
 
 def rank_segment(rank: int) -> str:

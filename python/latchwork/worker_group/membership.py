@@ -95,12 +95,12 @@ async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
     checks = []
     for name in (INIT, FINAL):
         barrier = Barrier(
-            store, keys.barrier(read_epoch(entry), name), parties=1, member_id="look", per_generation=True
+            store, keys.barrier_key(read_epoch(entry), name), parties=1, member_id="look", per_generation=True
         )
         has_passed, check = await steps_of(barrier.check)()
         passed.append(has_passed)
         checks.append(check)
-    is_healthy_recorded = not passed[0] or await ask(store.get, keys.healthy(read_epoch(entry))) is not None
+    is_healthy_recorded = not passed[0] or await ask(store.get, keys.healthy_key(read_epoch(entry))) is not None
     is_initialized, has_ended = passed
     return EpochState(entry, tuple(checks), is_initialized, has_ended, is_healthy_recorded)
 
@@ -351,11 +351,11 @@ class Joiner:
         if entry is None or record is None:
             return
         keys = self._group.for_run(record.run)
-        member = await ask(self._store.get, keys.member(self._info.key))
+        member = await ask(self._store.get, keys.member_key(self._info.key))
         info = None if member is None else WorkerInfo.or_none(member)
         if info is None or info.incarnation != self._info.incarnation:
             return
-        live = await ask(self._store.get, keys.lease(info.rank))
+        live = await ask(self._store.get, keys.lease_key(info.rank))
         if live is not None and read_incarnation(live) == info.incarnation:
             await ask(self._store.delete, live.key, version=live.version)
 
@@ -405,11 +405,11 @@ class Joiner:
         session = waiter.session
         if is_new:
             return await self._take_next_rank(snapshot, session)
-        member = await ask(self._store.get, snapshot.keys.member(self._info.key))
+        member = await ask(self._store.get, snapshot.keys.member_key(self._info.key))
         if member is None:
             return await self._take_next_rank(snapshot, session)
         old = WorkerInfo.from_entry(member)
-        live = await ask(self._store.get, snapshot.keys.lease(old.rank))
+        live = await ask(self._store.get, snapshot.keys.lease_key(old.rank))
         if old.incarnation == self._info.incarnation:  # an earlier attempt succeeded, but its answer was lost
             return self._resume(snapshot, old, session, live)
         if live is not None and not self._replace:
@@ -479,8 +479,8 @@ class Joiner:
             return None
         self._join_lock.record = done.entries[0] if done.entries[0].key == self._group.record else None
         written = {entry.key: entry for entry in done.entries}
-        info = WorkerInfo.from_entry(written[snapshot.keys.member(info.key)])
-        live = written[snapshot.keys.lease(info.rank)]
+        info = WorkerInfo.from_entry(written[snapshot.keys.member_key(info.key)])
+        live = written[snapshot.keys.lease_key(info.rank)]
         _log.info("worker %r has joined %s with rank %d", info.key, self._what, info.rank)
         return WorkerMembership(snapshot.keys, info, session, live, snapshot.record.event_count, is_new)
 

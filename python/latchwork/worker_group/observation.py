@@ -85,7 +85,7 @@ class Roster:
             del self._by_lease[lease]
         info = None if entry is None else WorkerInfo.or_none(entry)
         if entry is not None and info is not None and info.is_active:
-            lease = self._keys.lease(info.rank)
+            lease = self._keys.lease_key(info.rank)
             self._members[key] = (lease, entry)
             self._by_lease[lease] = key
 
@@ -519,7 +519,9 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
     """Return the error that explains why a worker is no longer in its group. None if it still is."""
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
-    entry, live, member = await ask(store.get_many, [keys.record, keys.lease(number), keys.member(membership.info.key)])
+    entry, live, member = await ask(
+        store.get_many, [keys.record, keys.lease_key(number), keys.member_key(membership.info.key)]
+    )
     if decode_record_or_none(entry, keys.run) is None:
         ended = decode_record_or_none(await ask(store.get, keys.group.ended), keys.run)
         reason = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group no longer exists"

@@ -226,7 +226,7 @@ class GroupHandle:
         )
 
     async def _has_begun(self, epoch: int) -> bool:
-        name = self._keys.barrier(epoch, INIT)
+        name = self._keys.barrier_key(epoch, INIT)
         init = Barrier(self._store, name, parties=1, member_id="status", per_generation=True)
         return (await steps_of(init.check)())[0]
 

@@ -82,7 +82,7 @@ class EpochState:
         """
         return self.is_initialized and not self.has_ended
 
-    def all_checks(self) -> list[Check]:
+    def build_checks(self) -> list[Check]:
         """Return checks that the epoch, its first barrier and its last barrier have not changed, for a transaction."""
         return [At(self.entry), *self.checks]
 
@@ -133,9 +133,11 @@ class _EventLog:
     def add(self, kind: str, number: int = -1, why: str = "") -> None:
         n = self.record.event_count + 1
         self.record = replace(self.record, event_count=n)
-        self.ops.append(Create(self.keys.event(n), GroupEvent(kind, n, number, self.epoch, self.now, why).to_bytes()))
+        self.ops.append(
+            Create(self.keys.event_key(n), GroupEvent(kind, n, number, self.epoch, self.now, why).to_bytes())
+        )
         if n > MAX_EVENTS:
-            self.ops.append(Delete(self.keys.event(n - MAX_EVENTS)))
+            self.ops.append(Delete(self.keys.event_key(n - MAX_EVENTS)))
 
     def txn(self, checks: Iterable[Check], *ops: Op) -> GroupTxn:
         return GroupTxn(tuple(checks), (Put(self.keys.record, self.record.to_bytes()), *ops, *self.ops), self.record)
@@ -170,9 +172,9 @@ def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Se
     if log.record.is_full:
         log.add("all_joined")
     return log.txn(
-        [At(entry), Absent(keys.member(info.key))],
-        Create(keys.member(info.key), info.to_bytes()),
-        Create(keys.lease(info.rank), encode_lease(info), session),
+        [At(entry), Absent(keys.member_key(info.key))],
+        Create(keys.member_key(info.key), info.to_bytes()),
+        Create(keys.lease_key(info.rank), encode_lease(info), session),
         *map(Delete, ticket),
     )
 
@@ -203,9 +205,9 @@ def rejoin(
         log.add("restarted", old.rank)
         ops += _start_next_epoch(log, epoch_state)
     return log.txn(
-        [At(entry), At(member), *epoch_state.all_checks()],
-        Put(keys.member(old.key), new.to_bytes()),
-        Put(keys.lease(old.rank), encode_lease(new), session),
+        [At(entry), At(member), *epoch_state.build_checks()],
+        Put(keys.member_key(old.key), new.to_bytes()),
+        Put(keys.lease_key(old.rank), encode_lease(new), session),
         *ops,
     )
 
@@ -221,7 +223,7 @@ def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.from_entry(member)
     log = _log_failure(snapshot, old.rank, why)
-    return log.txn([At(entry), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
+    return log.txn([At(entry), At(member)], Put(keys.member_key(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
 
 def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
@@ -241,8 +243,8 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
     log.add("lost", old.rank)
     ops += _start_next_epoch(log, epoch_state)
     return log.txn(
-        [At(entry), Absent(keys.lease(old.rank)), At(member), *epoch_state.all_checks()],
-        Put(keys.member(old.key), replace(old, status=LOST).to_bytes()),
+        [At(entry), Absent(keys.lease_key(old.rank)), At(member), *epoch_state.build_checks()],
+        Put(keys.member_key(old.key), replace(old, status=LOST).to_bytes()),
         *ops,
     )
 
@@ -273,7 +275,7 @@ def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
     log.add("healthy")
-    return [Create(log.keys.healthy(log.epoch), b"")]
+    return [Create(log.keys.healthy_key(log.epoch), b"")]
 
 
 def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals) -> GroupTxn:
@@ -298,7 +300,7 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
         log.add("ended")
     return log.txn(
         [fence, At(entry), At(member), *arrivals.checks],
-        Put(keys.member(info.key), replace(info, status=COMPLETED).to_bytes()),
+        Put(keys.member_key(info.key), replace(info, status=COMPLETED).to_bytes()),
         *arrivals.ops,
     )
 
@@ -316,7 +318,7 @@ def fail(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> Grou
     info = WorkerInfo.from_entry(member)
     log = _log_failure(snapshot, info.rank, why)
     return log.txn(
-        [fence, At(entry), At(member)], Put(keys.member(info.key), replace(info, status=FULLY_FAILED).to_bytes())
+        [fence, At(entry), At(member)], Put(keys.member_key(info.key), replace(info, status=FULLY_FAILED).to_bytes())
     )
 
 
@@ -333,7 +335,7 @@ def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
     """Build the transaction that counts another execution of a worker's function."""
     info = WorkerInfo.from_entry(member)
     more = replace(info, executions=info.executions + 1)
-    return GroupTxn((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
+    return GroupTxn((fence, At(member)), (Put(keys.member_key(info.key), more.to_bytes()),))
 
 
 def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
@@ -346,7 +348,8 @@ def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) ->
         fence: Fence of the worker.
     """
     return GroupTxn(
-        (fence, At(member)), (Put(keys.member(info.key), merge_info(WorkerInfo.from_entry(member), info).to_bytes()),)
+        (fence, At(member)),
+        (Put(keys.member_key(info.key), merge_info(WorkerInfo.from_entry(member), info).to_bytes()),),
     )
 
 
@@ -361,7 +364,7 @@ def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch)
     log.add("healthy")
-    mark = keys.healthy(epoch)
+    mark = keys.healthy_key(epoch)
     return log.txn([fence, At(entry), Absent(mark)], Create(mark, b""))
 
 
@@ -375,7 +378,7 @@ def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fenc
         fence: Fence of the leaving worker.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    record, mine = snapshot.record, keys.lease(number)
+    record, mine = snapshot.record, keys.lease_key(number)
     if record.is_final and list(live) == [mine]:
         gone = Put(keys.group.ended, record.to_bytes())
         return GroupTxn((fence, At(entry)), (Delete(mine), Delete(keys.record), gone))
@@ -427,7 +430,7 @@ def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> Gro
     )
     log = _EventLog(keys, fewer, snapshot.now)
     log.add("scaled", why=f"to {n}")
-    ops = [op for info in gone for op in (Delete(keys.lease(info.rank)), Delete(keys.member(info.key)))]
+    ops = [op for info in gone for op in (Delete(keys.lease_key(info.rank)), Delete(keys.member_key(info.key)))]
     if log.record.completed >= n and not log.record.is_final:
         log.record = replace(log.record, state=COMPLETED, ended=snapshot.now)
         log.add("ended")

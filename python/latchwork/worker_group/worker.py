@@ -292,7 +292,7 @@ class GroupWorker(Closable):
         """Return the records of the running workers, sorted by rank."""
         membership = self._core.require_membership()
         live = {entry.key for entry in await ask(self._core.store.list, membership.keys.leases)}
-        return [info for info in await self._core.members() if membership.keys.lease(info.rank) in live]
+        return [info for info in await self._core.members() if membership.keys.lease_key(info.rank) in live]
 
     @driven
     async def wait_for_all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
@@ -336,9 +336,9 @@ class GroupWorker(Closable):
             number: The rank.
         """
         store, keys = self._core.store, self._core.require_membership().keys
-        live = await ask(store.get, keys.lease(number))
+        live = await ask(store.get, keys.lease_key(number))
         key = "" if live is None else read_key(live)
-        member = await ask(store.get, keys.member(key)) if key else None
+        member = await ask(store.get, keys.member_key(key)) if key else None
         return None if member is None else WorkerInfo.or_none(member)
 
     @driven

@@ -39,14 +39,16 @@ _CLOSE_TIMEOUT_S = 10.0
 Later = Callable[[float, Callable[[], None]], None]
 
 
-def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
+def _with_read_faults(
+    read: Callable[Concatenate[Backend, P], Future[T]],
+) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
     """Wrap a read method of the backend, so that each call may get a fault of the plan."""
     name = read.__name__
 
     @wraps(read)
     def call(self: FaultyBackend, /, *args: P.args, **options: P.kwargs) -> Future[T]:
         keys = (args[0],) if isinstance(args[0], str) else tuple(cast("Sequence[str]", args[0]))
-        return self._call(name, keys, lambda: self._ask(name, *args, **options))
+        return self._call(name, keys, lambda: self._read_from_source(name, *args, **options))
 
     return call
 
@@ -87,10 +89,10 @@ class FaultyBackend(Backend):
 
     # What the store calls
 
-    get = _reading(Backend.get)
-    get_many = _reading(Backend.get_many)
-    list = _reading(Backend.list)
-    children = _reading(Backend.children)
+    get = _with_read_faults(Backend.get)
+    get_many = _with_read_faults(Backend.get_many)
+    list = _with_read_faults(Backend.list)
+    children = _with_read_faults(Backend.children)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit a transaction, unless a fault prevents it."""
@@ -180,7 +182,7 @@ class FaultyBackend(Backend):
         for watch in watches:
             watch.silence()
         for session in sessions:
-            self.call_later(session.ttl_s, partial(self._run_out, session, cut))
+            self.call_later(session.ttl_s, partial(self._expire_unrenewed, session, cut))
 
     def reconnect(self) -> None:
         """Stop blocking calls and events."""
@@ -237,7 +239,7 @@ class FaultyBackend(Backend):
             self._ended.add(session.id)
             self._sessions.pop(session.id, None)
         ending = self._call("close_session", (session.id,), session.close)
-        ending.add_done_callback(partial(self._run_out_unless, session))
+        ending.add_done_callback(partial(self._expire_unless_closed, session))
         return ending
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
@@ -265,7 +267,7 @@ class FaultyBackend(Backend):
 
     # Faults
 
-    def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
+    def _read_from_source(self, read: str, *args: Any, **options: Any) -> Future[Any]:
         """Read from the server, or from its stale replica if the call allows that.
 
         Args:
@@ -285,7 +287,7 @@ class FaultyBackend(Backend):
                     self._timer.close()
             return self._timer
 
-    def _run_out(self, session: FaultySession, cut: object) -> None:
+    def _expire_unrenewed(self, session: FaultySession, cut: object) -> None:
         """End a session that has not been renewed. The wrapped backend would keep it alive, as ZooKeeper's client does.
 
         Args:
@@ -295,7 +297,7 @@ class FaultyBackend(Backend):
         if self._cut is cut:
             session.expire()
 
-    def _run_out_unless(self, session: BackendSession, ending: Future[None]) -> None:
+    def _expire_unless_closed(self, session: BackendSession, ending: Future[None]) -> None:
         if ending.cancelled() or ending.exception() is not None:
             self.call_later(session.ttl_s, session.close)
 
