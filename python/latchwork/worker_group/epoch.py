@@ -143,7 +143,8 @@ class WorkerEpoch:
     async def _count_expected(self) -> Expected:
         """Return how many workers must arrive at a barrier: all that have not completed.
 
-        The first attempt relies on the record that was read last. The transaction checks this record, and the next attempt reads it again.
+        The first attempt uses the record that was read last. The transaction checks this record, and the next attempt
+        reads it again.
         """
         entry, self._guess = self._guess, None
         if entry is None:
