@@ -25,20 +25,20 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
 
 @router.get("/users")
-def list_users(request: Request, user: CurrentUser) -> list[Account]:
+def list_accounts(request: Request, user: CurrentUser) -> list[Account]:
     """List the accounts, sorted by name."""
     require_role(user, Role.ADMIN)
     return get_context(request).accounts.list_accounts()
 
 
 @router.post("/users", status_code=201)
-def create_user(request: Request, user: CurrentUser, body: NewAccount) -> None:
+def create_account(request: Request, user: CurrentUser, body: NewAccount) -> None:
     """Create an account without roles. Requires a session, not a token."""
     service.create(get_context(request), user, body.name, body.password)
 
 
 @router.patch("/users/{name}", status_code=204)
-def change_user(request: Request, user: CurrentUser, name: m.NamePath, body: AccountChange) -> None:
+def change_account(request: Request, user: CurrentUser, name: m.NamePath, body: AccountChange) -> None:
     """Enable or disable an account, or change its password. Requires a session, not a token."""
     service.change(get_context(request), user, name, enabled=body.enabled, password=body.password, current=body.current)
 
@@ -73,7 +73,7 @@ def revoke_token(request: Request, user: CurrentUser, token_id: m.Id) -> None:
 
 
 @router.get("/audit")
-def audit(
+def list_user_actions(
     request: Request,
     user: CurrentUser,
     by: Annotated[str, Query(max_length=100)] = "",

@@ -35,13 +35,13 @@ def list_alerts(
 
 
 @router.get("/alerts/{alert_id}")
-def show_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
+def get_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
     """Return an alert with its deliveries."""
     return alerts.get_alert(get_context(request), user, alert_id)
 
 
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
-def resend(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
+def resend_delivery(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
     """Send an alert again to one of its channels, as a new message."""
     alerts.resend_delivery(get_context(request), user, delivery_id)
 
@@ -66,7 +66,7 @@ def remove_channel(request: Request, user: CurrentUser, name: m.NamePath) -> Non
 
 
 @router.post("/channels/{name}:test", status_code=202)
-def test_channel(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
+def send_test_alert(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
     """Send a test message through an alert channel. The delivery of the returned alert shows whether sending
     succeeded.
     """

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1", tags=["backfills"])
 
 
 @router.post("/workflows/{project}/{name}:backfill", status_code=202)
-def start(
+def start_backfill(
     *,
     request: Request,
     user: CurrentUser,
@@ -38,7 +38,7 @@ def start(
 
 
 @router.get("/workflows/{project}/{name}/following-backfills")
-def list_following(
+def list_dependent_workflows(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, dependents: Dependents = "all"
 ) -> FollowingBackfills:
     """List the other workflows that a backfill also runs, because they wait for runs of its workflow."""
@@ -89,6 +89,6 @@ def list_runs(
 
 
 @router.post("/backfills/{backfill_id}:stop", status_code=202)
-def stop(*, request: Request, user: CurrentUser, backfill_id: m.Id, key: m.UniqueKey = None) -> CommandSent:
+def stop_backfill(*, request: Request, user: CurrentUser, backfill_id: m.Id, key: m.UniqueKey = None) -> CommandSent:
     """Stop a backfill: its active runs are stopped and no more dates start."""
     return backfills.stop_backfill(get_context(request), user, backfill_id, unique_key=key)

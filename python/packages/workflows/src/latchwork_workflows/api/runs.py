@@ -25,7 +25,7 @@ _Action = Annotated[str, Path(pattern="^[a-z-]{1,30}$")]
 
 
 @router.post("/workflows/{project}/{name}:start", status_code=202)
-def start(
+def start_run(
     *,
     request: Request,
     user: CurrentUser,
@@ -43,7 +43,7 @@ def start(
 
 @router.get("/commands/{command_id}")
 def get_command(*, request: Request, user: CurrentUser, command_id: m.Id) -> Command:
-    """Return a command. Once a master has executed a start command, it has the ID of the run."""
+    """Return a command to a master. Once a start command was executed, the ID of the run is included."""
     return commands.get_command(get_context(request), user, command_id)
 
 
@@ -110,7 +110,7 @@ def list_children(
 
 
 @router.post("/runs/{run_id}:{action}", status_code=202)
-def act(
+def request_run_action(
     *,
     request: Request,
     user: CurrentUser,
@@ -148,7 +148,7 @@ def list_elements(
 
 
 @router.post("/tasks/{task_id}:{action}", status_code=202)
-def force(
+def request_task_action(
     *, request: Request, user: CurrentUser, task_id: m.Id, action: _Action, key: m.UniqueKey = None
 ) -> CommandSent:
     """Mark a failed task as successful (`force-success`), or start a queued task without waiting for a pool slot

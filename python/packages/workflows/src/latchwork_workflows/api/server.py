@@ -50,7 +50,7 @@ def _worker(seen: WorkerStatus, running: Sequence[ActiveTask]) -> Worker:
 
 
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
-async def events(
+async def stream_changes(
     request: Request, user: CurrentUser, topic: Annotated[str, Query(pattern=_TOPIC)] = "all"
 ) -> StreamingResponse:
     """Stream an event `change` whenever a run has changed, or with the topic `all` whenever anything has changed."""
@@ -67,7 +67,7 @@ async def events(
 
 
 @router.get("/healthz", tags=["server"])
-def healthz(request: Request) -> Response:
+def check_health(request: Request) -> Response:
     """Return 200 (OK) if this server is running and can reach its database. Requires no account."""
     try:
         with get_context(request).database.read() as connection:
@@ -78,7 +78,7 @@ def healthz(request: Request) -> Response:
 
 
 @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
-def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
+def get_metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
     """Return metrics in the format of Prometheus. Requires the token of an account with a role in some project."""
     require_any_role(user)
     context = get_context(request)

@@ -120,7 +120,7 @@ def list_versions(
 
 
 @router.get("/workflows/{project}/{name}/diff", response_class=PlainTextResponse)
-def diff(
+def diff_versions(
     *, request: Request, user: CurrentUser, project: m.NamePath, name: m.NamePath, old: _Number, new: _Number
 ) -> PlainTextResponse:
     """Return a unified diff between the YAML of two versions."""
@@ -151,7 +151,7 @@ def list_schedules(
 
 
 @router.get("/schedules:preview", tags=["schedules"])
-def preview(
+def preview_fire_times(
     user: CurrentUser,  # noqa: ARG001 - requires a signed-in user
     cron: Annotated[str, Query(max_length=200)],
     tz: Annotated[str, Query(max_length=100)] = "UTC",
@@ -173,7 +173,7 @@ def set_schedule(
 
 
 @router.get("/task-types", tags=["workflows"])
-def task_types(*, request: Request, user: CurrentUser) -> dict[str, dict[str, object]]:
+def get_task_types(*, request: Request, user: CurrentUser) -> dict[str, dict[str, object]]:
     """Return the JSON schema of the parameters of each task type."""
     types = get_context(request).types
     require_any_role(user)

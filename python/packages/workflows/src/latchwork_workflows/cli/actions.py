@@ -80,7 +80,7 @@ _PARTS, _LINE = 16, 65_536
     "latchwork workflows start nightly -p day=2026-11-22 -p rows=100 --wait",
     "latchwork workflows start nightly --from load --follow",
 )
-def start(
+def start_run(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="project.name, or the name of a workflow in the project default.")
     ],

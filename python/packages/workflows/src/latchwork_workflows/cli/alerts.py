@@ -38,7 +38,7 @@ _NAME = Annotated[str, typer.Argument(metavar="CHANNEL", help="The name of a cha
     "latchwork workflows alerts --run 17",
     "latchwork workflows alerts --resend 4",
 )
-def alerts(
+def list_alerts(
     *,
     state: Annotated[
         str,
@@ -83,7 +83,7 @@ def alerts(
 
 
 @command("latchwork workflows channels list", "latchwork workflows channels list --json")
-def channels_list(
+def list_channels(
     *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the channels, the secrets that each uses, and the workflows that name it."""
@@ -99,7 +99,7 @@ def channels_list(
     "latchwork workflows channels set chat --kind webhook -o 'url=https://hooks.example.org/${secret:HOOK}'",
     "latchwork workflows channels set chat --kind webhook -o url=https://hooks.example.org --disabled",
 )
-def channels_set(
+def set_channel(
     name: _NAME,
     *,
     kind: Annotated[str, typer.Option(metavar="KIND", help="smtp, webhook or apprise.")],
@@ -133,7 +133,7 @@ def channels_set(
 
 
 @command("latchwork workflows channels rm ops")
-def channels_rm(
+def remove_channel(
     name: _NAME, *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """Delete a channel. Its pending deliveries wait for a new channel of this name, and finally fail."""
@@ -143,7 +143,7 @@ def channels_rm(
 
 
 @command("latchwork workflows channels test ops")
-def channels_test(
+def send_test_alert(
     name: _NAME,
     *,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a master to send it.")] = 60.0,
@@ -220,8 +220,8 @@ def _channel_row(found: Channel) -> dict[str, str]:
 
 channels_app = group(
     "Alert channels: mail, webhooks, and services supported by Apprise.",
-    list=channels_list,
-    set=channels_set,
-    rm=channels_rm,
-    test=channels_test,
+    list=list_channels,
+    set=set_channel,
+    rm=remove_channel,
+    test=send_test_alert,
 )

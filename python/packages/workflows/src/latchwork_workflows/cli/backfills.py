@@ -38,7 +38,7 @@ _STYLES = {"success": "green", "failure": "red", "held": "red", "running": "cyan
     "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30 --dependents",
     "latchwork workflows backfill nightly --dates 2026-11-01,2026-11-05 -p region=eu --stop-on-failure",
 )
-def backfill(
+def start_backfill(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="project.name, or the name of a workflow in the project default.")
     ],
@@ -122,7 +122,7 @@ def backfill(
 
 
 @command("latchwork workflows backfills", "latchwork workflows backfills nightly --json")
-def backfills(
+def list_backfills(
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", show_default=False, help="Only runs of this workflow.  [default: all]"),

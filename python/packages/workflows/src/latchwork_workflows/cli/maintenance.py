@@ -30,7 +30,7 @@ _MAX_TEXT = 100_000_000
 
 
 @command("latchwork workflows doctor", "latchwork workflows doctor --repair", "latchwork workflows doctor --json")
-def doctor(
+def run_doctor(
     *,
     repair: Annotated[
         bool,
@@ -81,7 +81,7 @@ def _print_findings(found: list[Finding], repaired: int, *, is_repair: bool) -> 
 
 
 @command("latchwork workflows export > flows.yaml", "latchwork workflows export --json > flows.json")
-def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+def export_all(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """Write workflows, schedules, settings and accounts as one YAML document for `import`.
 
     Runs, logs, passwords, tokens and secrets are not exported.
@@ -108,7 +108,7 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
 
 
 @command("latchwork workflows import flows.yaml --dry-run", "latchwork workflows import flows.yaml")
-def import_(
+def import_file(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file written by export. - reads standard input.")],
     *,
     dry_run: Annotated[

@@ -155,7 +155,7 @@ def node_command(*lines: str) -> Callable[[F], F]:
     "latchwork workflows init --home ./flows",
     "latchwork workflows init --database postgresql://flows@db/flows --shards 16",
 )
-def init(
+def initialize_database(
     *,
     shards: Annotated[
         int | None,
@@ -187,7 +187,7 @@ def init(
 
 
 @command("latchwork workflows upgrade")
-def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+def upgrade_database(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """Upgrade the tables of a database to this version."""
     where = resolve_home(home, database)
     from latchwork_workflows import initialize
@@ -202,7 +202,7 @@ def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json
     "latchwork workflows master --database postgresql://flows@db/flows --store etcd://e1:2379,e2:2379/flows "
     "--logs s3://bucket/flows",
 )
-def master(
+def run_master(
     *,
     node_id: Annotated[
         str | None,
@@ -257,7 +257,7 @@ def master(
     "latchwork workflows worker --group default --slots 4 --store etcd://e1:2379/flows --logs s3://bucket/flows",
     "latchwork workflows worker --group gpu --group default",
 )
-def worker(
+def run_worker(
     *,
     name: Annotated[
         str | None,
@@ -355,7 +355,7 @@ OfAll = Annotated[bool, typer.Option("--shared", help="A secret of all projects 
     "latchwork workflows secrets set DB_PASSWORD",
     "echo -n hunter2 | latchwork workflows secrets set DB_PASSWORD --project billing",
 )
-def secrets_set(
+def set_secret(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name, as used in `${secret:NAME}`.")],
     *,
     project: Whose = "",
@@ -381,7 +381,7 @@ def secrets_set(
 
 
 @command("latchwork workflows secrets list")
-def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
+def list_secrets(*, home: HomeDir = None, as_json: Json = False) -> None:
     """List the names of the secrets of this machine with their projects. Values are never printed."""
     where = resolve_home(home)
     names = sorted(f"{each.parent.name}/{each.name}" for each in where.secrets.glob("*/*"))
@@ -392,7 +392,7 @@ def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
 
 
 @command("latchwork workflows secrets rm DB_PASSWORD", "latchwork workflows secrets rm DB_PASSWORD --project billing")
-def secrets_rm(
+def remove_secret(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the secret.")],
     *,
     project: Whose = "",
@@ -419,7 +419,7 @@ def _secret_scope(project: str, channels: bool, shared: bool) -> str:
 
 
 secrets_app = group(
-    "Secrets of the workers of this machine, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm
+    "Secrets of the workers of this machine, by name.", set=set_secret, list=list_secrets, rm=remove_secret
 )
 
 

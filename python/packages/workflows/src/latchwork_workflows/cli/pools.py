@@ -30,7 +30,7 @@ Waiting = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The maxi
 
 
 @command("latchwork workflows pools list", "latchwork workflows pools list --json")
-def list_(
+def list_pools(
     *,
     url: ApiUrl = None,
     home: HomeDir = None,
@@ -59,7 +59,7 @@ def _row(found: Pool) -> dict[str, str]:
 
 
 @command("latchwork workflows pools show warehouse", "latchwork workflows pools show @billing --json")
-def show_(
+def show_pool(
     name: Name,
     *,
     limit: Waiting = 20,
@@ -101,7 +101,7 @@ def _task(each: ActiveTask) -> dict[str, str]:
     "latchwork workflows pools set warehouse --size 3",
     "latchwork workflows pools set @billing --size 20 --admission precompute",
 )
-def set_(
+def set_pool(
     name: Name,
     *,
     size: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number of its tasks that run at a time.")],
@@ -126,7 +126,7 @@ def set_(
 
 
 @command("latchwork workflows pools rm warehouse")
-def rm(
+def remove_pool(
     name: Name,
     *,
     url: ApiUrl = None,
@@ -141,4 +141,6 @@ def rm(
     print_change(f"pool {name} deleted", {"name": name, "removed": True}, as_json=as_json)
 
 
-pools_app = group("Pools, which limit how many tasks run at a time.", list=list_, show=show_, set=set_, rm=rm)
+pools_app = group(
+    "Pools, which limit how many tasks run at a time.", list=list_pools, show=show_pool, set=set_pool, rm=remove_pool
+)

@@ -42,7 +42,7 @@ STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cya
 
 
 @command("latchwork workflows runs", "latchwork workflows runs nightly --state failure --json")
-def runs(
+def list_runs(
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", show_default=False, help="Only runs of this workflow.  [default: all]"),
@@ -92,7 +92,7 @@ def _duration(started: float | None, ended: float | None) -> str:
     "latchwork workflows show nightly",
     "latchwork workflows show nightly --svg > dag.svg",
 )
-def show_(
+def show_workflow_or_run(
     what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the ID of a run.")],
     *,
     svg: Annotated[bool, typer.Option("--svg", help="Print a drawing of the tasks as SVG.")] = False,
@@ -146,7 +146,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
 @command(
     "latchwork workflows logs 12 load", "latchwork workflows logs 12 load --follow", "latchwork workflows logs 57.1.903"
 )
-def logs(
+def show_log(
     run: Annotated[
         str,
         typer.Argument(metavar="RUN|ATTEMPT", help="A run, together with a task; or an attempt, as printed by show."),
@@ -222,7 +222,7 @@ def _write_bytes(data: bytes) -> None:
 
 
 @command("latchwork workflows why 12", "latchwork workflows why 12 load --json")
-def why(
+def explain_states(
     run: RunId,
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", show_default=False, help="A task of the run.  [default: all]")
@@ -254,7 +254,7 @@ def why(
 
 
 @command("latchwork workflows workers", "latchwork workflows workers --json")
-def workers(
+def list_workers(
     *,
     url: ApiUrl = None,
     home: HomeDir = None,

@@ -90,7 +90,7 @@ TrustedProxies = Annotated[
     "latchwork workflows serve --host 0.0.0.0 --name flows.example.org --tls-cert cert.pem --tls-key key.pem",
     "latchwork workflows serve --name flows.example.org --proxy-headers",
 )
-def serve(
+def serve_all(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8770,
@@ -140,7 +140,7 @@ def serve(
     "latchwork workflows api --database postgresql://flows@db/flows --store etcd://e1:2379/flows "
     "--logs s3://bucket/flows --host 10.0.0.5 --name flows.example.org --proxy-headers --trusted-proxy 10.0.0.7",
 )
-def api(
+def serve_api(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8770,

@@ -43,7 +43,7 @@ Offline = Annotated[
 
 
 @command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
-def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
+def validate_file(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
     """List all problems of a definition with their places. Exit code 1 if there are any.
 
     It opens no database. Instead it lists the settings that the project must have, which `apply` checks.
@@ -70,7 +70,7 @@ def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None
 
 
 @command("latchwork workflows apply nightly.yaml", "latchwork workflows apply nightly.yaml --offline")
-def apply(
+def apply_file(
     file: File,
     *,
     offline: Offline = False,
@@ -97,7 +97,7 @@ def apply(
 
 
 @command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
-def deploy(
+def deploy_module(
     target: Annotated[
         str, typer.Argument(metavar="FILE|MODULE", help="A Python file or a module with @workflow functions.")
     ],
@@ -162,7 +162,7 @@ def _import_module(target: str) -> ModuleType:
 
 
 @command("latchwork workflows list", "latchwork workflows list --contains nightly --json")
-def list_(
+def list_workflows(
     *,
     contains: Annotated[str, typer.Option(metavar="TEXT", help="Only workflows whose name contains this text.")] = "",
     url: ApiUrl = None,
@@ -198,7 +198,7 @@ def _shown(row: WorkflowRow) -> dict[str, str]:
     "latchwork workflows schedule nightly --off",
     "latchwork workflows schedule --count 3",
 )
-def schedule(
+def show_schedule(
     name: Annotated[
         str | None,
         typer.Argument(
@@ -244,7 +244,7 @@ def _schedule_json(found: Schedule) -> dict[str, Any]:
 
 
 @command("latchwork workflows online nightly")
-def online(
+def set_online(
     name: Name,
     *,
     url: ApiUrl = None,
@@ -258,7 +258,7 @@ def online(
 
 
 @command("latchwork workflows offline nightly")
-def offline(
+def set_offline(
     name: Name,
     *,
     url: ApiUrl = None,

@@ -288,7 +288,7 @@ def remove_waits_of_run(connection: sa.Connection, run_id: int) -> None:
 def find_waiting_shards(
     connection: sa.Connection, ended_codes: Collection[int], ended_tasks: Mapping[int, Collection[str]]
 ) -> list[tuple[int, int]]:
-    """Return which shards have tasks that wait for the workflows or tasks that have just ended.
+    """Find shards with tasks that wait for the workflows or tasks that have just ended.
 
     Args:
         connection: A transaction.

@@ -116,8 +116,12 @@ def load_schedules(connection: sa.Connection, shard: int | None = None) -> list[
 def start_fire(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     """Start the run of a fire time: store the fire time, a start command, and the progress of the schedule.
 
+    Args:
+        connection: A transaction.
+        row: The schedule.
+        at: The fire time, in seconds since the epoch.
     Returns:
-        The ID of the command. None: the fire time was started before, so only the progress was stored.
+        The ID of the command, or None if the fire time was started before, so that only the progress was stored.
     """
     move = sa.update(schedule).where(schedule.c.code == row.code, schedule.c.cursor < at).values(cursor=at)
     connection.execute(move)

@@ -109,8 +109,8 @@ class BackfillAdvancer:
         return backfills.create(self._connection, {**same, **fields}, wanted.schedule_times, {**same, **each})
 
     def _find_preceding_backfill(self, row: CommandRow) -> int:
-        """Return the ID of the backfill that must run before the requested one. An earlier command created it in this
-        shard.
+        """Return the ID of the backfill that must be created before the requested one. An earlier command created it in
+        this shard.
         """
         asked = row.args["cause"]
         if type(asked) is not int:

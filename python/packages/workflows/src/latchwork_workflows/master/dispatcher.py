@@ -64,9 +64,9 @@ class TaskItemBuilder:
         self._runs: dict[int, tuple[LoadedVersion, RunContext]] = {}
 
     def preload(self, connection: sa.Connection, written: Iterable[StoredRun]) -> None:
-        """Read the data that ``build`` needs for these runs, in the transaction that wrote the runs.
+        """Read the data that ``build_items`` needs for these runs, in the transaction that wrote the runs.
 
-        ``build`` then needs no query. If reading fails here, ``build`` reads the data itself.
+        ``build_items`` then needs no query. If reading fails here, it reads the data itself.
         """
         self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
@@ -107,19 +107,19 @@ class TaskItemBuilder:
         return made, failed
 
     def decide_switches(
-        self, cache: StateCache, held: Collection[SubmittedAttempt]
+        self, cache: StateCache, master_attempts: Collection[SubmittedAttempt]
     ) -> dict[SubmittedAttempt, SwitchChoice | None]:
         """Evaluate the expressions of ``switch`` tasks and choose their branches. Runs without an open transaction.
 
         Args:
             cache: State of the runs.
-            held: Tasks that the master runs itself.
+            master_attempts: Tasks that the master runs itself.
         Returns:
             The choice of each ``switch`` task, and None for any other task. If evaluation takes long, some switches are
                 left out.
         """
-        switches = self._find_switches(cache, held)
-        made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(held) - set(switches))
+        switches = self._find_switches(cache, master_attempts)
+        made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(master_attempts) - set(switches))
         switches = switches[:MAX_CHOICES]
         unread = self._read_missing(cache, {each.run_id for each in switches})
         until = time.monotonic() + _CHOICES_S
@@ -131,16 +131,16 @@ class TaskItemBuilder:
         self._runs = {}
         return made
 
-    def _find_switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
+    def _find_switches(self, cache: StateCache, master_attempts: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
         """Return which tasks are ``switch`` tasks. Tasks of workflow versions that cannot be read are also returned.
 
         Args:
             cache: State of the runs.
-            held: Tasks that the master runs itself.
+            master_attempts: Tasks that the master runs itself.
         """
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
-            for attempt in held:
+            for attempt in master_attempts:
                 stored = cache.runs[attempt.run_id]
                 try:
                     plan = self._plans.get(connection, stored.code, stored.version).plan

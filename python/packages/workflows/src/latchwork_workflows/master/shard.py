@@ -443,22 +443,22 @@ class ShardLoop:
             self._abandon_attempt(*next(iter(self._abandoned.items())))
         self._decide_switches()
 
-    def _abandon_attempt(self, x: str, place: QueuePlace) -> None:
+    def _abandon_attempt(self, attempt_key: str, place: QueuePlace) -> None:
         """Withdraw an attempt of an ended run from the queue. If a worker has claimed it, request the worker to cancel
         it.
 
         Args:
-            x: The key of the attempt.
+            attempt_key: The key of the attempt.
             place: The position of its queue item.
         """
         try:
-            if not self._dispatcher.withdraw_items({x: place}):
-                self._dispatcher.request_cancels({x: place})
+            if not self._dispatcher.withdraw_items({attempt_key: place}):
+                self._dispatcher.request_cancels({attempt_key: place})
         except Exception as error:
             if not may_concern_one_run(error):
                 raise
-            _log.error("attempt %s of an ended run is left to its worker: %s", x, reason(error))
-        del self._abandoned[x]
+            _log.error("attempt %s of an ended run is left to its worker: %s", attempt_key, reason(error))
+        del self._abandoned[attempt_key]
 
     def _put_items(self) -> None:
         waiting = list(self._cache.to_put.values())[:MAX_PUTS]

@@ -284,7 +284,9 @@ def _schedule_problems(definition: Definition) -> Iterator[Problem]:
 
 
 def _find_alert_problems(definition: Definition) -> Iterator[Problem]:
-    """Yield the problems of the alert settings. Channels need not exist yet: ``doctor`` reports missing ones."""
+    """Yield the problems of the alert settings. Channels need not exist yet, and the command ``doctor`` reports missing
+    ones.
+    """
     spec = definition.alerts
     if spec is None:
         return

@@ -61,121 +61,121 @@ def advance(plan: WorkflowPlan, run: WorkflowRun, events: Iterable[Event], now: 
         WrongState: The current state does not allow a command.
         UnknownWorkflow: A command names a task that does not exist.
     """
-    work = RunEditor(plan, run, now)
+    editor = RunEditor(plan, run, now)
     for event in events:
-        _apply_event(work, event)
-    apply_consequences(work)
-    return work.build_run()
+        _apply_event(editor, event)
+    apply_consequences(editor)
+    return editor.build_run()
 
 
-def _apply_event(work: RunEditor, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each event
+def _apply_event(editor: RunEditor, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each event
     match event:
         case Start():
-            commands.start_run(work, event)
+            commands.start_run(editor, event)
         case Begin():
-            commands.start_waiting_run(work)
+            commands.start_waiting_run(editor)
         case Pause():
-            commands.pause_run(work)
+            commands.pause_run(editor)
         case Resume():
-            commands.resume_run(work)
+            commands.resume_run(editor)
         case Stop():
-            commands.stop_run(work)
+            commands.stop_run(editor)
         case Recover():
-            commands.recover_run(work, event)
+            commands.recover_run(editor, event)
         case Rerun():
-            commands.rerun_tasks(work, event)
+            commands.rerun_tasks(editor, event)
         case ForceSuccess():
-            commands.force_success(work, event)
+            commands.force_success(editor, event)
         case ForceStart():
-            commands.force_start(work, event)
+            commands.force_start(editor, event)
         case Claimed():
-            _task_claimed(work, event)
+            _task_claimed(editor, event)
         case Lost():
-            _claim_lost(work, event)
+            _claim_lost(editor, event)
         case Ended():
-            _attempt_ended(work, event)
+            _attempt_ended(editor, event)
         case Removed():
-            _item_removed(work, event)
+            _item_removed(editor, event)
         case ChildPaused() | ChildForced() | SeenFailed() | Chose() | Expanded():
-            master_tasks.apply_event(work, event)
+            master_tasks.apply_event(editor, event)
         case Wake():
-            master_tasks.check_dependents(work)
+            master_tasks.check_dependents(editor)
 
 
-def _task_claimed(work: RunEditor, event: Claimed) -> None:
-    task = work.find_task_of_attempt(event.task, event.n, event.round)
+def _task_claimed(editor: RunEditor, event: Claimed) -> None:
+    task = editor.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
-    rule = work.plan.get_rule(event.task)
+    rule = editor.plan.get_rule(event.task)
     warns = rule.timeout_s is not None and rule.on_timeout is not OnTimeout.FAIL
-    work.set_task_state(
-        event.task, TaskState.RUNNING, wake_at=work.now + rule.timeout_s if warns and rule.timeout_s else None
+    editor.set_task_state(
+        event.task, TaskState.RUNNING, wake_at=editor.now + rule.timeout_s if warns and rule.timeout_s else None
     )
 
 
-def _claim_lost(work: RunEditor, event: Lost) -> None:
-    task = work.find_task_of_attempt(event.task, event.n, event.round)
+def _claim_lost(editor: RunEditor, event: Lost) -> None:
+    task = editor.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.RUNNING or task.runs_on_master:
         return
-    work.queue_task(event.task, task.n)
+    editor.queue_task(event.task, task.n)
     if event.died:
-        work.record_fact("failover", event.task, event.n)
+        editor.record_fact("failover", event.task, event.n)
 
 
-def _attempt_ended(work: RunEditor, event: Ended) -> None:
-    task = work.find_task_of_attempt(event.task, event.n, event.round)
+def _attempt_ended(editor: RunEditor, event: Ended) -> None:
+    task = editor.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state not in AT_WORKERS:
         return
-    if event.outcome is Outcome.SUCCESS and master_tasks.has_unfinished_elements(work, event.task):
+    if event.outcome is Outcome.SUCCESS and master_tasks.has_unfinished_elements(editor, event.task):
         return
     if task.runs_on_master:
-        master_tasks.clean_up(work, event.task)
-    _record_timeout(work, event, task)
+        master_tasks.clean_up(editor, event.task)
+    _record_timeout(editor, event, task)
     if event.outcome is Outcome.SUCCESS:
-        work.set_task_state(event.task, TaskState.SUCCESS)
+        editor.set_task_state(event.task, TaskState.SUCCESS)
     elif event.outcome is Outcome.KILLED:
-        work.set_task_state(event.task, TaskState.KILLED)
+        editor.set_task_state(event.task, TaskState.KILLED)
     else:
-        _attempt_failed(work, event, replace(task, failures=task.failures + 1))
+        _attempt_failed(editor, event, replace(task, failures=task.failures + 1))
 
 
-def _record_timeout(work: RunEditor, event: Ended, task: TaskRun) -> None:
+def _record_timeout(editor: RunEditor, event: Ended, task: TaskRun) -> None:
     """Record a timeout that the master has not recorded yet.
 
     The worker may have ended the attempt at its time limit before the master noticed the timeout.
     """
-    rule = work.plan.get_rule(event.task)
+    rule = editor.plan.get_rule(event.task)
     is_said = task.state is TaskState.RUNNING and task.wake_at is None
     if task.runs_on_master or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
         return
     if event.took_s >= rule.timeout_s:
-        work.record_fact("timeout", event.task, event.n)
+        editor.record_fact("timeout", event.task, event.n)
 
 
-def _attempt_failed(work: RunEditor, event: Ended, task: TaskRun) -> None:
-    rule = work.plan.get_rule(event.task)
-    goes_on = work.state in {RunState.RUNNING, RunState.READY_PAUSE} and not work.ending
+def _attempt_failed(editor: RunEditor, event: Ended, task: TaskRun) -> None:
+    rule = editor.plan.get_rule(event.task)
+    goes_on = editor.state in {RunState.RUNNING, RunState.READY_PAUSE} and not editor.ending
     again = goes_on and event.outcome is not Outcome.FATAL and task.failures <= rule.retries
-    work.tasks[event.task] = task
+    editor.tasks[event.task] = task
     if again:
-        work.record_fact("retry", event.task, event.n)
-        work.set_task_state(event.task, TaskState.RETRY_WAIT, wake_at=work.now + rule.retry_interval_s)
+        editor.record_fact("retry", event.task, event.n)
+        editor.set_task_state(event.task, TaskState.RETRY_WAIT, wake_at=editor.now + rule.retry_interval_s)
     else:
-        work.record_fact("failure", event.task, event.n)
-        work.set_task_state(event.task, TaskState.FAILURE)
+        editor.record_fact("failure", event.task, event.n)
+        editor.set_task_state(event.task, TaskState.FAILURE)
 
 
-def _item_removed(work: RunEditor, event: Removed) -> None:
-    task = work.find_task_of_attempt(event.task, event.n, event.round)
+def _item_removed(editor: RunEditor, event: Removed) -> None:
+    task = editor.find_task_of_attempt(event.task, event.n, event.round)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
-    if work.ending or work.state is RunState.READY_STOP:
-        work.set_task_state(event.task, TaskState.KILLED)
-    elif work.state is RunState.READY_PAUSE:
-        work.set_task_state(event.task, TaskState.PAUSED)
+    if editor.ending or editor.state is RunState.READY_STOP:
+        editor.set_task_state(event.task, TaskState.KILLED)
+    elif editor.state is RunState.READY_PAUSE:
+        editor.set_task_state(event.task, TaskState.PAUSED)
     elif task.is_overdue and task.forced_after != task.n:
-        work.record_fact(NOT_TAKEN, event.task, event.n)
+        editor.record_fact(NOT_TAKEN, event.task, event.n)
         ended = Ended(event.task, event.n, Outcome.FAILURE, event.round)
-        _attempt_failed(work, ended, replace(task, failures=task.failures + 1))
+        _attempt_failed(editor, ended, replace(task, failures=task.failures + 1))
     else:  # resumed or force-started in the meantime: another attempt
-        work.set_task_state(event.task, TaskState.READY)
+        editor.set_task_state(event.task, TaskState.READY)

@@ -27,146 +27,150 @@ def list_possible_commands(state: RunState) -> tuple[str, ...]:
     return tuple(name for name, states in TAKEN_IN.items() if state in states and name != "start")
 
 
-def start_run(work: RunEditor, event: Start) -> None:
+def start_run(editor: RunEditor, event: Start) -> None:
     """Start a run: set its tasks to WAITING, and tasks outside the requested scope to SKIPPED."""
-    _require_state(work, "start")
-    _require_tasks(work, event.start_from)
-    chosen = _tasks_in_scope(work, event)
-    work.dry, work.fresh = event.dry, event.fresh
-    work.tasks = {name: TaskRun(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
-    work.set_run_state(_state(waits=event.waits))
+    _require_state(editor, "start")
+    _require_tasks(editor, event.start_from)
+    chosen = _tasks_in_scope(editor, event)
+    editor.dry, editor.fresh = event.dry, event.fresh
+    editor.tasks = {
+        name: TaskRun(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in editor.plan.rules
+    }
+    editor.set_run_state(_state(waits=event.waits))
 
 
 def _state(*, waits: bool) -> RunState:
     return RunState.SERIAL_WAIT if waits else RunState.RUNNING
 
 
-def start_waiting_run(work: RunEditor) -> None:
+def start_waiting_run(editor: RunEditor) -> None:
     """Start a run that was waiting for the concurrency limit of its workflow. Does nothing in other states."""
-    if work.state is RunState.SERIAL_WAIT:
-        work.set_run_state()
+    if editor.state is RunState.SERIAL_WAIT:
+        editor.set_run_state()
 
 
-def pause_run(work: RunEditor) -> None:
+def pause_run(editor: RunEditor) -> None:
     """Pause the run: submit no more tasks to workers."""
-    _require_state(work, "pause")
-    work.state = RunState.READY_PAUSE
+    _require_state(editor, "pause")
+    editor.state = RunState.READY_PAUSE
 
 
-def resume_run(work: RunEditor) -> None:
+def resume_run(editor: RunEditor) -> None:
     """Resume a paused run. Tasks that were withdrawn from the queue are submitted again as new attempts."""
-    _require_state(work, "resume")
-    for name, task in work.tasks.items():
+    _require_state(editor, "resume")
+    for name, task in editor.tasks.items():
         if task.state is TaskState.PAUSED:
-            work.set_task_state(name, TaskState.READY)
-    master_tasks.resume_children(work)
-    if work.state is RunState.PAUSED:
-        work.set_run_state()
+            editor.set_task_state(name, TaskState.READY)
+    master_tasks.resume_children(editor)
+    if editor.state is RunState.PAUSED:
+        editor.set_run_state()
     else:
-        work.state = RunState.RUNNING
+        editor.state = RunState.RUNNING
 
 
-def stop_run(work: RunEditor) -> None:
+def stop_run(editor: RunEditor) -> None:
     """Stop the run: withdraw the queued tasks and kill the running ones."""
-    _require_state(work, "stop")
-    work.state = RunState.READY_STOP
+    _require_state(editor, "stop")
+    editor.state = RunState.READY_STOP
 
 
-def recover_run(work: RunEditor, event: Recover) -> None:
+def recover_run(editor: RunEditor, event: Recover) -> None:
     """Retry the failed and killed tasks of a run.
 
     The tasks of ``event.start_from`` and all tasks downstream of them also run again, whatever their state.
     """
-    _require_state(work, "recover", {_SUCCESS} if event.start_from else ())
-    _require_tasks(work, event.start_from)
-    again = work.plan.find_connected_tasks(event.start_from) if event.start_from else frozenset[str]()
-    if not work.tasks:  # stopped before it began
-        work.tasks = dict.fromkeys(work.plan.rules, TaskRun())
-    failed = {name for name in work.tasks if _is_retried(work, name)}
-    for name, task in work.tasks.items():
+    _require_state(editor, "recover", {_SUCCESS} if event.start_from else ())
+    _require_tasks(editor, event.start_from)
+    again = editor.plan.find_connected_tasks(event.start_from) if event.start_from else frozenset[str]()
+    if not editor.tasks:  # stopped before it began
+        editor.tasks = dict.fromkeys(editor.plan.rules, TaskRun())
+    failed = {name for name in editor.tasks if _is_retried(editor, name)}
+    for name, task in editor.tasks.items():
         if get_map_name(name) in again or name in failed:
-            work.tasks[name] = task.reset()
-    work.set_run_state(_state(waits=event.waits))
+            editor.tasks[name] = task.reset()
+    editor.set_run_state(_state(waits=event.waits))
 
 
-def _is_retried(work: RunEditor, name: str) -> bool:
+def _is_retried(editor: RunEditor, name: str) -> bool:
     """Return whether a recovered run retries this task because it has failed.
 
     An element of a map task is retried only together with its map. A failure that a ``conditions`` task evaluates is
     not retried.
     """
-    state = work.tasks[name].state
+    state = editor.tasks[name].state
     if (base := get_map_name(name)) != name:
-        return state in FAILED and _is_retried(work, base)
-    return state is TaskState.KILLED or (state is TaskState.FAILURE and master_tasks.is_run_failure(work, name))
+        return state in FAILED and _is_retried(editor, base)
+    return state is TaskState.KILLED or (state is TaskState.FAILURE and master_tasks.is_run_failure(editor, name))
 
 
-def rerun_tasks(work: RunEditor, event: Rerun) -> None:
+def rerun_tasks(editor: RunEditor, event: Rerun) -> None:
     """Run all tasks of a completed run again. Reports about attempts that began before the rerun are ignored from now
     on.
     """
-    _require_state(work, "rerun")
-    work.round += 1
-    work.fresh = event.fresh
-    work.tasks = dict.fromkeys(work.plan.rules, TaskRun())
-    work.set_run_state(_state(waits=event.waits))
+    _require_state(editor, "rerun")
+    editor.round += 1
+    editor.fresh = event.fresh
+    editor.tasks = dict.fromkeys(editor.plan.rules, TaskRun())
+    editor.set_run_state(_state(waits=event.waits))
 
 
-def force_success(work: RunEditor, event: ForceSuccess) -> None:
+def force_success(editor: RunEditor, event: ForceSuccess) -> None:
     """Mark a failed task as successful.
 
     If this was the last unfinished task of a failed run, the run becomes successful. Other completed runs keep their
     state.
     """
-    _require_tasks(work, [event.task], work.tasks)
-    task = work.tasks.get(event.task)
+    _require_tasks(editor, [event.task], editor.tasks)
+    task = editor.tasks.get(event.task)
     if task is None or task.state not in FAILED:
         raise WrongState(
             f"task {event.task!r} is {_state_text(task)}; only a failed or stopped task can be marked as success"
         )
-    work.set_task_state(event.task, TaskState.FORCED_SUCCESS)
+    editor.set_task_state(event.task, TaskState.FORCED_SUCCESS)
     is_open = any(
-        work.tasks[name].state not in DONE and master_tasks.is_run_failure(work, name) for name in work.plan.rules
+        editor.tasks[name].state not in DONE and master_tasks.is_run_failure(editor, name) for name in editor.plan.rules
     )
-    if work.state is RunState.FAILURE and not is_open:
-        work.state = RunState.SUCCESS
-        work.record_fact("success")
+    if editor.state is RunState.FAILURE and not is_open:
+        editor.state = RunState.SUCCESS
+        editor.record_fact("success")
 
 
-def force_start(work: RunEditor, event: ForceStart) -> None:
+def force_start(editor: RunEditor, event: ForceStart) -> None:
     """Start a queued task without waiting for a free pool slot: withdraw it and queue it again as a new attempt."""
-    _require_tasks(work, [event.task], work.tasks)
-    task = work.tasks.get(event.task)
-    if work.state is not RunState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:
+    _require_tasks(editor, [event.task], editor.tasks)
+    task = editor.tasks.get(event.task)
+    if editor.state is not RunState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:
         raise WrongState(
-            f"task {event.task!r} is {_state_text(task)}, and its run is {work.state.value}; only a queued task of "
+            f"task {event.task!r} is {_state_text(task)}, and its run is {editor.state.value}; only a queued task of "
             "a running run can be force-started"
         )
-    work.tasks[event.task] = replace(task, forced_after=task.n)
+    editor.tasks[event.task] = replace(task, forced_after=task.n)
 
 
 _SUCCESS = RunState.SUCCESS
 
 
-def _tasks_in_scope(work: RunEditor, event: Start) -> frozenset[str]:
+def _tasks_in_scope(editor: RunEditor, event: Start) -> frozenset[str]:
     if not event.start_from:
-        return frozenset(work.plan.rules)
+        return frozenset(editor.plan.rules)
     if event.scope is Scope.ONLY:
         return frozenset(event.start_from)
-    return work.plan.find_connected_tasks(event.start_from, upstream=event.scope is Scope.UPSTREAM)
+    return editor.plan.find_connected_tasks(event.start_from, upstream=event.scope is Scope.UPSTREAM)
 
 
-def _require_state(work: RunEditor, command: str, more: Collection[RunState] = ()) -> None:
+def _require_state(editor: RunEditor, command: str, more: Collection[RunState] = ()) -> None:
     states = TAKEN_IN[command].union(more)
-    if work.state not in states:
+    if editor.state not in states:
         takes = ", ".join(sorted(each.value for each in states))
-        raise WrongState(f"the run is {work.state.value}; {command} needs one that is {takes}")
+        raise WrongState(f"the run is {editor.state.value}; {command} needs one that is {takes}")
 
 
-def _require_tasks(work: RunEditor, names: Iterable[str], more: Collection[str] = ()) -> None:
+def _require_tasks(editor: RunEditor, names: Iterable[str], more: Collection[str] = ()) -> None:
     for name in names:
-        if name not in work.plan.rules and name not in more:
-            raise UnknownWorkflow(f"the workflow has no task {name!r}; it has {', '.join(list(work.plan.rules)[:20])}")
+        if name not in editor.plan.rules and name not in more:
+            raise UnknownWorkflow(
+                f"the workflow has no task {name!r}; it has {', '.join(list(editor.plan.rules)[:20])}"
+            )
 
 
 def _state_text(task: TaskRun | None) -> str:

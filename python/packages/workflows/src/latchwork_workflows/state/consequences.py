@@ -30,148 +30,148 @@ _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, Tas
 _APART_S = 5.0
 
 
-def apply_consequences(work: RunEditor) -> None:
+def apply_consequences(editor: RunEditor) -> None:
     """Apply all changes that follow from the current state: timers, ready tasks, submissions, and the end of the
     run.
     """
-    if work.state in OVER or work.state in {RunState.SUBMITTED, RunState.SERIAL_WAIT}:
+    if editor.state in OVER or editor.state in {RunState.SUBMITTED, RunState.SERIAL_WAIT}:
         return
-    _apply_timers(work)
+    _apply_timers(editor)
     is_open = True
     while is_open:  # a failed map may end the others, or conditions may depend on it
-        _end_on_failure(work)
-        if work.state is RunState.RUNNING and not work.ending:
-            _update_waiting_tasks(work)
-            while _submit_ready_tasks(work):  # conditions are decided at once, so their successors may be ready
-                _update_waiting_tasks(work)
-        elif work.ending or work.state is RunState.READY_STOP:
-            _kill_idle(work)
-        is_open = master_tasks.update_master_tasks(work)
-    _finish_run(work)
+        _end_on_failure(editor)
+        if editor.state is RunState.RUNNING and not editor.ending:
+            _update_waiting_tasks(editor)
+            while _submit_ready_tasks(editor):  # conditions are decided at once, so their successors may be ready
+                _update_waiting_tasks(editor)
+        elif editor.ending or editor.state is RunState.READY_STOP:
+            _kill_idle(editor)
+        is_open = master_tasks.update_master_tasks(editor)
+    _finish_run(editor)
 
 
-def _apply_timers(work: RunEditor) -> None:
+def _apply_timers(editor: RunEditor) -> None:
     """Apply the time limits, delays and retries that are due."""
-    for name, task in work.tasks.items():
+    for name, task in editor.tasks.items():
         if task.wake_at is None:
             continue
-        if task.wake_at > work.now:
-            _shorten_wait(work, name, task)
+        if task.wake_at > editor.now:
+            _shorten_wait(editor, name, task)
         elif task.runs_on_master:
-            master_tasks.check_dependent(work, name)
+            master_tasks.check_dependent(editor, name)
         else:
-            _apply_task_timer(work, name, task)
-    if work.warn_at is not None and work.warn_at <= work.now:
-        work.warn_at = None
-        if work.plan.on_timeout is not OnTimeout.FAIL:
-            work.record_fact("timeout")
-        if work.plan.on_timeout is not OnTimeout.WARN:
-            work.ending = work.ending or "timeout"
+            _apply_task_timer(editor, name, task)
+    if editor.warn_at is not None and editor.warn_at <= editor.now:
+        editor.warn_at = None
+        if editor.plan.on_timeout is not OnTimeout.FAIL:
+            editor.record_fact("timeout")
+        if editor.plan.on_timeout is not OnTimeout.WARN:
+            editor.ending = editor.ending or "timeout"
 
 
-def _shorten_wait(work: RunEditor, name: str, task: TaskRun) -> None:
+def _shorten_wait(editor: RunEditor, name: str, task: TaskRun) -> None:
     """Shorten a wait that is longer than the rule of its task allows.
 
     This happens if the clock of a master was ahead or was set back.
     """
-    rule, most_s = work.plan.get_rule(name), None
+    rule, most_s = editor.plan.get_rule(name), None
     if task.runs_on_master:
         most_s = master_tasks.LOOK_RARELY_S
     elif task.state is TaskState.DELAYED:
         most_s = rule.delay_s
     elif task.state is TaskState.RETRY_WAIT:
         most_s = rule.retry_interval_s
-    if most_s is not None and task.wake_at is not None and task.wake_at > work.now + most_s + _APART_S:
-        work.tasks[name] = replace(task, wake_at=work.now + most_s)
+    if most_s is not None and task.wake_at is not None and task.wake_at > editor.now + most_s + _APART_S:
+        editor.tasks[name] = replace(task, wake_at=editor.now + most_s)
 
 
-def _apply_task_timer(work: RunEditor, name: str, task: TaskRun) -> None:
+def _apply_task_timer(editor: RunEditor, name: str, task: TaskRun) -> None:
     if task.state is TaskState.RUNNING:
-        work.record_fact("timeout", name, task.n)
-        work.set_task_state(name, TaskState.RUNNING)
-    elif work.state is not RunState.RUNNING or work.ending:
+        editor.record_fact("timeout", name, task.n)
+        editor.set_task_state(name, TaskState.RUNNING)
+    elif editor.state is not RunState.RUNNING or editor.ending:
         return
     elif task.state is TaskState.SUBMITTED:  # overdue: it is withdrawn, unless a worker claims it first
-        work.tasks[name] = replace(task, wake_at=None)
+        editor.tasks[name] = replace(task, wake_at=None)
     elif task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
-        work.set_task_state(name, TaskState.READY)
+        editor.set_task_state(name, TaskState.READY)
 
 
-def _end_on_failure(work: RunEditor) -> None:
+def _end_on_failure(editor: RunEditor) -> None:
     """End the other tasks after a final failure, if the workflow is defined with ``on_failure="end"``."""
-    if work.ending or work.plan.on_failure is not OnFailure.END or work.state is RunState.READY_STOP:
+    if editor.ending or editor.plan.on_failure is not OnFailure.END or editor.state is RunState.READY_STOP:
         return
-    if any(task.state in FAILED and master_tasks.is_run_failure(work, name) for name, task in work.tasks.items()):
-        work.ending = "failure"
+    if any(task.state in FAILED and master_tasks.is_run_failure(editor, name) for name, task in editor.tasks.items()):
+        editor.ending = "failure"
 
 
-def _update_waiting_tasks(work: RunEditor) -> None:
+def _update_waiting_tasks(editor: RunEditor) -> None:
     """Update the waiting tasks whose predecessors have ended: make them ready or skip them.
 
     Works in topological order, because skipped tasks end immediately.
     """
-    for name, rule in work.plan.rules.items():
-        if _is_unreachable(work, name, rule):
-            work.tasks[name] = replace(work.tasks[name].with_state(TaskState.SKIPPED), is_cut=True)
-        elif _may_start(work, name, rule):
-            _start_task(work, name, rule)
+    for name, rule in editor.plan.rules.items():
+        if _is_unreachable(editor, name, rule):
+            editor.tasks[name] = replace(editor.tasks[name].with_state(TaskState.SKIPPED), is_cut=True)
+        elif _may_start(editor, name, rule):
+            _start_task(editor, name, rule)
 
 
-def _must_wait(work: RunEditor, name: str) -> bool:
-    task = work.tasks.get(name)  # missing if the run was stopped before it began
+def _must_wait(editor: RunEditor, name: str) -> bool:
+    task = editor.tasks.get(name)  # missing if the run was stopped before it began
     return task is not None and task.state is TaskState.WAITING
 
 
-def _is_unreachable(work: RunEditor, name: str, rule: TaskRule) -> bool:
+def _is_unreachable(editor: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a waiting task can never run.
 
     This is so if none of the branches that lead to it was chosen, or if none of its predecessors can run.
     """
-    if not _must_wait(work, name):
+    if not _must_wait(editor, name):
         return False
-    forks = work.plan.branching_tasks.get(name)
+    forks = editor.plan.branching_tasks.get(name)
     if forks:
-        return all(_not_chosen(work.tasks[fork], name) for fork in forks)
-    return bool(rule.after) and all(work.tasks[before].is_cut for before in rule.after)
+        return all(_not_chosen(editor.tasks[fork], name) for fork in forks)
+    return bool(rule.after) and all(editor.tasks[before].is_cut for before in rule.after)
 
 
 def _not_chosen(fork: TaskRun, head: str) -> bool:
     return fork.is_cut or (fork.state in DONE and fork.chosen is not None and head not in fork.chosen)
 
 
-def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
+def _may_start(editor: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a waiting task can start: its predecessors have ended, and a chosen branch leads to it.
 
     A ``conditions`` task also starts after failures. One chosen branch is enough, even if others are not decided yet.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
-    forks = work.plan.branching_tasks.get(name, ())
+    forks = editor.plan.branching_tasks.get(name, ())
 
     def is_done(before: str) -> bool:
-        return work.tasks[before].state in enough
+        return editor.tasks[before].state in enough
 
     def leads(fork: str) -> bool:
-        return is_done(fork) and not _not_chosen(work.tasks[fork], name)
+        return is_done(fork) and not _not_chosen(editor.tasks[fork], name)
 
     return (
-        _must_wait(work, name)
+        _must_wait(editor, name)
         and all(is_done(before) for before in rule.after if before not in forks)
         and (not forks or any(leads(fork) for fork in forks))
     )
 
 
-def _start_task(work: RunEditor, name: str, rule: TaskRule) -> None:
+def _start_task(editor: RunEditor, name: str, rule: TaskRule) -> None:
     if not rule.enabled:
-        work.set_task_state(name, TaskState.SKIPPED)
-    elif work.dry:
-        work.set_task_state(name, TaskState.SUCCESS)
+        editor.set_task_state(name, TaskState.SKIPPED)
+    elif editor.dry:
+        editor.set_task_state(name, TaskState.SUCCESS)
     elif rule.delay_s > 0:
-        work.set_task_state(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
+        editor.set_task_state(name, TaskState.DELAYED, wake_at=editor.now + rule.delay_s)
     else:
-        work.set_task_state(name, TaskState.READY)
+        editor.set_task_state(name, TaskState.READY)
 
 
-def _submit_ready_tasks(work: RunEditor) -> bool:
+def _submit_ready_tasks(editor: RunEditor) -> bool:
     """Submit ready tasks to the workers in the order of the definition, as far as the limits allow.
 
     Tasks that the master runs itself all start immediately.
@@ -179,17 +179,17 @@ def _submit_ready_tasks(work: RunEditor) -> bool:
     Returns:
         Whether other tasks may be ready now.
     """
-    free = MAX_IN_HANDS - sum(task.is_at_worker for task in work.tasks.values())
-    of_maps = master_tasks.count_free_map_slots(work)
+    free = MAX_IN_HANDS - sum(task.is_at_worker for task in editor.tasks.values())
+    of_maps = master_tasks.count_free_map_slots(editor)
     is_more = False
-    for name, task in list(work.tasks.items()):
+    for name, task in list(editor.tasks.items()):
         if task.state is not TaskState.READY or of_maps.get(base := get_map_name(name), 1) <= 0:
             continue
-        kind = work.plan.get_kind(name)
+        kind = editor.plan.get_kind(name)
         if kind:
-            is_more = master_tasks.start_task(work, name, kind) or is_more
+            is_more = master_tasks.start_task(editor, name, kind) or is_more
         elif free > 0:
-            work.queue_task(name, task.n + 1)
+            editor.queue_task(name, task.n + 1)
             free -= 1
         else:
             continue
@@ -198,44 +198,45 @@ def _submit_ready_tasks(work: RunEditor) -> bool:
     return is_more
 
 
-def _kill_idle(work: RunEditor) -> None:
-    for name, task in work.tasks.items():
+def _kill_idle(editor: RunEditor) -> None:
+    for name, task in editor.tasks.items():
         if task.state in _IDLE:
-            if task.state is TaskState.PAUSED and work.plan.get_kind(name) == "sub_process":
-                work.request_call("stop", name)  # its child is paused
-            work.set_task_state(name, TaskState.KILLED)
+            if task.state is TaskState.PAUSED and editor.plan.get_kind(name) == "sub_process":
+                editor.request_call("stop", name)  # its child is paused
+            editor.set_task_state(name, TaskState.KILLED)
 
 
-def _finish_run(work: RunEditor) -> None:
+def _finish_run(editor: RunEditor) -> None:
     """End or pause the run if none of its tasks can continue. The elements of a map task are not examined
     separately.
     """
-    tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
+    tasks = {name: editor.tasks[name] for name in editor.plan.rules if name in editor.tasks}
     states = {
         task.state
         for name, task in tasks.items()
-        if task.state not in FAILED or master_tasks.is_run_failure(work, name)
+        if task.state not in FAILED or master_tasks.is_run_failure(editor, name)
     }
     if any(task.state in AT_WORKERS for task in tasks.values()):
         return
-    if work.state is RunState.READY_STOP:
-        _end_run(work, RunState.STOPPED, "stopped")
+    if editor.state is RunState.READY_STOP:
+        _end_run(editor, RunState.STOPPED, "stopped")
     elif states <= DONE:
-        _end_run(work, RunState.SUCCESS, "success")
-    elif work.ending or not (states & UNFINISHED or TaskState.PAUSED in states or _has_startable_task(work)):
-        _end_run(work, RunState.FAILURE, "failure")
-    elif work.state is RunState.READY_PAUSE:
-        _end_run(work, RunState.PAUSED, "paused")
+        _end_run(editor, RunState.SUCCESS, "success")
+    elif editor.ending or not (states & UNFINISHED or TaskState.PAUSED in states or _has_startable_task(editor)):
+        _end_run(editor, RunState.FAILURE, "failure")
+    elif editor.state is RunState.READY_PAUSE:
+        _end_run(editor, RunState.PAUSED, "paused")
 
 
-def _has_startable_task(work: RunEditor) -> bool:
+def _has_startable_task(editor: RunEditor) -> bool:
     """Return whether any waiting task could start or be skipped. Only a paused run has such tasks."""
     return any(
-        _may_start(work, name, rule) or _is_unreachable(work, name, rule) for name, rule in work.plan.rules.items()
+        _may_start(editor, name, rule) or _is_unreachable(editor, name, rule)
+        for name, rule in editor.plan.rules.items()
     )
 
 
-def _end_run(work: RunEditor, state: RunState, kind: str) -> None:
-    work.state = state
-    work.warn_at = None
-    work.record_fact(kind)
+def _end_run(editor: RunEditor, state: RunState, kind: str) -> None:
+    editor.state = state
+    editor.warn_at = None
+    editor.record_fact(kind)

@@ -35,222 +35,224 @@ LOOK_RARELY_S = 300.0
 _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map": "expand"}
 
 
-def start_task(work: RunEditor, name: str, kind: str) -> bool:
+def start_task(editor: RunEditor, name: str, kind: str) -> bool:
     """Start a task that the master runs itself. Its predecessors must have ended.
 
     Args:
-        work: The run.
+        editor: The run.
         name: Name of the task.
         kind: Kind of the task, such as ``sub_process`` or ``map``.
     Returns:
         Whether the task has ended immediately, so that its successors may be ready.
     """
-    task = work.tasks[name]
-    rule = work.plan.get_rule(name)
+    task = editor.tasks[name]
+    rule = editor.plan.get_rule(name)
     on_master = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, runs_on_master=True)
     if kind == "conditions":
-        is_true = rule.when is None or evaluate(rule.when, lambda leaf: _has_ended_as(work, leaf))
-        work.tasks[name] = replace(on_master.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
+        is_true = rule.when is None or evaluate(rule.when, lambda leaf: _has_ended_as(editor, leaf))
+        editor.tasks[name] = replace(on_master.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
         return True
     if kind == "dependent":
-        until = None if rule.timeout_s is None else work.now + rule.timeout_s
-        on_master = replace(on_master, fails_at=until, wake_at=_next_check_at(work, until, LOOK_AGAIN_S))
-    work.tasks[name] = on_master
-    work.request_call(_FIRST[kind], name)
+        until = None if rule.timeout_s is None else editor.now + rule.timeout_s
+        on_master = replace(on_master, fails_at=until, wake_at=_next_check_at(editor, until, LOOK_AGAIN_S))
+    editor.tasks[name] = on_master
+    editor.request_call(_FIRST[kind], name)
     return False
 
 
-def _has_ended_as(work: RunEditor, leaf: Condition) -> bool:
+def _has_ended_as(editor: RunEditor, leaf: Condition) -> bool:
     if not isinstance(leaf, TaskEnded):
         return False
-    return (work.tasks[leaf.task].state in FAILED) is leaf.failed
+    return (editor.tasks[leaf.task].state in FAILED) is leaf.failed
 
 
-def _next_check_at(work: RunEditor, until: float | None, after_s: float) -> float:
-    again = work.now + after_s
-    return again if until is None else min(again, max(until, work.now))
+def _next_check_at(editor: RunEditor, until: float | None, after_s: float) -> float:
+    again = editor.now + after_s
+    return again if until is None else min(again, max(until, editor.now))
 
 
 # Events
 
 
-def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
+def apply_event(editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
     """Apply an event to a task that the master runs itself. Events of older attempts are ignored."""
     kind = type(event).__name__
     if kind == "ChildForced":
-        task = work.tasks.get(event.task)
-        if task is not None and task.state in FAILED and event.round == work.round:
-            work.set_task_state(event.task, TaskState.FORCED_SUCCESS)
-            if work.state is RunState.FAILURE and all(
-                work.tasks[name].state in DONE or not is_run_failure(work, name) for name in work.plan.rules
+        task = editor.tasks.get(event.task)
+        if task is not None and task.state in FAILED and event.round == editor.round:
+            editor.set_task_state(event.task, TaskState.FORCED_SUCCESS)
+            if editor.state is RunState.FAILURE and all(
+                editor.tasks[name].state in DONE or not is_run_failure(editor, name) for name in editor.plan.rules
             ):
-                work.state = RunState.SUCCESS
-                work.record_fact("success")
+                editor.state = RunState.SUCCESS
+                editor.record_fact("success")
         return
-    found = _find_master_task(work, event)
+    found = _find_master_task(editor, event)
     if found is None:
         return
-    if kind == "ChildPaused" and work.state is RunState.READY_PAUSE:
-        work.set_task_state(event.task, TaskState.PAUSED)
+    if kind == "ChildPaused" and editor.state is RunState.READY_PAUSE:
+        editor.set_task_state(event.task, TaskState.PAUSED)
     elif kind == "SeenFailed":
-        _dependency_failed(work, event.task, found)
+        _dependency_failed(editor, event.task, found)
     elif kind == "Chose":
-        work.tasks[event.task] = replace(found.with_state(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
+        editor.tasks[event.task] = replace(found.with_state(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
     elif kind == "Expanded":
-        _create_elements(work, event.task, event.count)  # type: ignore[union-attr]
+        _create_elements(editor, event.task, event.count)  # type: ignore[union-attr]
 
 
 def _find_master_task(
-    work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded
+    editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded
 ) -> TaskRun | None:
-    task = work.find_task_of_attempt(event.task, getattr(event, "n", 0), event.round)
+    task = editor.find_task_of_attempt(event.task, getattr(event, "n", 0), event.round)
     return task if task is not None and task.runs_on_master else None
 
 
-def _dependency_failed(work: RunEditor, name: str, task: TaskRun) -> None:
+def _dependency_failed(editor: RunEditor, name: str, task: TaskRun) -> None:
     """Fail a ``dependent`` task whose dependency failed, after the grace period ``wait_s`` of its rule."""
-    until = work.now + work.plan.get_rule(name).wait_s
+    until = editor.now + editor.plan.get_rule(name).wait_s
     if task.fails_at is not None:
         until = min(until, task.fails_at)
-    if until <= work.now:
-        fail_task(work, name)
+    if until <= editor.now:
+        fail_task(editor, name)
     else:
-        look_at = min(task.wake_at or until, _next_check_at(work, until, LOOK_RARELY_S))
-        work.tasks[name] = replace(task, fails_at=until, wake_at=look_at)
+        look_at = min(task.wake_at or until, _next_check_at(editor, until, LOOK_RARELY_S))
+        editor.tasks[name] = replace(task, fails_at=until, wake_at=look_at)
 
 
-def fail_task(work: RunEditor, name: str) -> None:
+def fail_task(editor: RunEditor, name: str) -> None:
     """Mark the task as failed."""
-    task = work.tasks[name]
-    clean_up(work, name)
-    work.record_fact("failure", name, task.n)
-    work.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
+    task = editor.tasks[name]
+    clean_up(editor, name)
+    editor.record_fact("failure", name, task.n)
+    editor.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
 
 
-def _create_elements(work: RunEditor, name: str, count: int) -> None:
+def _create_elements(editor: RunEditor, name: str, count: int) -> None:
     """Create ``count`` elements of a map task, one for each item of its list.
 
     Elements that have succeeded before a recovery are kept. Elements beyond a list that has become shorter are skipped.
     """
-    there = {each for each in work.tasks if each != name and get_map_name(each) == name}
+    there = {each for each in editor.tasks if each != name and get_map_name(each) == name}
     for index in range(count):
         each = element_name(name, index)
-        known = work.tasks.get(each, TaskRun())
+        known = editor.tasks.get(each, TaskRun())
         if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
-            work.tasks[each] = replace(known.with_state(TaskState.READY), is_cut=False)
+            editor.tasks[each] = replace(known.with_state(TaskState.READY), is_cut=False)
         there.discard(each)
     for each in there:  # the list has become shorter
-        work.set_task_state(each, TaskState.SKIPPED)
+        editor.set_task_state(each, TaskState.SKIPPED)
 
 
 # Commands and time
 
 
-def check_dependents(work: RunEditor) -> None:
+def check_dependents(editor: RunEditor) -> None:
     """Request a check of every ``dependent`` task, because the workflows that it waits for may have changed."""
-    for name, task in work.tasks.items():
-        if task.runs_on_master and work.plan.get_kind(name) == "dependent":
-            work.request_call("look", name)
+    for name, task in editor.tasks.items():
+        if task.runs_on_master and editor.plan.get_kind(name) == "dependent":
+            editor.request_call("look", name)
 
 
-def check_dependent(work: RunEditor, name: str) -> None:
-    """Request another check of a ``dependent`` task, or fail the task if its time limit is over."""
-    task = work.tasks[name]
-    if task.fails_at is not None and task.fails_at <= work.now:
-        fail_task(work, name)
+def check_dependent(editor: RunEditor, name: str) -> None:
+    """Request another check of a ``dependent`` task, which waits for other workflows. Fail it if its time limit has
+    passed.
+    """
+    task = editor.tasks[name]
+    if task.fails_at is not None and task.fails_at <= editor.now:
+        fail_task(editor, name)
         return
-    work.tasks[name] = replace(task, wake_at=_next_check_at(work, task.fails_at, LOOK_RARELY_S))
-    work.request_call("look", name)
+    editor.tasks[name] = replace(task, wake_at=_next_check_at(editor, task.fails_at, LOOK_RARELY_S))
+    editor.request_call("look", name)
 
 
-def resume_children(work: RunEditor) -> None:
+def resume_children(editor: RunEditor) -> None:
     """Resume the child runs that are paused or are about to pause."""
-    for name, task in work.tasks.items():
-        if task.runs_on_master and work.plan.get_kind(name) == "sub_process":
-            work.request_call("resume", name)
+    for name, task in editor.tasks.items():
+        if task.runs_on_master and editor.plan.get_kind(name) == "sub_process":
+            editor.request_call("resume", name)
 
 
-def has_unfinished_elements(work: RunEditor, name: str) -> bool:
+def has_unfinished_elements(editor: RunEditor, name: str) -> bool:
     """Return whether the task is a map task with elements that have not succeeded yet.
 
     Such a map cannot end successfully. The outputs of a recovered map may be collected before its list is read again
     and adds elements.
     """
-    return work.plan.get_kind(name) == "map" and not _states_of_elements(work, name) <= DONE
+    return editor.plan.get_kind(name) == "map" and not _states_of_elements(editor, name) <= DONE
 
 
-def _states_of_elements(work: RunEditor, name: str) -> set[TaskState]:
-    return {task.state for each, task in work.tasks.items() if each != name and get_map_name(each) == name}
+def _states_of_elements(editor: RunEditor, name: str) -> set[TaskState]:
+    return {task.state for each, task in editor.tasks.items() if each != name and get_map_name(each) == name}
 
 
-def clean_up(work: RunEditor, name: str) -> None:
+def clean_up(editor: RunEditor, name: str) -> None:
     """Request the deletion of what was stored for a task that the master runs itself."""
-    if work.plan.get_kind(name) == "dependent":
-        work.request_call("forget", name)
+    if editor.plan.get_kind(name) == "dependent":
+        editor.request_call("forget", name)
 
 
 # Consequences of the states
 
 
-def is_run_failure(work: RunEditor, name: str) -> bool:
+def is_run_failure(editor: RunEditor, name: str) -> bool:
     """Return whether the failure of this task makes its run fail."""
-    if name in work.plan.rules:
-        return name not in work.plan.handled_failures
-    return work.tasks[get_map_name(name)].state not in DONE and get_map_name(name) not in work.plan.handled_failures
+    if name in editor.plan.rules:
+        return name not in editor.plan.handled_failures
+    return editor.tasks[get_map_name(name)].state not in DONE and get_map_name(name) not in editor.plan.handled_failures
 
 
-def count_free_map_slots(work: RunEditor) -> dict[str, int]:
+def count_free_map_slots(editor: RunEditor) -> dict[str, int]:
     """Return, for each map task with a limit, how many more of its elements may be queued or running."""
-    limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
+    limits = {name: rule.map_parallel for name, rule in editor.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
         return {}
-    for name, task in work.tasks.items():
+    for name, task in editor.tasks.items():
         base = get_map_name(name)
         if base in limits and base != name and task.state in {TaskState.SUBMITTED, TaskState.RUNNING}:
             limits[base] = (limits[base] or 0) - 1
     return {name: limit or 0 for name, limit in limits.items()}
 
 
-def update_master_tasks(work: RunEditor) -> bool:
+def update_master_tasks(editor: RunEditor) -> bool:
     """Pause, resume or end the tasks that the master runs itself, according to the state of their run.
 
     Returns:
         Whether a task has ended.
     """
-    on_master = [name for name, task in work.tasks.items() if task.runs_on_master]
-    is_ending = bool(work.ending) or work.state is RunState.READY_STOP
-    is_pausing = work.state is RunState.READY_PAUSE and not is_ending
-    for name in sorted(on_master, key=lambda each: each in work.plan.rules):  # elements before their maps
-        kind = work.plan.get_kind(name)
+    on_master = [name for name, task in editor.tasks.items() if task.runs_on_master]
+    is_ending = bool(editor.ending) or editor.state is RunState.READY_STOP
+    is_pausing = editor.state is RunState.READY_PAUSE and not is_ending
+    for name in sorted(on_master, key=lambda each: each in editor.plan.rules):  # elements before their maps
+        kind = editor.plan.get_kind(name)
         if kind == "map":
-            _update_map(work, name, is_ending=is_ending, is_pausing=is_pausing)
+            _update_map(editor, name, is_ending=is_ending, is_pausing=is_pausing)
         elif not (is_ending or is_pausing):
             continue
         elif kind == "sub_process":
-            work.request_call("stop" if is_ending else "pause", name)
+            editor.request_call("stop" if is_ending else "pause", name)
         else:
-            clean_up(work, name)
-            work.set_task_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
-    return any(not work.tasks[name].runs_on_master for name in on_master)
+            clean_up(editor, name)
+            editor.set_task_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
+    return any(not editor.tasks[name].runs_on_master for name in on_master)
 
 
-def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
+def _update_map(editor: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
     """End or pause a map task according to the states of its elements.
 
     Args:
-        work: The run.
+        editor: The run.
         name: Name of the map task.
         is_ending: Whether the run is about to end.
         is_pausing: Whether the run is about to pause.
     """
-    states = _states_of_elements(work, name)
+    states = _states_of_elements(editor, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return
     if is_ending:
-        work.set_task_state(name, TaskState.KILLED)
+        editor.set_task_state(name, TaskState.KILLED)
     elif states <= DONE:
-        work.request_call("gather", name)
+        editor.request_call("gather", name)
     elif is_pausing and states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
-        work.set_task_state(name, TaskState.PAUSED)
+        editor.set_task_state(name, TaskState.PAUSED)
     elif not states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
-        fail_task(work, name)
+        fail_task(editor, name)

@@ -175,17 +175,17 @@ class WorkflowHooks(WorkerHooks):
         payload = self.payloads.encode_call(self._registered, (head.attempt_key,), {})
         return Run(StoredCall(_FUNCTION, payload), head.attempt_key, head.timeout_s, head.n)
 
-    def run(self, x: str, context: TaskContext) -> None:
+    def run(self, attempt_key: str, context: TaskContext) -> None:
         """Run an attempt to its end. Its result is kept for ``decide_ending``.
 
         Args:
-            x: The key of the attempt.
+            attempt_key: The key of the attempt.
             context: The context of the task.
         """
         with self._lock:
-            attempt = self._attempts.get(x)
+            attempt = self._attempts.get(attempt_key)
         if attempt is None:  # its claim was lost before it began
-            raise TaskStopped(f"attempt {x} is no longer ours")
+            raise TaskStopped(f"attempt {attempt_key} is no longer ours")
         attempt.result = self._runner.run(attempt, context)
 
     # End
