@@ -75,6 +75,27 @@ def test_an_open_watch_on_etcd_goes_on_when_only_other_parts_of_the_root_are_ref
         assert watch.next(SOON_S)[-1].entry.value == b"1"
 
 
+def test_a_right_that_is_lost_ends_no_watch_of_a_store_with_another_root(accounts, monkeypatch):
+    monkeypatch.setattr(etcd_watches, "_RIGHTS_EVERY_S", 0.2)
+    accounts.grant(b"/other/")
+    with (
+        latchwork.connect(accounts.url()) as store,
+        latchwork.connect(accounts.url("other")) as other,
+        store.watch("k") as watch,
+        other.watch("k") as theirs,
+    ):
+        assert other._core.backend._connection is store._core.backend._connection
+        watch.next(SOON_S)
+        theirs.next(SOON_S)
+        accounts.revoke()
+        try:
+            assert isinstance(ended(watch), PermissionDenied)
+        finally:
+            accounts.grant()
+        accounts.put(b"/other/k", b"1")
+        assert theirs.next(SOON_S)[-1].entry.value == b"1"
+
+
 def transact(store):
     def put_anew(tx):
         tx.get("sec/k")

@@ -102,7 +102,7 @@ def test_watch_begins_with_the_state_and_does_not_endanger_an_old_server(backend
 
 
 def test_checks_that_never_failed_together_are_not_named_together(server, root, backend, opened):
-    other = opened(server.url(root))
+    other = opened(server.url(root), call_timeout_s=9)  # on another connection: it is used in a callback
     (a,) = other.commit([], [Put("a", b"1")]).result(5).entries
     send, ranges = backend._link.send, []
 

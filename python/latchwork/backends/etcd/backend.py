@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import copy
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -17,52 +16,46 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, decode_answer
+from latchwork.backends.etcd.connection import decode_answer
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions
-from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.sharing import acquire, release
+from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.plan import Commit, Compiler
 from latchwork.backends.etcd.writing.sequences import Sequences
 from latchwork.backends.etcd.writing.txn import Txn, tree_deletion
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Steps, drive, failed
-from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 _log = logging.getLogger(__name__)
-_numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
 
 
 class EtcdBackend(Backend):
-    """A connection to one root on an etcd cluster."""
+    """One root on an etcd cluster, over a connection that other stores of the process may share."""
 
     capabilities = SPEC.capabilities
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock, client: Any = None) -> None:
-        number = next(_numbers)
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._keys = Keys(url.root)
-        self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
-        try:
-            self._link = Link(url, clock, self._timer, client)
-        except BaseException:
-            self._timer.close()
-            raise
+        self._connection = acquire(url, clock, client)
+        self._link = self._connection.link
         self._writer = Writer(self._link, self._keys)
         self._recovery = self._writer.recovery
         self._compiler = Compiler(self._keys)
         self._reader = Reader(self._link, self._keys, self._compiler.codec)
-        self._hub = WatchHub(self._link, self._keys, self._compiler.codec, f"latchwork-etcd-watch-{number}")
-        self._sessions = Sessions(self._link, self._keys, self._writer, self._hub)
+        self._watches = StoreWatches(self._connection.hub, self._keys, self._compiler.codec)
+        self._sessions = Sessions(self._link, self._keys, self._writer, self._watches)
         self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
         self._lock = mutex()
         self._closed = False
@@ -184,10 +177,10 @@ class EtcdBackend(Backend):
         beats: bool = True,
     ) -> BackendWatch:
         """Watch all keys at and below a prefix. The option ``siblings`` has no effect here."""
-        return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
+        return self._watches.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
-        """End the watches, sessions and writes, close the channel, and join the threads. Idempotent."""
+        """End the watches, sessions and writes, and close the connection if no other store uses it. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -205,12 +198,11 @@ class EtcdBackend(Backend):
         """Close everything in one separate thread, because gRPC may wait forever for a lock that an interrupt left
         held.
         """
-        self._hub.close(limit_s)
+        self._watches.close()
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
         wait_for(ending, timeout=limit_s)
-        self._link.close()
-        self._timer.close()
+        release(self._connection, limit_s)
 
     def _read_when_resolved(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Make a read after all writes with an unknown outcome have been settled, so that its answer is final."""

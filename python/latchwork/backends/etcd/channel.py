@@ -38,7 +38,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A write is sent at most once: what to do next is decided in writing/writes.py.
     ("grpc.enable_retries", 0),
-    # Otherwise channels with equal arguments share a connection, and one store's trouble is another's.
+    # A channel that replaces another one has a connection of its own; sharing.py decides which stores share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _METHODS: dict[str, tuple[str, Any]] = {
@@ -122,23 +122,25 @@ def _encode_request(request: Any) -> bytes:
     return encoded
 
 
-def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
-    """Return the TLS credentials that the URL asks for, or None without TLS.
+def tls_files(url: StoreURL) -> dict[str, bytes]:
+    """Return the contents of the TLS files that the URL names, by the name of the option.
 
     Raises:
         InvalidURL: half of a key pair, or a file that cannot be read.
     """
     options = url.options
     files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
-    if not files:
-        return None
     if ("tls_cert" in files) != ("tls_key" in files):
         raise InvalidURL("tls_cert and tls_key belong together; give both or neither")
     try:
-        content = {name: path.read_bytes() for name, path in files.items()}
+        return {name: path.read_bytes() for name, path in files.items()}
     except OSError as error:
         raise InvalidURL(f"{error.filename!r} cannot be read ({error.strerror}); name a readable PEM file") from error
-    return grpc.ssl_channel_credentials(content.get("tls_ca"), content.get("tls_key"), content.get("tls_cert"))
+
+
+def credentials(tls: dict[str, bytes]) -> grpc.ChannelCredentials | None:
+    """Return the credentials made of TLS files, or None if there are none."""
+    return grpc.ssl_channel_credentials(tls.get("tls_ca"), tls.get("tls_key"), tls.get("tls_cert")) if tls else None
 
 
 def _target_of_hosts(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.channel import Channel, credentials, open_channel
+from latchwork.backends.etcd.channel import Channel, credentials, open_channel, tls_files
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
 from latchwork.backends.timer import Timer
@@ -108,7 +108,7 @@ class _Read(Outcome[T]):
 
 
 class Link:
-    """One connection to a cluster. Safe to share between threads.
+    """A connection to a cluster, for any number of stores. Thread-safe.
 
     Args:
         client: a user's client of python-etcd3, whose channel and token are used; None to open a channel.
@@ -135,7 +135,7 @@ class Link:
         share_s = max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S)
         self._connect_s = min(share_s, _MOST_CONNECT_S, url.connect_timeout_s * _FIRST_CONNECT)
         self._connect_error = ""  # gRPC's words for the last attempt to connect
-        self._credentials = credentials(url)
+        self._credentials = credentials(tls_files(url))
         self._refreshing: Future[None] | None = None
         self._probe: Any = None
         self._notices: tuple[str, ...] = ()
@@ -379,7 +379,7 @@ class Link:
         return f"it got no further than {phase} ({said})" if phase else said
 
     def _check_server(self, probe: Any, deadline: float) -> Steps[None]:
-        if self._url.user is not None:
+        if self._url.user is not None and not self.metadata:
             yield from self._login(deadline)
         try:
             yield from self.call("Range", probe, "answer", deadline)

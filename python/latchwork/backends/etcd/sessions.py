@@ -1,4 +1,4 @@
-"""Sessions: a lease with a marker key. The store's session thread renews them.
+"""Sessions: a lease with a marker key. They are renewed by the timer of the connection.
 
 The session ID is the lease ID in hexadecimal, 62 random bits, so it is never reused, and the lease of a key names its
 owner. The marker ``@s/<id>`` is bound to the lease and exists exactly as long. Writes of a session compare it.
@@ -19,7 +19,7 @@ from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys, lease_of, single_key_range
-from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
@@ -42,6 +42,7 @@ class EtcdSession:
         self.opened_at = opened_at
         self.token = 0
         self.renew_every_s = ttl_s / 3
+        self.timer = owner.timer
         #: Set when it is closed here; ends when that is done, or left to the TTL.
         self.closing: Future[None] | None = None
         self._owner = owner
@@ -64,16 +65,18 @@ class Sessions:
     Attributes:
         ended: IDs of sessions that were closed here and may still exist on the server. Operations that name one are
             refused before any I/O. The server refuses those that name a session that has ended there.
+        timer: Renews the sessions of all stores that share the connection.
     """
 
-    def __init__(self, link: Link, keys: Keys, writer: Writer, hub: WatchHub) -> None:
+    def __init__(self, link: Link, keys: Keys, writer: Writer, watches: StoreWatches) -> None:
         self._link = link
         self._keys = keys
         self._writer = writer
-        self._hub = hub
+        self._watches = watches
         self._lock = mutex()
         self._open: dict[str, tuple[EtcdSession, BackendWatch | None]] = {}
         self.ended: set[str] = set()
+        self.timer = link.timer
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session: grant a lease, write its key, and watch that key in order to call ``on_gone`` at its end."""
@@ -121,7 +124,7 @@ class Sessions:
         except LatchworkError:
             self.end(session)
             raise
-        watch = self._hub.watch_spans(
+        watch = self._watches.watch_spans(
             [single_key_range(self._keys.session_key(session.id))], _MarkerSink(session.id, on_gone)
         )
         with self._lock:
@@ -158,7 +161,7 @@ class Sessions:
             pass
         except LatchworkError as error:
             _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
-            # Again until the server has said that it is gone; the store's close drops what is to come.
+            # Again until the server has said that it is gone; closing the connection drops what is to come.
             self._link.timer.call_later(session.ttl_s, lambda: drive(self._revoke(session)))
             return
         self.ended.discard(session.id)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from latchwork._base.event import Signal
+from latchwork._core import EtcdCodec
 from latchwork.backends.base import Sink
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import KeyRange
+from latchwork.backends.etcd.layout import KeyRange, Keys
 from latchwork.clock import Clock
 
 _PROGRESS_EVERY_S = 0.9
@@ -47,11 +48,16 @@ class EtcdWatch:
 
     ``lock`` is held while the sink is called, so ``close`` returns only after a delivery has ended. ``drop`` is called
     with a closed watch, because only the owner of the stream can inform the server.
+
+    Attributes:
+        keys, codec: Those of the store, which convert its keys.
     """
 
     def __init__(
         self,
         drop: Callable[[EtcdWatch], None],
+        keys: Keys,
+        codec: EtcdCodec,
         spans: Sequence[KeyRange],
         sink: Sink,
         *,
@@ -61,6 +67,8 @@ class EtcdWatch:
     ) -> None:
         #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
         self.what = what
+        self.keys = keys
+        self.codec = codec
         self.lock = threading.RLock()
         self.sink = sink
         self.leaf = leaf

@@ -1,4 +1,4 @@
-"""Watches: one stream to the server for all watches of a store, read by one thread.
+"""Watches: one stream to the server for all watches of the stores that share a connection, read by one thread.
 
 A watch is a few key ranges. It reads each at a revision R (Snapshot), then watches it from R + 1. After a disconnect,
 each range continues from the revision after its last event. A watch starts over with a Snapshot when the server has
@@ -15,8 +15,8 @@ stream has caught up, which is a proof. Before 3.4.25 and 3.5.8 it answers at on
 answer proves that the state was current when the *previous* request was sent, and a watch that an old server created
 behind its revision gets time to catch up before answers count. No answer moves the revision from which a watch resumes.
 
-etcd checks permissions only when a watch is created. So every few seconds one small read of the whole root is sent.
-Only if it is refused, each watch is read, and a watch whose read is refused ends.
+etcd checks permissions only when a watch is created. So every few seconds one small read of each watched root is sent.
+Only if it is refused, each watch below it is read, and a watch whose read is refused ends.
 """
 
 from __future__ import annotations
@@ -57,48 +57,72 @@ _DELETE = 1
 REFUSALS = (PermissionDenied, AuthenticationFailed)
 #: An open watch whose account has lost its rights ends after so long, and what two reads take.
 _RIGHTS_EVERY_S = 4.0
+_CLOSED = "the store was closed; open a new one"
 
-#: Ranges that somebody watches, what to call that in messages, and whom to tell when they are refused.
-Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
+
+class StoreWatches:
+    """The watches of one store. Thread-safe."""
+
+    def __init__(self, hub: WatchHub, keys: Keys, codec: EtcdCodec) -> None:
+        self._hub = hub
+        self._keys = keys
+        self._codec = codec
+        self._closed = False
+
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
+        """Watch a key and, unless ``leaf`` is true, all keys below it."""
+        spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
+        return self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
+
+    def watch_spans(
+        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
+    ) -> EtcdWatch:
+        """Watch ranges of raw keys."""
+        watch = EtcdWatch(self._hub.drop, self._keys, self._codec, spans, sink, what=what, leaf=leaf, beats=beats)
+        self._hub.add(watch)
+        if self._closed:  # meanwhile, so that ``close`` may have missed this one
+            watch.close()
+            raise Closed(_CLOSED)
+        return watch
+
+    def close(self) -> None:
+        """End all watches, and refuse new ones. Idempotent."""
+        self._closed = True
+        for watch in self._hub.watches_of(self._keys):
+            watch.close()
 
 
 class WatchHub:
-    """All watches of one store. Thread-safe."""
+    """All watches on one connection. Thread-safe."""
 
-    def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, name: str) -> None:
+    def __init__(self, link: Link, name: str) -> None:
         self._link = link
-        self._keys = keys
-        self._codec = codec
         self._lock = mutex()
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
         self._stream: Stream | None = None
         self._closing = Signal()
         self._thread: threading.Thread | None = None
-        self._rights = PermissionChecks(link, (keys.root, keys.root[:-1] + b"0"), self._watches_to_check)
+        self._rights = PermissionChecks(link, self._watches_to_check, self._break)
         self._name = name
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
-        """Watch a key and, unless ``leaf`` is true, all keys below it."""
-        spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
-        watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
-        self._rights.start()
-        return watch
-
-    def watch_spans(
-        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
-    ) -> EtcdWatch:
-        """Watch ranges of raw keys."""
-        watch = EtcdWatch(self.drop, spans, sink, what=what, leaf=leaf, beats=beats)
+    def add(self, watch: EtcdWatch) -> None:
+        """Start a watch."""
         with self._lock:
             if self._closing.is_set():
-                raise Closed("the store was closed; open a new one")
+                raise Closed(_CLOSED)
             self._watches.add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         self._start(watch)
-        return watch
+        if watch.what:
+            self._rights.start()
+
+    def watches_of(self, keys: Keys) -> list[EtcdWatch]:
+        """Return the watches of the store that has these keys."""
+        with self._lock:
+            return [watch for watch in self._watches if watch.keys is keys]
 
     def drop(self, watch: EtcdWatch) -> None:
         """Remove a closed watch and inform the server."""
@@ -137,7 +161,8 @@ class WatchHub:
             epoch = watch.epoch
         sent_at = self._link.clock.now()
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
-        future = read_pages(self._link, self._codec, ranges, f"watch {self._keys.key_of(watch.parts[0].span[0])!r}")
+        what = f"watch {watch.keys.key_of(watch.parts[0].span[0])!r}"
+        future = read_pages(self._link, watch.codec, ranges, what)
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
     def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
@@ -148,7 +173,7 @@ class WatchHub:
         pages = done.result()
         entries = tuple(entry for page in pages for entry in page.entries())
         for page in pages:
-            self._keys.strangers.note(page.strangers())
+            watch.keys.strangers.note(page.strangers())
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
@@ -199,12 +224,9 @@ class WatchHub:
         for watch in watches:
             self._break(watch, error)
 
-    def _watches_to_check(self) -> list[Watched]:
+    def _watches_to_check(self) -> list[EtcdWatch]:
         with self._lock:
-            watches = [] if self._closing.is_set() else [watch for watch in self._watches if watch.what]
-        return [
-            (part.span, watch.what, functools.partial(self._break, watch)) for watch in watches for part in watch.parts
-        ]
+            return [] if self._closing.is_set() else [watch for watch in self._watches if watch.what]
 
     # Under self._lock: what goes out on the stream.
 
@@ -307,11 +329,11 @@ class WatchHub:
         changes: dict[str, Change] = {}
         for event in response.events:
             if event.kv.mod_revision > watch.read_at:
-                key = self._keys.key_or_none(event.kv.key)
+                key = watch.keys.key_or_none(event.kv.key)
                 if key is None:
                     continue
                 changes.pop(key, None)
-                changes[key] = Change(key, None if event.type == _DELETE else self._keys.entry(event.kv))
+                changes[key] = Change(key, None if event.type == _DELETE else watch.keys.entry(event.kv))
         if changes:
             self._deliver(watch, Delta(tuple(changes.values())))
 
@@ -383,7 +405,7 @@ class WatchHub:
             return
         watch.denials += 1
         if watch.denials >= _DENIALS:
-            what = self._keys.key_of(watch.parts[0].span[0])
+            what = watch.keys.key_of(watch.parts[0].span[0])
             self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
         else:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
@@ -416,14 +438,20 @@ class WatchHub:
 class PermissionChecks:
     """Checks permissions while there are watches. Thread-safe.
 
-    ``whole`` is a range that contains all others. ``watched`` returns the ranges to check now, and none once the store
-    is closing.
+    Args:
+        watched: Returns the watches to check now, and none once the connection is closing.
+        end: Ends a watch with the error of a refused read.
     """
 
-    def __init__(self, link: Link, whole: KeyRange, watched: Callable[[], list[Watched]]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        watched: Callable[[], list[EtcdWatch]],
+        end: Callable[[EtcdWatch, LatchworkError], None],
+    ) -> None:
         self._link = link
-        self._whole = whole
         self._watched = watched
+        self._end = end
         self._lock = mutex()
         self._looking = False
 
@@ -439,23 +467,26 @@ class PermissionChecks:
 
     def _check(self) -> None:
         with self._lock:
-            self._looking = bool(self._watched())
-            if not self._looking:
-                return
-        self._may_read(self._whole, "watch the root", member_only=True).add_done_callback(self._on_answers)
+            roots = {watch.keys.root for watch in self._watched()}
+            self._looking = bool(roots)
+        for root in roots:
+            whole = self._may_read((root, root[:-1] + b"0"), "watch the root", member_only=True)
+            whole.add_done_callback(functools.partial(self._on_answer, root))
+        if roots:
+            self._check_later()
 
-    def _on_answers(self, asked: Future[Any]) -> None:
+    def _on_answer(self, root: bytes, asked: Future[Any]) -> None:
         if isinstance(asked.exception(), REFUSALS):
-            for span, what, refuse in self._watched():
-                self._may_read(span, what).add_done_callback(functools.partial(_report_refusal, refuse))
-        self._check_later()
+            for watch in self._watched():
+                for part in watch.parts if watch.keys.root == root else ():
+                    answer = self._may_read(part.span, watch.what)
+                    answer.add_done_callback(functools.partial(self._on_part_answer, watch))
+
+    def _on_part_answer(self, watch: EtcdWatch, asked: Future[Any]) -> None:
+        error = asked.exception()
+        if isinstance(error, REFUSALS):
+            self._end(watch, error)
 
     def _may_read(self, span: KeyRange, what: str, *, member_only: bool = False) -> Future[Any]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=1, keys_only=True, serializable=member_only)
         return self._link.read("Range", request, what, lambda answer: answer)
-
-
-def _report_refusal(refuse: Callable[[LatchworkError], None], asked: Future[Any]) -> None:
-    error = asked.exception()
-    if isinstance(error, REFUSALS):
-        refuse(error)

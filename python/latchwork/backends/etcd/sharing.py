@@ -1,0 +1,106 @@
+"""The connections of this process. Stores with the same servers, account, TLS files and timeouts share one.
+
+A connection has one channel, one stream of watches and one timer thread, for any number of stores
+(docs/design/etcd-connections.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Hashable
+from typing import Any
+
+from latchwork._base.interrupts import mutex
+from latchwork.backends.etcd.channel import tls_files
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.timer import Timer
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
+
+_numbers = itertools.count(1)
+
+
+class Connection:
+    """A link to a cluster with its timer and its watches.
+
+    Attributes:
+        key: What the stores that share it have in common; None if it is not shared.
+        users: How many stores use it.
+    """
+
+    def __init__(self, url: StoreURL, clock: Clock, key: Hashable, client: Any = None) -> None:
+        number = next(_numbers)
+        self.key = key
+        self.users = 1
+        self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
+        try:
+            self.link = Link(url, clock, self._timer, client)
+        except BaseException:
+            self._timer.close()
+            raise
+        self.hub = WatchHub(self.link, f"latchwork-etcd-watch-{number}")
+
+    def close(self, join_s: float) -> None:
+        """End the watches and calls, and wait at most ``join_s`` seconds for the thread of the watches."""
+        self.hub.close(join_s)
+        self.link.close()
+        self._timer.close()
+
+
+_lock = mutex()
+#: The connections that new stores may share.
+_shared: dict[Hashable, Connection] = {}
+
+
+def _forget_connections() -> None:
+    """Forget the connections of the parent process, in a forked child. A thread of the parent may hold the lock."""
+    global _lock  # noqa: PLW0603
+    _lock = mutex()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)
+
+
+def acquire(url: StoreURL, clock: Clock, client: Any = None) -> Connection:
+    """Return a connection for a store: one that works and has the same settings, or a new one.
+
+    The channel of a user's client is not shared.
+    """
+    if client is not None:
+        return Connection(url, clock, None, client)
+    tls = tuple(sorted(tls_files(url).items()))
+    key = (url.hosts, url.user, url.password, tls, url.connect_timeout_s, url.call_timeout_s, clock)
+    found = _join(key)
+    if found is None:
+        new = Connection(url, clock, key)  # without the lock, because looking up a host may take long
+        found = _join(key, new) or new
+        if found is not new:
+            new.close(0.0)
+    return found
+
+
+def release(connection: Connection, join_s: float) -> None:
+    """Give up the use of a connection, which closes it if no other store uses it."""
+    with _lock:
+        connection.users -= 1
+        is_last = not connection.users
+        if is_last and _shared.get(connection.key) is connection:
+            del _shared[connection.key]
+    if is_last:
+        connection.close(join_s)
+
+
+def _join(key: Hashable, new: Connection | None = None) -> Connection | None:
+    """Return the connection to share, with one more user. If none works, share the new one and return None."""
+    with _lock:
+        found = _shared.get(key)
+        if found is not None and found.link.healthy:
+            found.users += 1
+            return found
+        if new is not None:
+            _shared[key] = new
+        return None
