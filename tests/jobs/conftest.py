@@ -101,7 +101,7 @@ def expire(session):
     with renewer._lock:
         renewer._lease._counted = SYSTEM_CLOCK.now() - session.ttl_s
         renewer._lease._waiting.clear()
-    session._wake.set()
+    session._wake()
 
 
 def die(node):

@@ -151,7 +151,7 @@ def test_an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_brin
     scripted = Scripted(ttl_s=60.0, answer="hang")
     session = begun(scripted, clock)
     clock.clock_offset_s = 50.0
-    session._wake.set()
+    session._wake()
     while not scripted.hanging:
         threading.Event().wait(0.001)
     clock.clock_offset_s = 61.0  # its thread sleeps until the next renewal

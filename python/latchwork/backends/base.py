@@ -24,6 +24,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
+from latchwork.backends.timer import Timer
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
@@ -133,7 +134,7 @@ class ReportsNotices(Protocol):
 
 
 class BackendSession(Protocol):
-    """A session on the server. The store's session thread renews it."""
+    """A session on the server. The store renews it."""
 
     @property
     def id(self) -> str:
@@ -208,6 +209,16 @@ class Touchable(Protocol):
         Returns:
             A future of the local clock time at which the touch was sent.
         """
+        ...
+
+
+@runtime_checkable
+class SharesTimer(Protocol):
+    """A session that is renewed in the thread of its backend's timer, so that ``renew`` must not block at all."""
+
+    @property
+    def timer(self) -> Timer:
+        """The timer, which runs as long as the backend."""
         ...
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import Outcome, reject, resolve
@@ -33,8 +35,12 @@ class Timer:
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Call a function after ``delay_s`` seconds. It is not called if the timer is closed first."""
+        self.call_at(self._clock.now() + delay_s, call)
+
+    def call_at(self, at: float, call: Callable[[], object]) -> None:
+        """Call a function at a local clock time. It is not called if the timer is closed first."""
         with self._mutex:
-            heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
+            heapq.heappush(self._due, (at, next(self._numbers), call))
             self._changed.notify()
 
     def after(self, delay_s: float) -> Future[None]:
@@ -52,8 +58,8 @@ class Timer:
             self.call_later(delay_s, lambda: self._end(future))
         return future
 
-    def close(self) -> None:
-        """Stop the timer, discard pending calls and join the thread. Idempotent."""
+    def close(self, join_s: float | None = None) -> None:
+        """Stop the timer, discard pending calls, and wait at most ``join_s`` seconds for the thread. Idempotent."""
         with self._mutex:
             self._closed = True
             waiting, self._waiting = self._waiting, set()
@@ -61,7 +67,7 @@ class Timer:
         for future in waiting:
             reject(future, Closed("the store was closed"))
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(join_s)
 
     def _end(self, future: Future[None]) -> None:
         with self._mutex:
@@ -83,3 +89,37 @@ class Timer:
                     return heapq.heappop(self._due)[2]
                 self._clock.wait_condition(self._changed, wait_s)
             return None
+
+
+class RepeatedCall:
+    """A function that a timer calls again and again, each time when the previous call said. Thread-safe.
+
+    Args:
+        timer: Its thread calls the function, which must not block.
+        call: Returns the local clock time of the next call, or None for no further call.
+    """
+
+    def __init__(self, timer: Timer, call: Callable[[], float | None]) -> None:
+        self._timer = timer
+        self._call = call
+        self._mutex = mutex()
+        self._next_at = math.inf
+
+    def wake(self) -> None:
+        """Make the next call as soon as possible. The first call is made by this, too. Does not block."""
+        with self._mutex:
+            self._plan(-math.inf)
+
+    def _plan(self, at: float) -> None:
+        self._next_at = at
+        self._timer.call_at(at, partial(self._run, at))
+
+    def _run(self, at: float) -> None:
+        with self._mutex:
+            if at != self._next_at:  # another call is planned instead
+                return
+            self._next_at = math.inf
+        next_at = self._call()
+        with self._mutex:
+            if next_at is not None and self._next_at == math.inf:  # nobody has woken it meanwhile
+                self._plan(next_at)

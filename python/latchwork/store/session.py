@@ -1,4 +1,4 @@
-"""Sessions: leases that a thread renews in the background.
+"""Sessions: leases that a timer renews in the background.
 
 ``lost`` is set before any other client can see the keys disappear, because the lease counts from the time at which the
 last confirmed renewal was *sent*. A lost session never becomes active again. State listeners are notified of each
@@ -17,8 +17,9 @@ from typing import Literal
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, RenewsWithCommit, Touchable
+from latchwork.backends.base import Backend, BackendSession, RenewsWithCommit, SharesTimer, Touchable
 from latchwork.backends.futures import then
+from latchwork.backends.timer import RepeatedCall, Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import CallbackThread
@@ -63,7 +64,6 @@ class Session:
         self._clock = clock
         self._on_end = on_end
         self._lock = mutex()
-        self._wake = Signal()
         every_s = backend.renew_every_s  # the first is sent immediately if opening took longer
         lease = Lease(
             backend.opened_at,
@@ -88,11 +88,19 @@ class Session:
         self._owner = owner
         self._held = keep_with_owner(owner, self, _Callbacks())  # they may hold the store
         self._registered_late = _Callbacks()  # registered while the owner was being dropped
-        self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
+        self._own_timer: Timer | None = None
+        self._steps: RepeatedCall | None = None
+        self._loss: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread that renews the session. Called once, after the store has recorded the session."""
-        self._thread.start()
+        """Start renewing the session. Called once, after the store has recorded the session."""
+        backend: object = self._backend
+        if isinstance(backend, SharesTimer):
+            timer = backend.timer
+        else:
+            timer = self._own_timer = Timer(self._clock, f"latchwork-session-{self.id[:8]}")
+        self._steps = RepeatedCall(timer, self._step)
+        self._steps.wake()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
     def __repr__(self) -> str:
@@ -266,7 +274,6 @@ class Session:
                 listeners, self._uncalled = self._take_callbacks()
                 self._lost_callbacks.add(_when_closed(listeners))
                 self._closed = True
-        self._wake.set()
         self._states.note("closed")
         while self._uncalled:
             self._call_end_listeners([self._uncalled.pop()])
@@ -275,13 +282,14 @@ class Session:
             self._end()
             _log.info("session %s closed", self.id)
         self._has_closed = True
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
+        self._close_timer()
+        if self._loss is not None and self._loss is not threading.current_thread():
+            self._loss.join(_CLOSE_TIMEOUT_S)
 
     def mark_ended(self) -> None:
         """Record that the session has ended on the server. May be called in any thread."""
         self._renewer.end()
-        self._wake.set()
+        self._wake()
 
     def _call_end_listeners(self, end_listeners: list[Callable[[], None]]) -> None:
         call_each(end_listeners, _log, "session %s: a wake-up listener raised; please report this", self.id)
@@ -314,15 +322,25 @@ class Session:
     def _has_expired(self) -> bool:
         return self._lost.is_set() or self._renewer.remaining_s() <= 0.0
 
-    def _run(self) -> None:
-        while not self._closed:
-            due = self._renewer.step()
-            if due is None:
-                self._lose()
-                return
-            self._states.note(self.state)
-            if self._clock.wait(self._wake, max(0.0, due[0] - self._clock.now())):
-                self._wake.clear()
+    def _wake(self) -> None:
+        if self._steps is not None:
+            self._steps.wake()
+
+    def _close_timer(self) -> None:
+        if self._own_timer is not None:
+            self._own_timer.close(_CLOSE_TIMEOUT_S)
+
+    def _step(self) -> float | None:
+        """Send a renewal if one is due, and return the time of the next step. Must not block: the timer calls it."""
+        if self._closed:
+            return None
+        due = self._renewer.step()
+        if due is None:
+            self._lose()
+            self._close_timer()
+            return None
+        self._states.note(self.state)
+        return due[0]
 
     def _renewed(self, error: BaseException | None, recovered: bool) -> None:
         if isinstance(error, SessionLost):
@@ -331,15 +349,26 @@ class Session:
             _log.warning("session %s is active again", self.id)
         elif error is not None:
             _log.info("session %s: renewal failed: %s", self.id, error)
-        self._wake.set()
+        self._wake()
 
     def _lose(self) -> None:
+        """Record the loss, and do the rest in another thread, because it calls listeners and waits for the server."""
         with self._lock:
-            if self._closed:
+            if self._closed or self._lost.is_set():
                 return
             self._lost.set()
             listeners, end_listeners = self._take_callbacks()
             self._lost_callbacks.add(listeners)  # ahead of those that are registered from now on
+        self._loss = threading.Thread(
+            target=self._after_loss, args=(end_listeners,), name=f"latchwork-session-{self.id[:8]}-lost", daemon=True
+        )
+        try:
+            self._loss.start()
+        except RuntimeError:  # no more threads are available, or the interpreter is exiting
+            self._loss = None
+            self._after_loss(end_listeners)
+
+    def _after_loss(self, end_listeners: list[Callable[[], None]]) -> None:
         self._call_end_listeners(end_listeners)
         _log.warning("session %s is lost; work that it protected must stop", self.id)
         self._states.note("lost")

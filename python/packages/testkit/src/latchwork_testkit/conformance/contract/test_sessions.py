@@ -239,7 +239,7 @@ def expire(session):
     with renewer._lock:
         renewer._lease._counted = SYSTEM_CLOCK.now() - session.ttl_s
         renewer._lease._waiting.clear()
-    session._wake.set()
+    session._wake()
 
 
 def test_a_lost_session_fires_once_frees_its_keys_and_never_comes_back(store, other):
