@@ -91,10 +91,10 @@ def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, clu
     begun, go_on = threading.Event(), threading.Event()
     write_pool = Registration.write_pool
 
-    def slow(self, job, items, seen):
+    def slow(self, *given):
         begun.set()
         go_on.wait(20)
-        return write_pool(self, job, items, seen)
+        return write_pool(self, *given)
 
     monkeypatch.setattr(Registration, "write_pool", slow)
     node._membership.session.mark_ended()
@@ -158,6 +158,22 @@ def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory
     assert memory.list(keys.ALIVE) == memory.list(keys.WORK_POOL) == []
     with JobManager(memory, "n1", idle()):
         pass
+
+
+@pytest.mark.parametrize("before", [("a",), None], ids=["changed", "created"])
+def test_a_pool_that_another_node_stores_after_it_was_read_for_a_registration_is_kept(memory, before):
+    nodes = []
+    for name in ("n1", "n2"):
+        member = Member.of_this_process(MemberOptions(name, 5.0), since=0, ttl_s=5.0)
+        nodes.append(Registration(memory, memory.open_session(5.0), member, ["report"]))
+        assert nodes[-1].try_join() is None
+    if before is not None:
+        nodes[0].write_pool("report", before, None)
+    found = memory.get(keys.work_pool_key("report"))
+    seen = None if found is None else found.version
+    assert nodes[1].write_pool("report", ("later",), seen).is_ours
+    assert not nodes[0].write_pool("report", ("earlier",), seen, [found]).is_ours
+    assert inspect(memory).pools == {"report": ("later",)}
 
 
 def test_a_second_node_with_an_id_does_not_touch_the_jobs_of_the_first(memory):

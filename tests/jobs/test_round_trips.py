@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from far import FAR_SERVERS, far_store
@@ -23,3 +25,18 @@ def test_a_node_starts_and_closes_in_a_bounded_number_of_round_trips(request, na
             if all(trips <= most for trips, most in zip(map(min, zip(*found, strict=True)), MOST[name], strict=True)):
                 return
     pytest.fail(f"starts and closes took {found} round trips, more than {MOST[name]}")
+
+
+@pytest.mark.parametrize("name", FAR_SERVERS)
+def test_a_node_with_several_jobs_starts_in_as_many_round_trips_as_one_with_one(request, name):
+    jobs = [
+        Job(f"walk{number}", work_pool=["a"], run=lambda _context: None, schedule=FixedRate(3600.0))
+        for number in range(5)
+    ]
+    found = []
+    with far_store(request.getfixturevalue(name)) as far, JobManager(far.store, "n0", jobs):
+        for number in range(3):
+            with ExitStack() as ends:
+                node = JobManager(far.store, f"n{number + 1}", jobs)
+                found.append(far.trips(lambda node=node, ends=ends: ends.enter_context(node), 1))
+    assert min(found) <= MOST[name][0], found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +23,9 @@ from latchwork.jobs.node.registration import Registration, read_pool_version
 from latchwork.jobs.observer import NOBODY, Observer, PoolInfo
 from latchwork.jobs.options import InvalidJob
 from latchwork.jobs.settings import LiveSettings
+from latchwork.jobs.stored import keys
 from latchwork.store import Observers, Store
+from latchwork.types import Entry
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +88,11 @@ class PoolReader:
             WorkPoolFailed, InvalidJob: A pool cannot be read; the remaining ones are not tried.
             Unavailable: The store did not answer.
         """
-        for job_id, job in self._jobs.items():
+        stored = self._store.get_many([keys.work_pool_key(job_id) for job_id in self._jobs])
+        for (job_id, job), manifest in zip(self._jobs.items(), stored, strict=True):
             if self._closing.is_set():
                 return
-            reading = self._read(job)
+            reading = self._read(job, None if manifest is None else manifest.version)
             with self._mutex:
                 self._good[job_id] = reading
 
@@ -106,9 +109,10 @@ class PoolReader:
         """
         with self._mutex:
             readings = dict(self._good)
-        for job_id, reading in readings.items():
+        manifests = self._store.get_many([keys.work_pool_key(job_id) for job_id in readings])
+        for (job_id, reading), manifest in zip(readings.items(), manifests, strict=True):
             check_open()
-            before = self._store_reading(registration, job_id, reading)
+            before = self._store_reading(registration, job_id, reading, [manifest])
             if before in {reading.items, ()}:
                 continue
             if registration.has_peers():
@@ -185,9 +189,14 @@ class PoolReader:
         due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
         return min(due, self._retry_at.get(job_id, math.inf))
 
-    def _read(self, job: Job, *, stale_ok: bool = False) -> _Reading:
-        # Read first: a pool stored from now on may come from a later read, and then refuses ours.
-        seen = read_pool_version(self._store, job.id, stale_ok=stale_ok)
+    def _read(self, job: Job, seen: Hashable) -> _Reading:
+        """Call the work pool function of a job.
+
+        Args:
+            job: The job.
+            seen: Version of the stored pool, which was read before: a pool that was stored since then may come from a
+                later call, and then refuses ours.
+        """
         began = self._clock.now()
         items: tuple[str, ...] | None = None
         try:
@@ -204,7 +213,7 @@ class PoolReader:
             False if the store could not be used and must be tried again.
         """
         try:
-            reading = self._read(job, stale_ok=True)
+            reading = self._read(job, read_pool_version(self._store, job.id, stale_ok=True))
             if self._is_stored(job.id, reading):
                 return True
         except (WorkPoolFailed, InvalidJob) as error:
@@ -245,13 +254,20 @@ class PoolReader:
             and read_pool_version(self._store, job_id, stale_ok=True) == known.seen
         )
 
-    def _store_reading(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
+    def _store_reading(
+        self, registration: Registration, job_id: str, reading: _Reading, found: Sequence[Entry | None] = ()
+    ) -> tuple[str, ...]:
         """Store the items that a job's work pool returned, unless another node has stored newer ones.
 
+        Args:
+            registration: The registration of this node.
+            job_id: ID of the job.
+            reading: The items.
+            found: The manifest of the stored pool if it was read already.
         Returns:
             The items that were replaced. If nothing was stored, the items of this reading.
         """
-        written = registration.write_pool(job_id, reading.items, reading.seen)
+        written = registration.write_pool(job_id, reading.items, reading.seen, found)
         if not written.is_ours:
             log.info("work pool of job %s: another node has stored a newer one, reading it again", job_id)
             self._on_job_change(job_id, "pool")

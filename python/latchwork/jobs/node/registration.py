@@ -8,7 +8,7 @@ The jobs are written in one transaction with ``alive``. Those that an earlier st
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from latchwork._base.event import Signal
@@ -149,7 +149,9 @@ class Registration:
         ops += [Put(keys.available_job_key(me, job), b"{}") for job in self._jobs if job not in stored]
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
-    def write_pool(self, job: str, items: tuple[str, ...], seen_version: Hashable) -> WrittenPool:
+    def write_pool(
+        self, job: str, items: tuple[str, ...], seen_version: Hashable, found: Sequence[Entry | None] = ()
+    ) -> WrittenPool:
         """Store the items of a job's work pool, unless another node has stored a pool since the seen version.
 
         An unchanged pool is not written, but a missing one always is.
@@ -158,6 +160,7 @@ class Registration:
             job: ID of the job.
             items: All items: sorted, unique.
             seen_version: Version of the stored pool before these items were read.
+            found: The manifest of the stored pool if it was read already. One that has changed since is read again.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = store_set(
@@ -167,7 +170,8 @@ class Registration:
             checks=self.fences,
             new_name=self.names,
             ops_if_created=[guard],
-            may_replace=lambda found: found.manifest is None or found.manifest.version == seen_version,
+            may_replace=lambda stored: stored.manifest is None or stored.manifest.version == seen_version,
+            found=found,
         )
         assert stored.manifest is not None
         return WrittenPool(before, stored.manifest.version, stored.chunked.items == items)
