@@ -96,7 +96,7 @@ def test_a_shelf_says_when_it_was_written_to_a_quarter_of_a_second():
 
 @pytest.mark.parametrize("number", [0, 7, 999, 1000, 123_456_789])
 def test_the_number_of_a_result_comes_back_from_its_key(number):
-    assert parse_result_number(Keys("default").result("s", number)) == number
+    assert parse_result_number(Keys("default").result_key("s", number)) == number
 
 
 @pytest.mark.parametrize("key", ["x/results/s/0/x", "x/results/s/0/07", "x/results/s/x/007", "x/results/s/²/007"])
