@@ -229,32 +229,32 @@ def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect):
     with pytest.raises(Conflict):
         run(mine.append(None, ViewState(), ["b"]))
     entry, state = run(mine.load(other.get("web/views")))
-    assert state.view().ids == ["a"]
+    assert state.to_view().ids == ["a"]
     run(mine.append(entry, state, ["b"]))
-    assert run(theirs.load(other.get("web/views")))[1].view().ids == ["a", "b"]
+    assert run(theirs.load(other.get("web/views")))[1].to_view().ids == ["a", "b"]
 
 
 def test_a_view_is_never_older_than_the_one_before_it(connect):
     store, other = connect(), connect()
-    journal = ViewLog(store, "web", "web")
+    view_log = ViewLog(store, "web", "web")
     gone = other.put("web/members/a", b"{}")
-    written = run(journal.append(None, ViewState(), ["a"]))
+    written = run(view_log.append(None, ViewState(), ["a"]))
     other.delete("web/members/a", version=gone.version)
     state = ViewState()
     state.apply(written[2])
-    assert run(journal.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
+    assert run(view_log.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
 
 
 def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect, monkeypatch):
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
     store, told = connect(), []
-    journal, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
+    view_log, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
     replica.add_listener(told.extend)
     at, state = None, ViewState()
     for number in range(1, 40):
         store.put("web/members/a", b'{"weight": %d}' % number)
-        at, _head, step = run(journal.append(at, state, ["a"]))
+        at, _head, step = run(view_log.append(at, state, ["a"]))
         state.apply(step)
         if number == 30:
             run(replica.advance_to(at))
@@ -262,7 +262,7 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     assert [(change.view.number, change.view.members[0].weight, change.skipped) for change in told] == [
         (number, float(number), 0) for number in range(30, 40)
     ]
-    assert run(journal.load(at))[1].view() == told[-1].view
+    assert run(view_log.load(at))[1].to_view() == told[-1].view
     kept = [name for log_id in store.children("web/log") for name in store.children(f"web/log/{log_id}")]
     assert len(kept) <= 25
 
@@ -270,12 +270,12 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
 def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, monkeypatch):
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     store, told = connect(), []
-    journal, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
+    view_log, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
     replica.add_listener(told.extend)
     at, state = None, ViewState()
     for number in range(1, 60):
         store.put("web/members/a", b'{"weight": %d}' % number)
-        at, _head, step = run(journal.append(at, state, ["a"]))
+        at, _head, step = run(view_log.append(at, state, ["a"]))
         state.apply(step)
         if number == 1:
             run(replica.advance_to(at))
@@ -596,7 +596,7 @@ def test_a_close_does_not_wait_for_views_that_come_after_another_close(group):
     mine.on_view(said.append)
     mine.close()
     count = len(said)
-    mine._tell([ViewChange(mine.view, (), (), ())])
+    mine._apply_changes([ViewChange(mine.view, (), (), ())])
     begun = time.monotonic()
     mine.close()
     assert time.monotonic() - begun < 3.0

@@ -41,7 +41,7 @@ from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.latch import Leader
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.group import view_log as views
-from latchwork.primitives.group.views import Evicted, GroupMember, StoredMember
+from latchwork.primitives.group.views import EvictionRecord, GroupMember, StoredMember
 from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.numbers.shared_number import Reading
@@ -133,19 +133,19 @@ KINDS = {
     "member of a group": Kind(
         "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.from_entry(at(value, "a")).to_bytes()
     ),
-    "evicted member": Kind("primitives.group.views", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
+    "evicted member": Kind("primitives.group.views", EvictionRecord("i1", "why", 5.0).to_bytes(), EvictionRecord.find),
     "views": Kind(
         "primitives.group.view_log", HEAD.to_bytes(), lambda value: views.LogHead.from_entry(at(value)).to_bytes()
     ),
     "view": Kind(
         "primitives.group.view_log",
-        views.write_step(STEP),
-        lambda value: views.ViewState().apply(views.read_step(at(value))),
+        views.encode_step(STEP),
+        lambda value: views.ViewState().apply(views.decode_step(at(value))),
     ),
     "base of views": Kind(
         "primitives.group.view_log",
-        views.ViewState(2, {"a": STORED}).chunks()[0],
-        lambda value: views.ViewState.from_base(HEAD, [at(value)]).view(),
+        views.ViewState(2, {"a": STORED}).encode_chunks()[0],
+        lambda value: views.ViewState.from_base(HEAD, [at(value)]).to_view(),
     ),
     "number": Kind(
         "primitives.numbers.shared_number",

@@ -1,9 +1,10 @@
-"""Follows the views of a group, once per process, and writes them when that is our turn.
+"""Observes the views of a group, once per process, and writes new views when this process is the writer.
 
-Keys:  <name>/followers/t-<nonce>   one per follower, bound to its session; says whether it ``writes``
+Keys:  <name>/followers/t-<nonce>   one ticket per observing process, bound to its session; says whether it ``writes``
 
-The first follower writes the views. The second one, its deputy, sees the members, too, and writes what the first one
-has not written for a while. All others watch the head of the log and the ticket before their own.
+The first process in this queue writes the views. The second one is its deputy: it also watches the members, and writes
+a view that the first one has not written for a while. All others watch the head of the log and the ticket before their
+own.
 
 docs/design/groups-and-queues.md has the races.
 """
@@ -52,10 +53,10 @@ OnError = Callable[[LatchworkError], None]
 
 
 class WriteSchedule:
-    """Decides when the writer of a group's views, or its deputy, must write the next view. Pure.
+    """Decides when the writer of a group's views, or its deputy, must write the next view. No I/O.
 
-    Attributes:
-        is_writer: Whether we are the writer, which writes at once. A deputy gives the writer ``STAND_IN_S`` seconds.
+    Args:
+        is_writer: Whether this process is the writer, which writes at once. A deputy waits ``STAND_IN_S`` seconds.
     """
 
     def __init__(self, *, is_writer: bool) -> None:
@@ -65,12 +66,13 @@ class WriteSchedule:
         self._last = -math.inf
 
     def next_action(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
-        """Return what to do now: ``""`` for nothing, ``check`` whether the writer still exists, or ``write`` the next
-        view.
+        """Return what to do now.
 
         Args:
             now: Local clock time.
             is_behind: Whether the members differ from those in the newest view.
+        Returns:
+            "" for nothing, "check" to check whether the writer still exists, "write" to write the next view.
         """
         if not is_behind:
             self._since, self._has_checked = None, False
@@ -84,12 +86,20 @@ class WriteSchedule:
         return ""
 
     def record_write(self, now: float) -> None:
-        """Record that a view was written, or that none was necessary."""
+        """Record that a view was written, or that none was necessary.
+
+        Args:
+            now: Local clock time.
+        """
         self._last, self._since, self._has_checked = now, now, False
 
     def pause_s(self, now: float, *, is_behind: bool) -> float | None:
-        """Return the seconds until ``next_action`` must be called again, or None if only a change of the members
+        """Return after how many seconds ``next_action`` must be called again. None if only a change of the members
         requires it.
+
+        Args:
+            now: Local clock time.
+            is_behind: Whether the members differ from those in the newest view.
         """
         if not is_behind or self._since is None:
             return None if not is_behind else 0.0
@@ -102,13 +112,14 @@ class WriteSchedule:
 
 
 class Replica:
-    """The newest view of a group, kept current by the watch of the log's head and by our own writes. Thread-safe.
+    """A local copy of the newest view of a group. A watch of the log's head and our own writes keep it current.
+    Thread-safe.
 
-    Listeners are called with the changes between views, in order, with the mutex held. They must be fast.
+    Listeners are called with the changes between views, in order. They must be fast, because the mutex is held.
     """
 
-    def __init__(self, journal: ViewLog) -> None:
-        self._journal = journal
+    def __init__(self, view_log: ViewLog) -> None:
+        self._view_log = view_log
         self._listeners: dict[object, OnChanges] = {}
         self._lock = mutex()
         self._head: Entry | None = None
@@ -117,7 +128,7 @@ class Replica:
         self._reported: View | None = None
 
     def add_listener(self, listener: OnChanges) -> Callable[[], None]:
-        """Call a listener with the current view now, and with every later change.
+        """Call a listener now with the current view, and later with the changes of each new view.
 
         Returns:
             A function that removes the listener.
@@ -128,7 +139,7 @@ class Replica:
             return listen(self._listeners, listener)
 
     def current(self) -> tuple[Entry | None, ViewState]:
-        """Return the entry of the log's head, and the state of the newest view.
+        """Return the entry of the log's head, or None without a log, and the state of the newest view.
 
         Only the writer may keep the state, until it writes the next view.
         """
@@ -143,9 +154,9 @@ class Replica:
             token: Token of the member's last write; None if the member has left.
         """
         with self._lock:
-            return self._state.token(name) != token
+            return self._state.get_token(name) != token
 
-    def ids(self) -> list[str]:
+    def list_ids(self) -> list[str]:
         """Return the IDs of the members in the newest view, in any order."""
         with self._lock:
             return list(self._state)
@@ -159,25 +170,31 @@ class Replica:
             return had
 
     async def advance_to(self, entry: Entry) -> None:
-        """Advance to the view of a new head of the log.
+        """Advance to the newest view, given the entry of a new head of the log.
 
-        This applies the changes since the known view if the log still has them, and otherwise reads the whole view.
+        The steps since the known view are applied if the log still contains them. Otherwise the whole view is read.
         """
         head = LogHead.from_entry(entry)
         with self._lock:
             follows = self._head is not None and self._log_id == head.log_id
             number = self._state.number
-        steps = await self._journal.steps(head, number) if follows and head.number > number else None
+        steps = await self._view_log.read_steps(head, number) if follows and head.number > number else None
         if steps is not None:
             self.apply_steps(entry, head, steps)
             return
         if not follows or head.number > number:
-            newest, state = await self._journal.load(entry)
+            newest, state = await self._view_log.load(entry)
             if newest is not None:
                 self._replace_view(newest, state)
 
     def apply_steps(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Apply the changes that lead to a head of the log, except those that were applied before."""
+        """Apply the steps that lead to a head of the log. Steps that were applied before are skipped.
+
+        Args:
+            entry: The entry of the head.
+            head: The head.
+            steps: The steps, in order.
+        """
         with self._lock:
             if self._head is not None and (self._log_id != head.log_id or entry.token <= self._head.token):
                 return
@@ -191,11 +208,11 @@ class Replica:
                 self._notify(changes)
 
     def _replace_view(self, entry: Entry, state: ViewState) -> None:
-        """Replace the known view by one that was read as a whole, and notify the listeners of the differences."""
+        """Replace the known view by one that was read as a whole, and call the listeners with the differences."""
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
-            view, reported = state.view(), self._reported
+            view, reported = state.to_view(), self._reported
             self._head, self._log_id, self._state, self._reported = entry, LogHead.from_entry(entry).log_id, state, view
             if reported is None:
                 self._notify([_whole(view)])
@@ -211,8 +228,8 @@ def _whole(view: View) -> ViewChange:
     return ViewChange(view, view.members, (), ())
 
 
-class ViewsRegistry:
-    """The shared views of all groups that a store observes. Thread-safe.
+class SharedViewsRegistry:
+    """The observed views of all groups of a store. Thread-safe.
 
     The views of a group are kept as long as an object uses them.
     """
@@ -223,7 +240,7 @@ class ViewsRegistry:
         self._closed = False
         self._views: WeakValueDictionary[str, SharedViews] = WeakValueDictionary()
 
-    def of(self, name: str) -> SharedViews:
+    def get_views(self, name: str) -> SharedViews:
         """Return the shared views of the group with this name."""
         with self._lock:
             views = self._views.get(name)
@@ -244,12 +261,13 @@ class ViewsRegistry:
 
 
 class SharedViews:
-    """The views of a group for all objects of a process, followed while there are subscribers. Thread-safe.
+    """The views of a group, shared by all objects of a process. They are observed while there are subscribers.
+    Thread-safe.
 
     Args:
         store: The store.
         name: The key of the group.
-        session: The session of our ticket; None uses the store's primary session.
+        session: The session of our ticket. None uses the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, session: Session | None = None) -> None:
@@ -261,14 +279,14 @@ class SharedViews:
         self._follower: ViewFollower | None = None
 
     def subscribe(self, on_changes: OnChanges, on_error: OnError) -> Callable[[], Background | None]:
-        """Call ``on_changes`` with the changes of each new view. The first call contains the whole current view.
+        """Subscribe to the views. The first call of ``on_changes`` contains the whole current view.
 
         Args:
             on_changes: Called with the changes of each new view, in order.
-            on_error: Called with the reason when the views cannot be followed.
+            on_error: Called with the reason if the views cannot be observed.
         Returns:
-            A function that ends the subscription. If it was the last one, the function returns the background thread,
-                which then ends.
+            A function that ends the subscription. After the last one it returns the background thread, which is ending;
+                otherwise None.
         Raises:
             Closed: The store was closed.
         """
@@ -302,14 +320,20 @@ class SharedViews:
 
 
 class ViewFollower:
-    """Observes the views of a group in the background, from its construction until ``cancel``."""
+    """Observes the views of a group in a background thread, from its construction until ``cancel``.
+
+    Args:
+        store: The store.
+        name: The key of the group.
+        session: The session of our ticket. None uses the store's primary session.
+    """
 
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
         self._what = f"group {name!r}"
         self._given = session
-        self._journal = ViewLog(store, name, self._what)
-        self._replica = Replica(self._journal)
+        self._view_log = ViewLog(store, name, self._what)
+        self._replica = Replica(self._view_log)
         self._follower_queue = TicketQueue(store, f"{name}/followers", self._what)
         self._lock = mutex()
         self._cancelled = Signal()
@@ -332,7 +356,7 @@ class ViewFollower:
         return number
 
     def remove_listener(self, number: object) -> bool:
-        """Stop calling the functions registered under this key. Return True if no listener is left. Idempotent."""
+        """Remove the listener with this key. Return True if no listener is left. Idempotent."""
         cancel, _ = self._reported.pop(number, (None, None))
         if cancel is None:
             return False
@@ -340,7 +364,7 @@ class ViewFollower:
         return not self._reported
 
     def cancel(self) -> Background:
-        """Stop permanently, and return the background thread, which is ending. Thread-safe. Does not block."""
+        """Stop observing permanently. Return the background thread, which is ending. Thread-safe. Does not block."""
         self._cancelled.set()
         with self._lock:
             heads = self._heads
@@ -379,11 +403,15 @@ class ViewFollower:
             on_error(error)
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Observe the views until the session ends or the follower is cancelled."""
+        """Observe the views until the session ends or the follower is cancelled.
+
+        Args:
+            backoff: Delays between retries. Reset after each new view.
+        """
         session = self._given if self._given is not None else await ask(self._store.primary_session)
         session.ensure_usable()
         server: Background | None = None
-        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._journal.head_key) as heads:
+        with closing(Waiter(self._store, session)) as waiter, self._store.watch(self._view_log.head_key) as heads:
             with self._lock:
                 self._heads = heads
             cancel = session.on_end(heads.close)
@@ -393,7 +421,7 @@ class ViewFollower:
                     self._error = None
                     backoff.reset()
                     if server is None:  # it needs to know the view
-                        server = Background(partial(self._serve_role, waiter), f"latchwork-views-{self._what}")
+                        server = Background(partial(self._run_writer, waiter), f"latchwork-views-{self._what}")
             except Closed:
                 if not self._cancelled.is_set():
                     session.ensure_usable()
@@ -413,7 +441,7 @@ class ViewFollower:
             self._read_members_again()
 
     def _read_members_again(self) -> None:
-        """Close the watch of the members, so that the writer reads all of them again."""
+        """Close the watch of the members, so that the writer opens another one and reads all members again."""
         with self._lock:
             members = self._members
         if members is not None:
@@ -421,7 +449,7 @@ class ViewFollower:
 
     # Writing
 
-    async def _serve_role(self, waiter: Waiter) -> None:
+    async def _run_writer(self, waiter: Waiter) -> None:
         backoff = Backoff()
         while not waiter.is_cancelled:
             try:
@@ -443,7 +471,7 @@ class ViewFollower:
             await waiter.pause(backoff.next_s())
 
     async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until this follower is the writer of views, or next in line for that. Return False if cancelled."""
+        """Wait until this process is the writer of the views or its deputy. Return False if cancelled."""
         over = ""
         while not waiter.is_cancelled:
             ahead = await self._follower_queue.find_tickets_ahead(position)
@@ -455,12 +483,18 @@ class ViewFollower:
         return False
 
     async def _write(self, position: QueuePosition, waiter: Waiter) -> None:
-        """Write the next view when the members differ from the newest one: at once, or as the deputy a little later."""
+        """Write a new view whenever the members differ from the newest view: as the writer at once, as the deputy a
+        little later.
+
+        Args:
+            position: Our position in the queue of observing processes.
+            waiter: Ends the loop when it is cancelled.
+        """
         schedule = WriteSchedule(is_writer=await self._become_writer(position))
         tokens: dict[str, int] = {}
-        dirty = set(self._replica.ids())
+        dirty = set(self._replica.list_ids())
         pause_s: float | None = None
-        with self._store.watch(self._journal.members_key) as watch:
+        with self._store.watch(self._view_log.members_key) as watch:
             with self._lock:
                 self._members = watch
             while not waiter.is_cancelled:
@@ -479,10 +513,17 @@ class ViewFollower:
                 pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
     def _update_tokens(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
-        """Apply changes of member keys to a table of tokens by member ID. Return the IDs of the changed members."""
+        """Update a table of tokens from changes of member keys.
+
+        Args:
+            batch: The changes.
+            tokens: Token of the last write by member ID.
+        Returns:
+            The IDs of the changed members.
+        """
         names = set()
         for each in batch:
-            if each.key.rpartition("/")[0] != self._journal.members_key:
+            if each.key.rpartition("/")[0] != self._view_log.members_key:
                 continue
             name = member_id(each.key)
             names.add(name)
@@ -495,7 +536,7 @@ class ViewFollower:
     async def _append(self, names: Iterable[str]) -> None:
         at, state = self._replica.current()
         try:
-            written = await self._journal.append(at, state, names)
+            written = await self._view_log.append(at, state, names)
         except Conflict:
             return  # another was faster: the watch will show it
         if written is not None:
@@ -504,14 +545,15 @@ class ViewFollower:
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
     async def _become_writer(self, position: QueuePosition) -> bool:
-        """Mark this follower's ticket as that of the writer, if no other follower is ahead.
+        """Become the writer if no other process is ahead in the queue, and note that in our ticket.
 
-        The next one is the deputy.
+        Returns:
+            False if another process is ahead, so that this one is the deputy.
         """
         if await self._follower_queue.find_tickets_ahead(position):
             return False
         body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}
-        with suppress(Conflict):  # it says so already, or is gone, which the next look finds
+        with suppress(Conflict):  # it says so already, or is gone, which the next poll finds
             await ask(self._store.commit, [At(position.ticket)], [Put(position.ticket.key, encode(body))])
         return True
 

@@ -1,11 +1,11 @@
-"""A group of members with attributes, and numbered views that all see in the same order.
+"""A group of members with attributes, and numbered views, which all observers see in the same order.
 
 Keys:  <name>/members/<id>   one per member, bound to its session: weight, labels, address, host, PID, incarnation
        <name>/evicted/<id>   evicted members, which do not join again by themselves
-       views: see ``view_log``; who writes them: see ``follower``
+       views: see ``view_log``; which client writes them: see ``follower``
 
-A member is in the group while its key exists. It follows the views from the first call that needs one. Until then it
-uses no thread and no watch. Members of one process share one follower.
+A member is in the group while its key exists. A process observes the views from the first call that needs one. Until
+then it uses no thread and no watch. All members of one process share one observer.
 
 docs/design/groups-and-queues.md has the races.
 """
@@ -20,7 +20,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.follower import SharedViews, ViewsRegistry
+from latchwork.primitives.group.follower import SharedViews, SharedViewsRegistry
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.view_log import LogHead, ViewLog
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
@@ -40,15 +40,19 @@ _SETTLE_S = 5.0
 
 
 def list_groups(store: Store, prefix: str = "") -> list[str]:
-    """Return the names of all groups below a prefix, at any depth, sorted.
+    """Return the names of all groups below a key prefix, sorted. Reads every key below the prefix.
 
-    These are the groups that have members or views. The call reads every key below the prefix.
+    Groups without members are included if they have stored views.
+
+    Args:
+        store: The store.
+        prefix: The key prefix; "" for all groups.
     """
     check_store(store, "list_groups")
     names = set()
     for entry in store.list(prefix, recursive=True):
         above, _, last = entry.key.rpartition("/")
-        if last == "views" and LogHead.is_head(entry.value):
+        if last == "views" and LogHead.is_log_head(entry.value):
             names.add(above)
         elif entry.owner is not None and above.endswith("/members"):
             names.add(above.removesuffix("/members"))
@@ -59,19 +63,20 @@ class Group(Participant):
     """A member of a group: ``with Group(store, "web", member_id="n1", weight=2.0) as group:`` joins without waiting.
 
     Without a member ID it only observes. After a lost session it joins again as a new incarnation with the store's next
-    session. With a given session it cannot, and ``wait`` raises ``SessionLost``. Construction does no I/O. Thread-safe.
+    session. If ``session`` is given, it cannot, and ``wait`` raises ``SessionLost``. Construction does no I/O.
+    Thread-safe.
 
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of members and views.
-        member_id: The ID of this member, which only one running member has.
+        member_id: The ID of this member, which only one running member has. None only observes.
         weight: The capacity of this member, for dividing work.
         labels: Any text or bytes by name. With the address at most about 4,000 bytes.
         address: The address of this member.
         session: The session of the member, which the caller closes. None uses the store's primary session.
         id_wait_s: Seconds to wait until another member with our ID has ended, such as that of our process before a
-            restart. None waits for one and a half TTLs of our session, 0 not at all.
-        checks: Checks of the transaction that joins. A failed one ends the group with ``Conflict``.
+            restart. None waits for one and a half TTLs of our session, 0 does not wait.
+        checks: Further preconditions of the transaction that joins. If one fails, the group ends with ``Conflict``.
     """
 
     def __init__(
@@ -98,8 +103,8 @@ class Group(Participant):
             identity = Identity()
             me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
-        self._journal = ViewLog(store, name, what)
-        self._members_key = self._journal.members_key
+        self._view_log = ViewLog(store, name, what)
+        self._members_key = self._view_log.members_key
         self._started = False
         self._has_left = False
         self._listening = mutex()
@@ -128,7 +133,7 @@ class Group(Participant):
             self._check_open()
             if not self._started:
                 self._started = True
-                self._start_or_wake_thread()
+                self._start_thread_if_needed()
         if self._listeners:
             self._follow_views()
 
@@ -136,8 +141,8 @@ class Group(Participant):
     async def close(self) -> None:
         """Leave the group. The other members soon see a view without this one. Thread-safe and idempotent.
 
-        If the server cannot be reached, leaving continues in the background, and our session ends it at the latest.
-        Listeners get 5 seconds.
+        Waits up to 5 seconds for listeners. If the server cannot be reached, leaving continues in the background, and
+        the end of our session completes it in any case.
         """
         if self._home.is_foreign:
             return
@@ -165,55 +170,58 @@ class Group(Participant):
 
     @driven
     async def wait_joined(self, timeout_s: float | None = None) -> None:
-        """Wait until this member has joined: its key exists and is included in ``members``.
+        """Wait until this member has joined: its key exists, and ``members`` includes it.
 
         Unlike ``wait``, this does not observe the views, so it costs nothing afterwards. Arguments and errors are those
-        of ``wait``. Raises ``LatchworkError`` without a member ID.
+        of ``wait``. Also raises ``LatchworkError`` if there is no member ID.
         """
-        membership = self._member()
+        membership = self._get_membership()
 
-        def look() -> bool | None:
+        def poll() -> bool | None:
             self._raise_if_ended()
             return True if membership.is_in else None
 
         late = f"{membership.me.id!r} has not joined {self._what} yet"
-        await self._wait_until(look, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
+        await self._wait_until(poll, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> View:
-        """Wait until this member is in a view. An object without a member ID waits until there is a view.
+        """Wait until a view contains this member. Without a member ID, wait until there is a view.
 
         Args:
             timeout_s: Seconds to wait. None waits forever. Joining continues after the timeout.
+        Returns:
+            The view.
         Raises:
             NodeIdInUse: Another running member has our ID; a dead one would be gone by now.
             MemberEvicted: We were evicted.
             WaitTimeout: We are not in a view yet.
             SessionLost: The given session has ended.
             Conflict: A check of the transaction that joins failed.
-            Closed: The group or its store was closed, or it was never started.
+            Closed: The group or its store was closed, or the group was never started.
             PermissionDenied: The account may not write here.
             LatchworkError: The call is inside a callback.
         """
-        return await self._wait(self._is_in, timeout_s)
+        return await self._wait(self._is_in_view, timeout_s)
 
     @driven
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
-        """Wait for a view for which a function returns True. Some views may be skipped.
+        """Wait for a view for which ``is_true`` returns True, and return it. Some views may be skipped.
 
-        The function is called in this thread and must not block. Arguments and errors are those of ``wait``.
+        The function is called in this thread and must not block. The other arguments and the errors are those of
+        ``wait``.
         """
         return await self._wait(is_true, timeout_s)
 
     @driven
     async def sync(self, timeout_s: float | None = None) -> View:
-        """Wait for a view that is at least as new as the members at the time of the call.
+        """Wait for a view that is at least as new as the members at the time of the call, and return it.
 
         Arguments and errors are those of ``wait``.
         """
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
-        head = await ask(self._store.get, self._journal.head_key)
+        head = await ask(self._store.get, self._view_log.head_key)
         newer = (
             2 if head is None else LogHead.from_entry(head).number + 2
         )  # its writer looked at the members after this
@@ -231,7 +239,7 @@ class Group(Participant):
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
         self._follow_views()
 
-        def look() -> View | None:
+        def poll() -> View | None:
             with self._changed.mutex:
                 view, seen = self._view, self._seen
                 self._raise_if_ended()
@@ -242,7 +250,7 @@ class Group(Participant):
         def late() -> WaitTimeout:
             return WaitTimeout(f"{self._what}: the view waited for did not come; it is at {self._view.ids}")
 
-        return await self._wait_until(look, timeout_s, f"a view of {self._what}", late)
+        return await self._wait_until(poll, timeout_s, f"a view of {self._what}", late)
 
     @driven
     async def update(
@@ -261,13 +269,13 @@ class Group(Participant):
             Closed: The group was closed.
         """
         self._check_open()
-        await self._member().update(weight, labels, address)
+        await self._get_membership().update(weight, labels, address)
 
     # Looking around
 
     @property
     def view(self) -> View:
-        """Return the newest known view. The first call starts to observe the views. Performs no I/O."""
+        """The newest view that this process knows. The first use starts to observe the views. Performs no I/O."""
         with suppress(LatchworkError):  # it is closed: the last one
             self._follow_views()
         return self._view
@@ -280,36 +288,45 @@ class Group(Participant):
         return sorted(map(GroupMember.from_entry, entries), key=lambda member: member.id)
 
     def check(self, member_id: str) -> Check:
-        """Return a check that a member is in the group, for transactions that depend on it. Performs no I/O.
+        """Return a precondition that a member is in the group, for transactions that depend on it. Performs no I/O.
 
-        The check also holds if the member has left and joined again.
+        The precondition also holds if the member has left and joined again.
         """
         return Exists(f"{self._members_key}/{check_member(member_id, 'member')}")
 
     @driven
     async def evict(self, member_id: str, why: str = "") -> bool:
-        """Remove a member from the group, so that it does not join again by itself. Return False if it is not a member.
+        """Remove a member from the group, and keep it from joining again by itself.
 
         The member is not stopped: it notices with its next view, or when it joins again. Add ``check`` to writes that
-        only a member may do.
+        only a member may make.
+
+        Args:
+            member_id: ID of the member.
+            why: The reason, for the evicted member.
+        Returns:
+            False if it is not a member.
         """
         self._home.check()
         return await evict(self._store, self.name, check_member(member_id, "member"), why)
 
     @driven
     async def remove(self) -> None:
-        """Delete the stored records of a group without members. Its views start again with the next member.
+        """Delete the stored records of a group that has no members. Its views start again with the next member.
 
         Raises:
-            Conflict: it has members.
+            Conflict: The group has members.
         """
         self._home.check()
-        await self._journal.remove()
+        await self._view_log.remove()
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
-        """Call ``fn(change)`` in a callback thread for each view, in order, and at once for the current view.
+        """Call ``fn(change)`` in a callback thread for each new view, in order, and immediately for the current view.
 
-        Listeners are called one at a time: a slow one delays the others. Returns a function that removes the listener.
+        Listeners are called one at a time: a slow one delays the others.
+
+        Returns:
+            A function that removes the listener.
         """
         self._check_open()
         check_listener(fn)
@@ -323,30 +340,29 @@ class Group(Participant):
 
     # Inside
 
-    def _member(self) -> Membership:
+    def _get_membership(self) -> Membership:
         if self._membership is None:
             raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
         return self._membership
 
     def _follow_views(self) -> None:
-        """Observe the views from now on."""
+        """Observe the views from now on. Idempotent."""
         self._home.check()
         with self._listening:
             if self._unsubscribe is None and self._started and not self._closed:
                 if self._views is None:
                     self._views = self._shared_views()
-                self._unsubscribe = self._views.subscribe(self._tell, self._tell_trouble)
+                self._unsubscribe = self._views.subscribe(self._apply_changes, self._record_view_error)
 
     def _shared_views(self) -> SharedViews:
-        """Return the views that are shared by all members of this process with the same session."""
+        """Return the views that all members of this process with the same session share."""
         if self._given is not None:
             return SharedViews(self._store, self.name, self._given)
-        return self._store.shared(ViewsRegistry, ViewsRegistry).of(self.name)
+        return self._store.shared(SharedViewsRegistry, SharedViewsRegistry).get_views(self.name)
 
-    def _start_or_wake_thread(self) -> None:
-        """Make the background thread join the group, or check that this member is still in it.
-
-        The caller holds the mutex.
+    def _start_thread_if_needed(self) -> None:
+        """Start the background thread, which joins the group if this member is not in it. The caller holds the
+        mutex.
         """
         is_idle = self._background is None and not self._leaving and self._error is None
         if is_idle and self._started and self._membership is not None:
@@ -354,17 +370,21 @@ class Group(Participant):
 
     def _session_ended(self) -> None:
         with self._changed.mutex:
-            self._start_or_wake_thread()
+            self._start_thread_if_needed()
 
     async def _participate(self, backoff: Backoff) -> None:
-        """Join the group if this member is not in it. The thread can then end."""
+        """Join the group if this member has not joined. The background thread ends afterwards, until the session ends.
+
+        Args:
+            backoff: Delays between retries. Reset after the member has joined.
+        """
         session = await self._session_for_use()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter:
             with self._changed.mutex:
                 self._waiter = waiter
             if not self._leaving:
-                await self._member().enter(waiter)
+                await self._get_membership().enter(waiter)
             backoff.reset()
             with self._changed.mutex:
                 self._changed.notify_all()
@@ -372,14 +392,14 @@ class Group(Participant):
             self._forget_session = session.on_end(self._session_ended)
 
     def _may_end_thread(self) -> bool:
-        """Return whether the thread of this member may end, which is the case once it has joined."""
+        """Return whether the background thread may end, which it may after this member has joined."""
         with self._changed.mutex:
-            if self._leaving or not self._member().is_in:
+            if self._leaving or not self._get_membership().is_in:
                 return False
             self._background = None
             return True
 
-    def _tell(self, changes: list[ViewChange]) -> None:
+    def _apply_changes(self, changes: list[ViewChange]) -> None:
         with self._changed.mutex:
             is_first, self._seen = not self._seen, True
             self._view = changes[-1].view
@@ -388,10 +408,10 @@ class Group(Participant):
             self._announcer.queue(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.notify_all()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
-                self._start_or_wake_thread()
+                self._start_thread_if_needed()
         self._announcer.start_delivery()
 
-    def _tell_trouble(self, error: LatchworkError) -> None:
+    def _record_view_error(self, error: LatchworkError) -> None:
         with self._changed.mutex:
             self._view_error = error
             self._changed.notify_all()
@@ -401,7 +421,7 @@ class Group(Participant):
         if self._membership is not None:
             await self._membership.leave()
 
-    def _is_in(self, view: View) -> bool:
+    def _is_in_view(self, view: View) -> bool:
         if self._membership is None:
             return True
         me = self._membership.me

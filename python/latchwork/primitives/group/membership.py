@@ -1,7 +1,7 @@
-"""The key of one member of a group: created, updated, deleted.
+"""The key of one member of a group: it is created, updated and deleted here.
 
-The key of our process before a restart may exist until its session ends. We wait for that, because it may be another
-member's.
+After a restart, the key of the earlier process may exist until its session ends. The new process waits for that,
+because the key may also be that of another member with the same ID.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
+from latchwork.primitives.group.views import EvictionRecord, GroupMember, Label, ViewChange, check_member
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import EntryLimit, Waiter
 from latchwork.store.backoff import Backoff
@@ -35,15 +35,15 @@ MOST_AT_ONCE = 64
 
 
 class Membership:
-    """Our member of a group. Thread-safe.
+    """The membership of this process in a group. Thread-safe.
 
     Args:
         store: The store.
         name: The key of the group.
         me: This member.
-        what: The group, for messages.
-        checks: Checks of the transaction that joins.
-        id_wait_s: Seconds to wait for another member with our ID; None for 1.5 TTLs of our session.
+        what: Name of the group, for messages.
+        checks: Further preconditions of the transaction that joins.
+        id_wait_s: Seconds to wait until another member with our ID has ended. None for 1.5 TTLs of our session.
     """
 
     def __init__(
@@ -72,20 +72,24 @@ class Membership:
 
     @property
     def me(self) -> GroupMember:
-        """Return this member with its current attributes."""
+        """This member with its current attributes."""
         return self._me
 
     @property
     def is_in(self) -> bool:
-        """Return whether this member's key existed at the last check and its session has not ended."""
+        """Whether this member has joined and its session has not ended, as far as this process knows."""
         session = self._session
         return session is not None and session.remaining_s() > 0.0
 
     def is_missing(self, changes: Sequence[ViewChange], *, is_first: bool) -> bool:
-        """Return whether this member's key may have been deleted, given new views.
+        """Return whether another client may have deleted this member's key, judged by new views.
 
-        This is the case if a view lacks the member although an earlier one had it, or contains members that joined
-        later. The first view that lacks the member counts too.
+        That is so if a view lacks the member although an earlier one had it, or although it contains members that
+        joined later. It is also so if the first known view lacks the member.
+
+        Args:
+            changes: The changes of the new views, in order.
+            is_first: Whether these are the first views that this process knows.
         """
         me = self._me
         found = changes[-1].view.member(me.id)
@@ -98,25 +102,27 @@ class Membership:
         )
 
     async def enter(self, waiter: Waiter) -> None:
-        """Create this member's key, or bind it to a new session if it exists from the last one.
+        """Join the group: create this member's key, or bind an existing one to the new session.
 
+        Args:
+            waiter: The waiting call, with the session of the member.
         Raises:
-            NodeIdInUse: Another member has our ID for longer than a dead one could.
-            MemberEvicted: We were evicted.
+            NodeIdInUse: Another running member has our ID.
+            MemberEvicted: This member was evicted.
             Conflict: A check failed.
-            SessionLost: The session ended meanwhile.
+            SessionLost: The session has ended.
         """
         session = waiter.session
         wait_s = session.ttl_s * _PATIENCE_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
         deadline = Deadline(self._store.clock, wait_s)
         entry: Entry | None = None
         if self._bound is not None:  # we come again
-            await self._refuse_evicted()
+            await self._raise_if_evicted()
             entry = await ask(self._store.get, self.key)
         gate = self._store.shared(EntryLimit, lambda _: EntryLimit(MOST_AT_ONCE))
         while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
-                await self._await_gone(entry, waiter, deadline)
+                await self._wait_until_id_is_free(entry, waiter, deadline)
             elif (entry is not None and entry.owner == session.id) or await self._create_through_limit(
                 gate, entry, waiter
             ):
@@ -125,7 +131,9 @@ class Membership:
             entry = await ask(self._store.get, self.key)
 
     async def _record_join(self, session: Session) -> None:
-        """Record that this member's key exists with this session, and write attributes that changed meanwhile."""
+        """Record that this member has joined with this session. Then write attributes that were changed during the
+        join.
+        """
         with self._lock:
             self._session = self._bound = session
             is_written = self._me is self._written
@@ -134,12 +142,18 @@ class Membership:
             is_written = await self._write_attributes(me, session) and self._me is me
 
     async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
-        """Change the attributes of this member, in the store or for the next join. None keeps a value.
+        """Change the attributes of this member. None keeps a value.
 
+        If it has not joined, the attributes are used when it joins.
+
+        Args:
+            weight: The capacity of this member.
+            labels: Text or bytes by name.
+            address: The address of this member.
         Raises:
             Unavailable: Nothing was changed.
-            OutcomeUnknown: They may have changed.
-            SessionLost: We are no longer in the group.
+            OutcomeUnknown: The attributes may have changed.
+            SessionLost: This member is no longer in the group.
         """
         while True:
             with self._lock:
@@ -164,8 +178,10 @@ class Membership:
                         return
 
     async def _write_attributes(self, new: GroupMember, session: Session) -> bool:
-        """Write new attributes to this member's key. Return False if the key was changed meanwhile."""
-        entry = await self._own(session)
+        """Write new attributes to this member's key. Return False if the key was changed at the same time: try
+        again.
+        """
+        entry = await self._read_own_key(session)
         if entry is None:
             raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again by itself")
         try:
@@ -173,28 +189,27 @@ class Membership:
         except Conflict:
             return False
         except OutcomeUnknown:
-            entry = await self._own(session)
+            entry = await self._read_own_key(session)
             if entry is None or entry.value != new.to_bytes():
                 raise
         return True
 
-    async def _own(self, session: Session) -> Entry | None:
+    async def _read_own_key(self, session: Session) -> Entry | None:
         entry = await ask(self._store.get, self.key)
         return entry if entry is not None and entry.owner == session.id else None
 
     async def exists_in_store(self) -> bool:
-        """Read whether this member's key exists.
+        """Read from the store whether this member's key exists. The read is linearizable.
 
-        The read is linearizable. Returns False before this member has joined.
+        The result is False before this member has joined.
         """
         session = self._session
-        return session is not None and await self._own(session) is not None
+        return session is not None and await self._read_own_key(session) is not None
 
     async def leave(self) -> bool:
-        """Delete this member's key. If that fails, repeat it in the background until the session has ended.
+        """Leave the group: delete this member's key, if necessary in the background. Return False if it has not joined.
 
-        A key with the same ID but another session belongs to another member, and stays. Returns False if this member
-        never had a key.
+        A key that is bound to another session belongs to another member with the same ID, and is not deleted.
         """
         session, self._session, self._bound = self._bound, None, None
         if session is None:
@@ -206,7 +221,7 @@ class Membership:
     async def _delete_key(self, session: Session) -> bool:
         """Delete this member's key if it is bound to this session. Return False if the caller must try again."""
         try:
-            entry = await self._own(session)
+            entry = await self._read_own_key(session)
             if entry is not None:
                 await ask(self._store.delete, self.key, version=entry.version)
         except FATAL as error:
@@ -220,8 +235,12 @@ class Membership:
         return None if session.remaining_s() <= 0.0 or await self._delete_key(session) else backoff.next_s()
 
     async def _create_through_limit(self, gate: EntryLimit, entry: Entry | None, waiter: Waiter) -> bool:
-        """Create this member's key when the limit on concurrent joins allows it.
+        """Create this member's key. Wait first while too many members of this process are joining.
 
+        Args:
+            gate: The limit.
+            entry: The entry of the key from our last session. None if the key does not exist.
+            waiter: The waiting call.
         Returns:
             False if another client changed the key first, or if the wait was cancelled.
         """
@@ -233,9 +252,13 @@ class Membership:
             gate.leave()
 
     async def _create(self, entry: Entry | None, session: Session) -> bool:
-        """Create this member's key, or take over the key from its last session.
+        """Create this member's key, or replace the key from its last session.
 
-        Return False if another client was first.
+        Args:
+            entry: The entry of the key from our last session. None if the key does not exist.
+            session: The session to which the new key is bound.
+        Returns:
+            False if another client changed the key first.
         """
         with self._lock:
             now = time.time()
@@ -255,17 +278,19 @@ class Membership:
             return False
         return True
 
-    async def _refuse_evicted(self) -> None:
-        """Raise ``MemberEvicted`` if this member was evicted, and remove the record of the eviction."""
+    async def _raise_if_evicted(self) -> None:
+        """Raise ``MemberEvicted`` if this member was evicted. Also delete the record of the eviction, so that it can
+        join again.
+        """
         mark = await ask(self._store.get, self._evicted_key)
-        evicted = None if mark is None else Evicted.find(mark.value)
+        evicted = None if mark is None else EvictionRecord.find(mark.value)
         if mark is not None and evicted is not None and evicted.incarnation in self._incarnations:
             await ask(self._store.delete, self._evicted_key, version=mark.version)
             raise MemberEvicted(
                 f"member {self._me.id!r} of {self._what} was evicted: {evicted.why or 'no reason given'}"
             )
 
-    async def _await_gone(self, entry: Entry, waiter: Waiter, deadline: Deadline) -> None:
+    async def _wait_until_id_is_free(self, entry: Entry, waiter: Waiter, deadline: Deadline) -> None:
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
@@ -279,10 +304,19 @@ class Membership:
 
 
 async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
-    """Remove a member from a group, so that it does not join again by itself. Return False if it is not a member."""
+    """Remove a member from a group, and keep it from joining again by itself.
+
+    Args:
+        store: The store.
+        name: The name of the group.
+        member_id: ID of the member.
+        why: The reason, for the evicted member.
+    Returns:
+        False if it is not a member.
+    """
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
-        mark = Evicted(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()
+        mark = EvictionRecord(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()
         ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", mark)]
         try:
             await ask(store.commit, [At(entry)], ops)

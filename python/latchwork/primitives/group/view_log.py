@@ -1,11 +1,11 @@
-"""The log of a group's views: a head, steps between views, and a base to start from.
+"""The stored log of a group's views: a head, steps from one view to the next, and a base to start from.
 
-Keys:  <name>/views                      the head
-       <name>/log/<log_id>/<number>        one step per view
+Keys:  <name>/views                        the head: the number of the newest view, and what the log contains
+       <name>/log/<log_id>/<number>        one step per view: the changes from the view before
        <name>/base/<log_id>/<number>-<i>   a whole view in chunks, for clients that have none
 
-A client with the members of one view gets later views from the steps; a client without starts from the base. A step
-contains only changes. Only ``ViewLog`` does I/O.
+A client that has the members of one view gets later views from the steps. A client that has none starts from the base.
+A step contains only changes. Only ``ViewLog`` does I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Positive, Record, Whole, encode
 from latchwork.errors import Conflict, LatchworkError
-from latchwork.primitives.group.views import GroupMember, StoredMember, View, ViewChange, change
+from latchwork.primitives.group.views import GroupMember, StoredMember, View, ViewChange, build_change
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Delete, Entry, Op, Put
@@ -45,10 +45,10 @@ _ATTEMPTS = 20
 
 
 class LoggedMember(Struct, frozen=True, array_like=True):
-    """A member in a step, stored as a JSON array.
+    """A member in a stored step, encoded as a JSON array.
 
     Attributes:
-        token: The token of its write; a later state of the member has a greater one.
+        token: The token of its write. A later state of the member has a greater one.
         created: As in ``GroupMember``.
         record: Its description.
     """
@@ -62,13 +62,13 @@ class LoggedMember(Struct, frozen=True, array_like=True):
         """Return the member that an entry describes."""
         return cls(entry.token, entry.created, StoredMember.from_entry(entry))
 
-    def member(self, name: str) -> GroupMember:
-        """Return the member with its ID."""
-        return self.record.member(name, self.created)
+    def to_member(self, name: str) -> GroupMember:
+        """Return the group member with this ID that the record describes."""
+        return self.record.to_member(name, self.created)
 
 
 class ViewChangeStep(Struct, frozen=True):
-    """The change from one view to the next.
+    """A stored step: the changes from one view to the next.
 
     Attributes:
         number: The number of the new view.
@@ -87,12 +87,12 @@ class ViewChangeStep(Struct, frozen=True):
 
 
 class LogHead(Record, frozen=True):
-    """The position of the log, and what is kept of it.
+    """The stored head of the log: the number of the newest view, and what the log contains.
 
     Attributes:
-        log_id: Identifies all steps and bases of one log; after the head was deleted, the next log has another one.
+        log_id: Identifies the steps and the base of one log. If the head is deleted, the next log has another ID.
         number: The number of the newest view.
-        first: The number of the oldest kept step.
+        first: The number of the oldest step in the log.
         base: The number of the view in the base; 0 is the empty group, which is not stored.
         chunks: The number of chunks of the base.
         changes: The number of changes in the steps after the base.
@@ -112,13 +112,13 @@ class LogHead(Record, frozen=True):
         """Decode the stored head of a log.
 
         Raises:
-            BadRecord: It is not a log of views.
+            BadRecord: The value is another kind of record.
         """
         return _HEAD.decode_entry(entry)
 
     @classmethod
-    def is_head(cls, value: bytes) -> bool:
-        """Return whether a value is the stored head of a log."""
+    def is_log_head(cls, value: bytes) -> bool:
+        """Return whether these stored bytes are the head of a log of views."""
         return _HEAD.find(value) is not None
 
 
@@ -132,12 +132,17 @@ _BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a ba
 
 
 class ViewState:
-    """The members of a view, and the changes that lead to the next view. For one thread at a time."""
+    """The members of a view, which is advanced step by step to later views. Single-threaded.
+
+    Args:
+        number: The number of the view.
+        members: The members by ID.
+    """
 
     def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
         self.number = number
         self._stored = dict(members or {})
-        self._sorted = sorted((each.member(name) for name, each in self._stored.items()), key=_by_id)
+        self._sorted = sorted((each.to_member(name) for name, each in self._stored.items()), key=_by_id)
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -145,37 +150,38 @@ class ViewState:
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 
-    def token(self, name: str) -> int | None:
-        """Return the token of a member in this view, or None if it is not in the view."""
+    def get_token(self, name: str) -> int | None:
+        """Return the token of a member's last write in this view. None if the member is not in the view."""
         stored = self._stored.get(name)
         return None if stored is None else stored.token
 
-    def view(self) -> View:
-        """Return the view."""
+    def to_view(self) -> View:
+        """Return the view as an immutable object."""
         return View(self.number, tuple(self._sorted))
 
     def apply(self, step: ViewChangeStep) -> ViewChange:
-        """Advance to the next view by applying its changes, and return them."""
+        """Advance to the next view by applying a step. Return the changes."""
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
             before = self._stored.pop(name, None)
             if before is not None:
-                old[name] = before.member(name)
+                old[name] = before.to_member(name)
                 del self._sorted[bisect_left(self._sorted, name, key=_by_id)]
-        new = {name: stored.member(name) for name, stored in step.written.items()}
+        new = {name: stored.to_member(name) for name, stored in step.written.items()}
         self._stored.update(step.written)
         for member in new.values():
             insort(self._sorted, member, key=_by_id)
         self.number = step.number
-        return change(self.view(), old, new)
+        return build_change(self.to_view(), old, new)
 
-    def step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
-        """Return the changes from this view to one with these members, or None if there are none.
-
-        Changes that exceed the size of one step are left for the next one.
+    def build_step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
+        """Build the step from this view to the current members. If it would be too large, it contains only a part of
+        the changes.
 
         Args:
-            found: The current entry of each member, or None for a member that has left.
+            found: The current entry of each member by ID, or None for a member that has left.
+        Returns:
+            The step. None if there are no changes.
         """
         written: dict[str, LoggedMember] = {}
         gone: list[str] = []
@@ -184,15 +190,15 @@ class ViewState:
             if entry is None:
                 if name in self._stored:
                     gone.append(name)
-            elif self.token(name) != entry.token:
+            elif self.get_token(name) != entry.token:
                 written[name] = LoggedMember.from_entry(entry)
                 size += len(entry.value)
             if len(written) + len(gone) >= MOST_CHANGES or size >= MOST_STEP_BYTES:
                 break
         return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
 
-    def chunks(self) -> list[bytes]:
-        """Return the whole view in chunks that are small enough to be stored."""
+    def encode_chunks(self) -> list[bytes]:
+        """Encode the whole view in chunks that are small enough to be stored."""
         parts: list[bytes] = []
         part: dict[str, LoggedMember] = {}
         size = 0
@@ -206,10 +212,13 @@ class ViewState:
 
     @classmethod
     def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> ViewState:
-        """Restore the state of a view from its stored chunks.
+        """Restore a view from the base in the log.
 
+        Args:
+            head: The head of the log.
+            chunks: The stored chunks of the base, in order.
         Raises:
-            BadRecord: The stored chunks are not a base.
+            BadRecord: A chunk is invalid.
         """
         members: dict[str, LoggedMember] = {}
         for entry in chunks:
@@ -217,22 +226,28 @@ class ViewState:
         return cls(head.base, members)
 
 
-def read_step(entry: Entry) -> ViewChangeStep:
-    """Decode stored changes between two views.
+def decode_step(entry: Entry) -> ViewChangeStep:
+    """Decode a stored step.
 
     Raises:
-        BadRecord: It is not a step.
+        BadRecord: The value is another kind of record.
     """
     return _STEP.decode_entry(entry)
 
 
-def write_step(step: ViewChangeStep) -> bytes:
-    """Return the bytes to store for the changes between two views."""
+def encode_step(step: ViewChangeStep) -> bytes:
+    """Return the bytes to store for a step."""
     return encode(step)
 
 
 class ViewLog:
-    """Reads and writes the stored log of one group's views. Thread-safe."""
+    """Reads and writes the stored log of one group's views. Thread-safe.
+
+    Args:
+        store: The store.
+        name: The name of the group.
+        what: Name of the group, for messages.
+    """
 
     def __init__(self, store: Store, name: str, what: str) -> None:
         self.head_key = f"{name}/views"
@@ -244,14 +259,17 @@ class ViewLog:
     async def load(self, entry: Entry | None) -> tuple[Entry | None, ViewState]:
         """Read the newest view.
 
-        Return the entry of the log's head, which may be newer than the given one, and the view.
+        Args:
+            entry: The entry of the log's head. None if there is no log.
+        Returns:
+            The entry of the log's head, which may be newer than the given one, and the view.
         """
         for _ in range(_ATTEMPTS):
             if entry is None:
                 return None, ViewState()
             head = LogHead.from_entry(entry)
             chunks = await self._read(f"base/{head.log_id}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
-            steps = await self.steps(head, head.base)
+            steps = await self.read_steps(head, head.base)
             if steps is not None and None not in chunks:
                 state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
@@ -260,13 +278,19 @@ class ViewLog:
             entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")
 
-    async def steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
-        """Return the changes from a view to the newest one, in order. None if the log no longer has all of them."""
+    async def read_steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
+        """Return the steps from a view to the newest one, in order. None if the log does not contain all of them any
+        more.
+
+        Args:
+            head: The head of the log.
+            after: The number of the view.
+        """
         if after + 1 < head.first:
             return None
         last = [head.step] if head.step is not None and head.number > after else []
         found = await self._read(_step_key(head.log_id, n) for n in range(after + 1, head.number + 1 - len(last)))
-        return None if None in found else [*(read_step(each) for each in found if each is not None), *last]
+        return None if None in found else [*(decode_step(each) for each in found if each is not None), *last]
 
     async def append(
         self, at: Entry | None, state: ViewState, names: Iterable[str]
@@ -276,20 +300,24 @@ class ViewLog:
         The members are read after the head of the log, which must be unchanged when the view is written. So no view is
         older than the one before it.
 
+        Args:
+            at: The entry of the log's head. None if there is no log.
+            state: The newest view.
+            names: IDs of members that may have changed.
         Returns:
-            The entry of the head, the head, and the changes. None if the newest view has the same members already.
+            The entry of the new head, the head, and the step. None if the newest view has the same members already.
         Raises:
             Conflict: Another client wrote a view first.
         """
         names = list(names)[:MOST_CHANGES]
         found = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in names])
-        step = state.step(dict(zip(names, found, strict=True)))
+        step = state.build_step(dict(zip(names, found, strict=True)))
         if step is None:
             return None
         before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
-        ended = [] if at is not None else await self._log_prefixes()
+        ended = [] if at is not None else await self._list_log_prefixes()
         based = await self._write_base_if_due(before, state)
-        data = write_step(step)
+        data = encode_step(step)
         inline = step if len(data) <= MOST_INLINE_BYTES else None
         head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
         ops: list[Op] = [Put(self.head_key, head.to_bytes()), Put(self._key(_step_key(head.log_id, step.number)), data)]
@@ -303,17 +331,24 @@ class ViewLog:
         return written.entries[0], head, step
 
     async def _write_base_if_due(self, head: LogHead, state: ViewState) -> LogHead:
-        """Write the whole view if that is due. Return the head, which says where readers find it."""
+        """Write the whole view as a new base if there were many changes since the last one.
+
+        Args:
+            head: The head of the log.
+            state: The newest view.
+        Returns:
+            The head that refers to the new base, or the given head.
+        """
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
             return head
-        chunks = state.chunks()
+        chunks = state.encode_chunks()
         for part, chunk in enumerate(chunks):
             await ask(self._store.put, self._key(f"base/{head.log_id}/{state.number:012d}-{part:04d}"), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
     async def _delete_old_steps(self, head: LogHead) -> None:
-        """Delete stored changes and whole views that are no longer needed."""
+        """Delete stored steps and bases that are no longer needed."""
         for kind, least in (("log", head.first), ("base", head.base)):
             names = await ask(self._store.children, self._key(f"{kind}/{head.log_id}"))
             await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _parse_number(name) < least)
@@ -322,18 +357,18 @@ class ViewLog:
         """Delete the log.
 
         Raises:
-            Conflict: the group has members.
+            Conflict: The group has members.
         """
         if await ask(self._store.list, self.members_key, limit=1):
             msg = f"{self._what} has members; it can be removed when they have left"
             raise Conflict(msg, failed=[Absent(self.members_key)])
-        ended = await self._log_prefixes()
+        ended = await self._list_log_prefixes()
         await ask(self._store.delete, self.head_key)
         await self._delete_logs(ended)
         await ask(self._store.delete_tree, self._key("evicted"))
 
-    async def _log_prefixes(self) -> list[str]:
-        """Return the prefixes below which changes and whole views are stored."""
+    async def _list_log_prefixes(self) -> list[str]:
+        """Return the key prefixes of all logs of the group, including old ones."""
         kinds = [(kind, await ask(self._store.children, self._key(kind))) for kind in ("log", "base")]
         return [self._key(f"{kind}/{log_id}") for kind, log_ids in kinds for log_id in log_ids]
 
@@ -362,6 +397,6 @@ def _step_key(log_id: str, number: int) -> str:
 
 
 def _parse_number(name: str) -> int:
-    """Return the number in the name of a stored step or chunk. Other names are not converted."""
+    """Return the number of the view in the key of a step or chunk. For any other key, return a very large number."""
     digits = name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 1 << 62

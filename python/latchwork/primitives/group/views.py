@@ -1,4 +1,4 @@
-"""Members of a group as they describe themselves, and numbered views. Pure records and functions."""
+"""Members of a group, their stored records, and numbered views. No I/O."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Label = str | bytes
 #: Bytes that one member may take in the store. Every view that it changes in is sent to everybody who follows them.
 MAX_MEMBER_BYTES = 4_096
 
-__all__ = ["STAND_IN_S", "View", "ViewChange", "change", "compare_views", "delay_s"]
+__all__ = ["STAND_IN_S", "View", "ViewChange", "build_change", "compare_views", "delay_s"]
 _by_id = attrgetter("id")
 _by_age = attrgetter("created", "id")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member, as it described itself.
+    """A member of a group, as it described itself.
 
     Attributes:
         id: Unique in the group.
         weight: Its capacity, for dividing work.
         labels: Any text or bytes by name.
         address: Its address.
-        host: Its host.
-        pid: Its process.
-        incarnation: Changes each time it joins: a member that died and returned has another one.
+        host: The host name of its process.
+        pid: The process ID.
+        incarnation: A unique text that is new each time it joins. A member that died and returned has another one.
         joined_at: When it joined, in Unix seconds on its own clock; 0 if unknown.
-        updated_at: When it last changed its attributes, likewise.
-        created: A number that grows with each join: the lowest one is the oldest member.
+        updated_at: When it last changed its attributes, in Unix seconds on its own clock; 0 if unknown.
+        created: A number that grows with each join: the oldest member has the lowest one.
     """
 
     id: str
@@ -54,22 +54,22 @@ class GroupMember:
 
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupMember:
-        """Decode a member's stored record. For an invalid record, return a member with only its ID."""
-        return StoredMember.from_entry(entry).member(member_id(entry.key), entry.created)
+        """Decode the stored record of a member. If the record is invalid, the result has only the ID."""
+        return StoredMember.from_entry(entry).to_member(member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes to store."""
+        """Encode this member as bytes for the store."""
         return encode(StoredMember.from_member(self))
 
 
 class Base64(Struct, frozen=True):
-    """A label of bytes."""
+    """A label whose value is bytes, as it is stored."""
 
     base64: bytes
 
 
 class StoredMember(Struct, frozen=True):
-    """A member as it is stored; see ``GroupMember``."""
+    """The stored record of a member. The fields are those of ``GroupMember``."""
 
     weight: Annotated[float, Meta(ge=0.0)] = 1.0
     labels: Mapping[str, str | Base64] = {}
@@ -82,7 +82,7 @@ class StoredMember(Struct, frozen=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> StoredMember:
-        """Decode a member's stored record. For an invalid record, return one with default values."""
+        """Decode the stored record of a member. If the record is invalid, the result has default values."""
         return (_MEMBER.find(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else None) or cls()
 
     @classmethod
@@ -100,8 +100,13 @@ class StoredMember(Struct, frozen=True):
             member.updated_at,
         )
 
-    def member(self, member_id: str, created: int) -> GroupMember:
-        """Return the member with this ID that the record describes."""
+    def to_member(self, member_id: str, created: int) -> GroupMember:
+        """Return the group member that the record describes.
+
+        Args:
+            member_id: ID of the member.
+            created: The token of the write with which it joined.
+        """
         labels = {key: label if isinstance(label, str) else label.base64 for key, label in self.labels.items()}
         return GroupMember(
             member_id,
@@ -117,11 +122,11 @@ class StoredMember(Struct, frozen=True):
         )
 
 
-class Evicted(Record, frozen=True):
-    """The mark of an evicted member.
+class EvictionRecord(Record, frozen=True):
+    """The stored record of an eviction, which keeps the member from joining again by itself.
 
     Attributes:
-        incarnation: Its incarnation.
+        incarnation: The incarnation of the evicted member.
         why: The reason.
         at: Seconds since the epoch.
     """
@@ -131,27 +136,30 @@ class Evicted(Record, frozen=True):
     at: Timestamp = 0.0
 
     @staticmethod
-    def find(value: bytes) -> Evicted | None:
-        """Decode the record of an eviction. Return None if the value is not one."""
+    def find(value: bytes) -> EvictionRecord | None:
+        """Decode the stored record of an eviction. Return None if it is invalid."""
         return _EVICTED.find(value)
 
 
 _MEMBER: Decoder[StoredMember] = Decoder(StoredMember, "a member of a group")
 
 
-_EVICTED: Decoder[Evicted] = Decoder(Evicted, "the mark of an evicted member")
+_EVICTED: Decoder[EvictionRecord] = Decoder(EvictionRecord, "the mark of an evicted member")
 
 
 def member_id(key: str) -> str:
-    """Return the member ID in a key."""
+    """Return the ID of the member with this key."""
     return key.rpartition("/")[2]
 
 
 def check_member(member: GroupMember, what: str) -> GroupMember:
-    """Return the member unchanged if it can be stored.
+    """Check that a member can be stored, and return it.
 
+    Args:
+        member: The member.
+        what: Name of the group, for messages.
     Raises:
-        ValueError: Its weight is negative or not finite, or it takes too many bytes.
+        ValueError: Its weight is negative or not finite, or its record is too large.
         TypeError: A label or the address is not text.
     """
     who = f"member {member.id!r} of {what}"
@@ -176,11 +184,11 @@ def check_member(member: GroupMember, what: str) -> GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members of a group, at one position in the sequence of views that all see.
+    """The members of a group at one position in the sequence of views, which is the same for all observers.
 
     Attributes:
         number: 0 for the empty group at the beginning, then one more per view.
-        members: Sorted by ID.
+        members: The members, sorted by ID.
     """
 
     number: int = 0
@@ -196,7 +204,7 @@ class View:
 
     @property
     def by_age(self) -> list[GroupMember]:
-        """Return the members sorted by the time of joining, the oldest first."""
+        """The members sorted by the time of joining, the oldest first."""
         return sorted(self.members, key=_by_age)
 
     def member(self, member_id: str) -> GroupMember | None:
@@ -208,14 +216,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A view, and its differences from the previously reported one. All lists are sorted by ID.
+    """A view, and its differences from the previously reported one. All tuples are sorted by ID.
 
     Attributes:
         view: The new view.
         joined: Members that were not in the previous view, or are a new incarnation.
         left: Members that are no longer in the view, or were an old incarnation.
         changed: Members with changed attributes, as they are now.
-        skipped: The number of views in between that could not be reported; 0 as a rule.
+        skipped: The number of views in between that could not be reported; usually 0.
     """
 
     view: View
@@ -225,14 +233,16 @@ class ViewChange:
     skipped: int = 0
 
 
-def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMember], skipped: int = 0) -> ViewChange:
-    """Return the differences between a view and the previous one.
+def build_change(
+    view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMember], skipped: int = 0
+) -> ViewChange:
+    """Build the differences between a view and the previous one.
 
     Args:
         view: The new view.
-        old: The members that may differ, as they were before.
-        new: The members that may differ, as they are now.
-        skipped: How many views between the two were skipped.
+        old: The members that may differ, by ID, as they were before.
+        new: The members that may differ, by ID, as they are now.
+        skipped: The number of views in between.
     """
 
     def same(member: GroupMember, others: Mapping[str, GroupMember]) -> bool:
@@ -250,6 +260,6 @@ def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMe
 
 
 def compare_views(before: View, after: View) -> ViewChange:
-    """Return the changes from one view to another one."""
+    """Return the differences between two views."""
     old, new = ({member.id: member for member in view.members} for view in (before, after))
-    return change(after, old, new, max(0, after.number - before.number - 1))
+    return build_change(after, old, new, max(0, after.number - before.number - 1))
