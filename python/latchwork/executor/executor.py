@@ -251,7 +251,7 @@ class Executor(concurrent.futures.Executor):
         Args:
             fn: A registered function, or its name.
             args: Positional arguments, checked against the annotations.
-            kwargs: Keyword arguments, checked likewise.
+            kwargs: Keyword arguments, checked against the annotations.
         Returns:
             The future of the call. With the target ``All()``, its result is a dictionary of results by member.
         Raises:
@@ -372,11 +372,11 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             fn: As for ``submit``.
-            args: Likewise.
+            args: Positional arguments, as for ``submit``.
             id: Task ID. Submitting the same call again with this ID returns the same task. None generates an ID.
             result_ttl_s: Seconds after its end for which its record and result are kept, by the clocks of the workers;
                 one day by default. A worker deletes them within a minute. None keeps them until they are forgotten.
-            kwargs: Likewise.
+            kwargs: Keyword arguments, as for ``submit``.
         Returns:
             A reference with which any process can read the task's state and result.
         Raises:

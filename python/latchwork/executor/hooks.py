@@ -87,7 +87,7 @@ class WorkerProfile:
         self._accept = accept
 
     def can_run(self, function: str) -> bool:
-        """Return whether the worker can run a function."""
+        """Return whether the worker can run a function, given its name."""
         return self.allow_pickle if function == PICKLED else function in self.functions
 
     def should_take(self, item: TaskItem, partition: str, members: Collection[str] | None) -> bool:
@@ -159,7 +159,7 @@ class ExecutorHooks(WorkerHooks):
         return [self._node.partition, ANY, *more]
 
     def watched_partitions(self) -> Sequence[str]:
-        """Return the worker's own partition and the shared one."""
+        """Return the partitions whose new tasks wake this worker: its own and the shared one."""
         return [self._node.partition, ANY]
 
     def add_orphaned_partition(self, partition: str) -> None:

@@ -70,7 +70,12 @@ class Keys:
         return f"{self.results}/{submitter_id}"
 
     def result_key(self, submitter_id: str, number: int) -> str:
-        """Return the key of the outcome of a submitter's task."""
+        """Return the key of the outcome of a submitter's task.
+
+        Args:
+            submitter_id: ID of the submitter.
+            number: Number of the task within the submitter.
+        """
         return f"{self.results}/{submitter_id}/{number // _FOLDER}/{number % _FOLDER:03d}"
 
     def record_key(self, task_id: str) -> str:

@@ -353,6 +353,8 @@ class PlanHandle:
         Arguments and other errors are those of ``PlanBuilder.add``. A task that depends on an unsuccessful task is
         skipped.
 
+        Returns:
+            A reference to the task.
         Raises:
             WrongState: The plan is not running.
             ValueError: More than 30 of its dependencies are not done.

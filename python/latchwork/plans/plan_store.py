@@ -56,7 +56,7 @@ class PlanStore:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
     def get_item_prefix(self, sort_key: str) -> str:
-        """Return the key prefix of the queue items with a sort key."""
+        """Return the key prefix of the queue items with this sort key."""
         return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
     async def count_added(self, plan_id: str) -> int:

@@ -22,9 +22,9 @@ def backoff_s(count: int, initial_s: float = 0.1, increase: float = 1.5, max_s: 
 
     Args:
         count: Number of earlier pauses; 0 for the first one. May be arbitrarily large.
-        initial_s: The first pause.
+        initial_s: The first pause in seconds.
         increase: Factor between two pauses.
-        max_s: The longest pause.
+        max_s: The longest pause in seconds.
     """
     try:
         return min(max_s, initial_s * increase ** max(0, count))

@@ -229,7 +229,7 @@ class AgentSlot:
 
     @property
     def state(self) -> SlotState:
-        """The current state. No I/O."""
+        """The current state of the slot. No I/O."""
         return self._state
 
     def join(self) -> None:

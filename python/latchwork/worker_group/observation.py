@@ -171,7 +171,7 @@ class GroupMirror:
 
     @property
     def epoch(self) -> Entry | None:
-        """The stored epoch, or None."""
+        """The entry of the current epoch. None if the run no longer exists."""
         return self._epoch.get(self._keys.epoch)
 
     def get_lease(self, key: str) -> Entry | None:
@@ -265,7 +265,7 @@ class GroupWatcher:
         self.wake()
 
     def wake(self) -> None:
-        """Make the thread check the state of the run now."""
+        """Wake the thread, so that it checks the state of the run now."""
         with self._notifier.mutex:
             self._notifier.notify_all()
 

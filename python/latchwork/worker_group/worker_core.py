@@ -341,7 +341,12 @@ class WorkerCore:
             # a worker was lost during the wait: enter the next epoch
 
     async def has_passed(self, current: WorkerEpoch, name: str) -> bool:
-        """Return whether all workers have passed a barrier of an epoch."""
+        """Return whether all workers have passed a barrier.
+
+        Args:
+            current: The worker's epoch, to which the barrier belongs.
+            name: Name of the barrier.
+        """
         try:
             return (await steps_of(current.barrier(name).check)())[0]
         except Closed as error:

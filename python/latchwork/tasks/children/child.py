@@ -197,7 +197,11 @@ class Child:
         self._send_order("kill")
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process group of the command."""
+        """Send a signal to the process group of the command.
+
+        Args:
+            number: Number of the signal.
+        """
         self._send_order(f"signal {int(number)}")
 
     def poll(self) -> ChildEnd | None:

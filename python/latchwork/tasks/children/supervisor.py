@@ -233,7 +233,11 @@ class Supervisor:
         return True
 
     def run_command(self, failure: int) -> NoReturn:
-        """Replace this forked child process by the command. Never returns."""
+        """Replace this forked child process by the command. Never returns.
+
+        Args:
+            failure: Descriptor of the pipe to which an error of the start is reported.
+        """
         where = "start"
         try:
             os.setpgid(0, 0)

@@ -300,7 +300,7 @@ def _require_no_objects(value: Any, where: str) -> Any:
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal and of the same types, recursively. NaN equals NaN."""
+    """Return whether two values and all of their parts are equal and of the same types. NaN equals NaN."""
     if one is other:
         return True
     if type(one) is not type(other):

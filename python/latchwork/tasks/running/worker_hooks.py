@@ -120,7 +120,7 @@ class WorkerHooks(ABC):
         return self.partitions()
 
     def get_preferred_shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
-        """Return the part of a partition (shard) from which this node takes items first. Default: the whole partition.
+        """Return the part of a partition (shard) from which this node takes items first. Default: no preference.
 
         See ``WorkQueue.try_take``.
         """
@@ -307,7 +307,9 @@ class ClaimFilter:
         self.should_search_soon = False
 
     def should_claim(self, item: QueueItem) -> bool:
-        """Return whether to claim an item."""
+        """Return whether to claim an item. False for items that were skipped recently, and if the hook raises an
+        exception.
+        """
         until = self._refused.get(item.path) if self._refused else None
         if until is not None:
             if until > self._clock.now():

@@ -431,7 +431,12 @@ class WorkerLoop(Startable):
         return self._prefetched.oldest_waiting_at + MAX_WAIT_S
 
     def _release_unstarted(self, task: ClaimedTask, why: str) -> None:
-        """Release the item of a claim whose run has not begun."""
+        """Release the item of a claim whose run has not begun.
+
+        Args:
+            task: The task of the claim.
+            why: The reason, stored in the item.
+        """
         call_on_claim_lost(self._hooks, task.claim, self._node_id)
         self._finisher.end_claim(task, Release(why=why, count=False))
 

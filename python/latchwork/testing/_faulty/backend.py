@@ -104,7 +104,7 @@ class FaultyBackend(Backend):
         return self._call(name, every, send, writes=bool(ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with a number as suffix, unless a fault prevents it."""
+        """Create a key with an increasing number as suffix, unless a fault prevents it."""
         used = {session.id} if session is not None else set()
         send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
         return self._call("create", (key,), send, writes=True)
@@ -369,7 +369,7 @@ class FaultyBackend(Backend):
         raise error
 
     def _call_after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
-        """Make a call after a delay."""
+        """Make a call after a delay, and return a future of its result."""
 
         def steps() -> Steps[T]:
             yield self._timer_for_use().after(delay_s)
@@ -557,7 +557,12 @@ class StaleReplica:
         return self._tracker.ready
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - it is stale in any case
-        """Read a key from the replica, or from the backend unless ``stale_ok``."""
+        """Read a key: from the replica if the read may be stale, otherwise from the backend.
+
+        Args:
+            key: The key.
+            stale_ok: Whether the read may be stale.
+        """
         with self._lock:
             return completed(self._tracker.known.get(key))
 
