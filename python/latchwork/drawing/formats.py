@@ -52,7 +52,7 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
     )
     parts = [
         head,
-        f'<title id="{name}-title">{_text(title)}</title>',
+        f'<title id="{name}-title">{_escape_text(title)}</title>',
         f"<style>{_style()}</style>",
         arrow,
         *(_line(each, name) for each in layout.lines),
@@ -63,19 +63,19 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
 
 
 def _box(node: Node, box: Box) -> str:
-    label = _text(node.title or node.text)
+    label = _escape_text(node.title or node.text)
     kind = f" kind-{node.kind}" if node.kind else ""
     middle = f'x="{px_text(box.x + box.width / 2)}" y="{px_text(box.y + box.height / 2)}"'
     return (
         f'<g class="node{kind}"><title>{label}</title>'
         f'<rect x="{px_text(box.x)}" y="{px_text(box.y)}" width="{px_text(box.width)}" '
-        f'height="{px_text(box.height)}" rx="6"/><text {middle}>{_text(box.text)}</text></g>'
+        f'height="{px_text(box.height)}" rx="6"/><text {middle}>{_escape_text(box.text)}</text></g>'
     )
 
 
 def _line(line: Line, name: str) -> str:
     kind = f" kind-{line.edge.kind}" if line.edge.kind else ""
-    label = _text(f"{line.edge.source} to {line.edge.target}")
+    label = _escape_text(f"{line.edge.source} to {line.edge.target}")
     return f'<path class="edge{kind}" d="{line.path}" marker-end="url(#{name}-arrow)"><title>{label}</title></path>'
 
 
@@ -97,14 +97,14 @@ def _variables(kind: str, colours: tuple[str, ...]) -> str:
     return where + "{" + ";".join(f"--{name}:{value}" for name, value in zip(_NAMES, colours, strict=True)) + "}"
 
 
-def _text(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Escape a text for XML, and remove characters that XML does not allow."""
     kept = (each if each.isprintable() or each in "\n\t" else "�" for each in text)
     return escape("".join(kept).encode("utf-8", "replace").decode(), quote=True)
 
 
 def to_mermaid(graph: Graph) -> str:
-    """Return the graph as a Mermaid flowchart, for a code block in Markdown."""
+    """Convert a graph to a Mermaid flowchart, for a code block in Markdown."""
     names = _names(graph)
     lines = ["flowchart TD"]
     lines += [f'    {names[node.id]}["{_plain(node.text).translate(_MERMAID)}"]' for node in graph.nodes]
@@ -112,13 +112,13 @@ def to_mermaid(graph: Graph) -> str:
     for kind in sorted({node.kind for node in graph.nodes} - {""}):
         fill, border, text = COLOURS.get(kind, COLOURS[""])[:3]
         members = ",".join(names[node.id] for node in graph.nodes if node.kind == kind)
-        lines.append(f"    classDef {_class(kind)} fill:{fill},stroke:{border},color:{text}")
-        lines.append(f"    class {members} {_class(kind)}")
+        lines.append(f"    classDef {_make_class_name(kind)} fill:{fill},stroke:{border},color:{text}")
+        lines.append(f"    class {members} {_make_class_name(kind)}")
     return "\n".join(lines) + "\n"
 
 
 def to_dot(graph: Graph) -> str:
-    """Return the graph in the DOT language of Graphviz, for ``dot -Tsvg``."""
+    """Convert a graph to the DOT language of Graphviz, for ``dot -Tsvg``."""
     names = _names(graph)
     lines = [f"digraph {_quoted(graph.title)} {{", '    node [shape=box, style="rounded,filled", fontname=monospace];']
     for node in graph.nodes:
@@ -135,8 +135,10 @@ def _names(graph: Graph) -> dict[str, str]:
     return {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
 
 
-def _class(kind: str) -> str:
-    """Return a class name for a kind of node, which is not a keyword of Mermaid such as `end`."""
+def _make_class_name(kind: str) -> str:
+    """Return a class name for a kind of node. Unlike the kind itself, it cannot be a keyword of Mermaid such as
+    `end`.
+    """
     return f"kind_{kind.replace('-', '_')}"
 
 

@@ -34,7 +34,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """The text that is drawn in the box of the node."""
+        """The text that is drawn in the node's box."""
         return self.label or self.id
 
 
@@ -70,7 +70,7 @@ class Graph:
         object.__setattr__(self, "edges", tuple({(each.source, each.target): each for each in edges}.values()))
         object.__setattr__(self, "title", title)
         self._check()
-        object.__setattr__(self, "order", self._sorted())
+        object.__setattr__(self, "order", self._sort_topologically())
 
     def _check(self) -> None:
         known: set[str] = set()
@@ -86,8 +86,8 @@ class Graph:
             if not _KIND.fullmatch(kind):
                 raise ValueError(f"{kind!r} is no kind: use lower-case letters, digits and -, beginning with a letter")
 
-    def _sorted(self) -> tuple[str, ...]:
-        """Return the IDs of the nodes in topological order. Otherwise their given order is kept."""
+    def _sort_topologically(self) -> tuple[str, ...]:
+        """Return the IDs of the nodes in topological order. Apart from that, their given order is kept."""
         sorter: TopologicalSorter[str] = TopologicalSorter({node.id: () for node in self.nodes})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)

@@ -20,8 +20,8 @@ from itertools import pairwise
 from latchwork.drawing.graph import Edge, Graph
 
 MOST_BENDS = 20_000
-#: A node is its id, a bend is its source and layer.
-Place = Hashable
+#: A node or a bend of an edge: the ID of the node, or the source of the edge and the layer.
+Vertex = Hashable
 
 _SWEEPS = 8
 #: Pictures with more places than this are swept less often.
@@ -42,56 +42,56 @@ _ELLIPSIS = "…"
 
 
 @dataclass
-class Layered:
-    """A graph in layers.
+class LayeredGraph:
+    """A graph whose nodes, and the bends of its edges, are arranged in rows.
 
     Attributes:
-        rows: Nodes and bends of each layer, from the top.
-        above: For each place, the connected places in the row above.
-        below: For each place, the connected places in the row below.
+        rows: Nodes and bends of each row, from the top.
+        above: For each node and bend, the connected ones in the row above.
+        below: For each node and bend, the connected ones in the row below.
         routes: For each edge, its bends from the source on.
     """
 
-    rows: list[list[Place]]
-    above: dict[Place, list[Place]] = field(default_factory=dict)
-    below: dict[Place, list[Place]] = field(default_factory=dict)
-    routes: dict[tuple[str, str], list[Place]] = field(default_factory=dict)
+    rows: list[list[Vertex]]
+    above: dict[Vertex, list[Vertex]] = field(default_factory=dict)
+    below: dict[Vertex, list[Vertex]] = field(default_factory=dict)
+    routes: dict[tuple[str, str], list[Vertex]] = field(default_factory=dict)
 
 
-def make_layers(graph: Graph) -> Layered:
-    """Arrange the nodes of a graph in rows, and add bends where an edge passes a row. Takes linear time."""
+def make_layers(graph: Graph) -> LayeredGraph:
+    """Arrange the nodes of a graph in rows, and add a bend wherever an edge passes a row. Takes linear time."""
     depth = compute_depths(graph)
-    found = Layered([[] for _ in range(max(depth.values(), default=-1) + 1)])
+    layers = LayeredGraph([[] for _ in range(max(depth.values(), default=-1) + 1)])
     for node in graph.nodes:
-        found.rows[depth[node.id]].append(node.id)
-        found.above[node.id], found.below[node.id] = [], []
+        layers.rows[depth[node.id]].append(node.id)
+        layers.above[node.id], layers.below[node.id] = [], []
     bends = 0
     for edge in sorted(graph.edges, key=lambda each: depth[each.target] - depth[each.source]):
         first, last = depth[edge.source], depth[edge.target]
-        route: list[Place] = [(edge.source, row) for row in range(first + 1, last)]
-        new = [bend for bend in route if bend not in found.above]
+        route: list[Vertex] = [(edge.source, row) for row in range(first + 1, last)]
+        new = [bend for bend in route if bend not in layers.above]
         if bends + len(new) > MOST_BENDS:
-            found.routes[edge.source, edge.target] = []
+            layers.routes[edge.source, edge.target] = []
             continue
         bends += len(new)
         for bend in new:
-            found.above[bend], found.below[bend] = [], []
-            found.rows[bend[1]].append(bend)  # type: ignore[index]
-        found.routes[edge.source, edge.target] = route
-        _link(found, [edge.source, *route, edge.target], new)
-    return found
+            layers.above[bend], layers.below[bend] = [], []
+            layers.rows[bend[1]].append(bend)  # type: ignore[index]
+        layers.routes[edge.source, edge.target] = route
+        _link(layers, [edge.source, *route, edge.target], new)
+    return layers
 
 
-def _link(found: Layered, chain: Sequence[Place], new: Sequence[Place]) -> None:
+def _link(layers: LayeredGraph, chain: Sequence[Vertex], new: Sequence[Vertex]) -> None:
     fresh = {*new, chain[-1]}
     for upper, lower in pairwise(chain):
         if lower in fresh:  # the bends before it were linked with an earlier edge
-            found.below[upper].append(lower)
-            found.above[lower].append(upper)
+            layers.below[upper].append(lower)
+            layers.above[lower].append(upper)
 
 
 def compute_depths(graph: Graph) -> dict[str, int]:
-    """Return the number of each node's row, 0 for the top."""
+    """Return the number of each node's row, by node ID; 0 is the top row."""
     depth = dict.fromkeys(graph.order, 0)
     below: dict[str, list[str]] = {each: [] for each in graph.order}
     above: dict[str, list[str]] = {each: [] for each in graph.order}
@@ -107,48 +107,53 @@ def compute_depths(graph: Graph) -> dict[str, int]:
     return depth
 
 
-def sort_rows(found: Layered) -> None:
-    """Sort the nodes in each row so that few edges cross."""
-    best = [list(row) for row in found.rows]
-    fewest = count_crossings(found)
-    for sweep in range(_sweeps(found)):
+def sort_rows(layers: LayeredGraph) -> None:
+    """Sort the nodes and bends in each row so that few edges cross."""
+    best = [list(row) for row in layers.rows]
+    fewest = count_crossings(layers)
+    for sweep in range(_sweeps(layers)):
         if not fewest:
             break
         downwards = sweep % 2 == 0
-        rows = range(1, len(found.rows)) if downwards else range(len(found.rows) - 2, -1, -1)
+        rows = range(1, len(layers.rows)) if downwards else range(len(layers.rows) - 2, -1, -1)
         for row in rows:
-            _sort_row(found, row, downwards=downwards)
-        count = count_crossings(found)
+            _sort_row(layers, row, downwards=downwards)
+        count = count_crossings(layers)
         if count < fewest:
-            best, fewest = [list(row) for row in found.rows], count
-    found.rows[:] = best
+            best, fewest = [list(row) for row in layers.rows], count
+    layers.rows[:] = best
 
 
-def _sweeps(found: Layered) -> int:
-    return _SWEEPS if sum(map(len, found.rows)) <= _LARGE else _LARGE_SWEEPS
+def _sweeps(layers: LayeredGraph) -> int:
+    return _SWEEPS if sum(map(len, layers.rows)) <= _LARGE else _LARGE_SWEEPS
 
 
-def _sort_row(found: Layered, row: int, *, downwards: bool) -> None:
-    other = found.rows[row - 1 if downwards else row + 1]
-    near = found.above if downwards else found.below
+def _sort_row(layers: LayeredGraph, row: int, *, downwards: bool) -> None:
+    other = layers.rows[row - 1 if downwards else row + 1]
+    near = layers.above if downwards else layers.below
     at = {place: index for index, place in enumerate(other)}
-    mean: dict[Place, float] = {}
+    mean: dict[Vertex, float] = {}
     last = -1.0
-    for place in found.rows[row]:
+    for place in layers.rows[row]:
         beside = [at[each] for each in near[place] if each in at]
         last = mean[place] = sum(beside) / len(beside) if beside else last
-    found.rows[row].sort(key=mean.__getitem__)
+    layers.rows[row].sort(key=mean.__getitem__)
 
 
-def count_crossings(found: Layered) -> int:
+def count_crossings(layers: LayeredGraph) -> int:
     """Return how many pairs of edges cross."""
-    return sum(_count_row_crossings(found, row) for row in range(1, len(found.rows)))
+    return sum(_count_row_crossings(layers, row) for row in range(1, len(layers.rows)))
 
 
-def _count_row_crossings(found: Layered, row: int) -> int:
-    """Return how many pairs of edges cross between a row and the next one. Uses a binary indexed tree."""
-    at = {place: index for index, place in enumerate(found.rows[row - 1])}
-    ends = [sorted(at[each] for each in found.above[place] if each in at) for place in found.rows[row]]
+def _count_row_crossings(layers: LayeredGraph, row: int) -> int:
+    """Count the pairs of edges that cross between a row and the row above it. Uses a binary indexed tree.
+
+    Args:
+        layers: The graph.
+        row: Number of the lower row.
+    """
+    at = {place: index for index, place in enumerate(layers.rows[row - 1])}
+    ends = [sorted(at[each] for each in layers.above[place] if each in at) for place in layers.rows[row]]
     tree = [0] * (len(at) + 1)
     count = seen = 0
     for group in ends:
@@ -161,11 +166,11 @@ def _count_row_crossings(found: Layered, row: int) -> int:
 
 
 def _sum(tree: Sequence[int], index: int) -> int:
-    found = 0
+    total = 0
     while index:
-        found += tree[index]
+        total += tree[index]
         index &= index - 1
-    return found
+    return total
 
 
 def _add(tree: list[int], index: int) -> None:
@@ -174,33 +179,47 @@ def _add(tree: list[int], index: int) -> None:
         index += index & -index
 
 
-def compute_centers(found: Layered, width_of: Callable[[Place], float], gap: float) -> dict[Place, float]:
-    """Return the horizontal center of each node and bend. The leftmost box begins at 0."""
-    x: dict[Place, float] = {}
-    for row in found.rows:
+def compute_centers(layers: LayeredGraph, width_of: Callable[[Vertex], float], gap: float) -> dict[Vertex, float]:
+    """Return the x coordinate of the center of each node and bend. The left side of the leftmost box is at 0.
+
+    Args:
+        layers: The graph.
+        width_of: Returns the width of a node or bend.
+        gap: Minimum distance between the boxes of a row.
+    """
+    x: dict[Vertex, float] = {}
+    for row in layers.rows:
         left = 0.0
         for place in row:
             x[place] = left + width_of(place) / 2
             left += width_of(place) + gap
-    for sweep in range(2 * _sweeps(found)):
-        near = found.above if sweep % 2 == 0 else found.below
-        rows = found.rows if sweep % 2 == 0 else reversed(found.rows)
+    for sweep in range(2 * _sweeps(layers)):
+        near = layers.above if sweep % 2 == 0 else layers.below
+        rows = layers.rows if sweep % 2 == 0 else reversed(layers.rows)
         for row in rows:
-            _place_row(row, near, x, width_of, gap)
-    for row in found.rows:
-        _draw_near(row, found, x, width_of, gap)
-    left = min((x[place] - width_of(place) / 2 for row in found.rows for place in row), default=0.0)
+            _position_row(row, near, x, width_of, gap)
+    for row in layers.rows:
+        _position_isolated_nodes(row, layers, x, width_of, gap)
+    left = min((x[place] - width_of(place) / 2 for row in layers.rows for place in row), default=0.0)
     return {place: at - left for place, at in x.items()}
 
 
-def _place_row(
-    row: Sequence[Place],
-    near: dict[Place, list[Place]],
-    x: dict[Place, float],
-    width_of: Callable[[Place], float],
+def _position_row(
+    row: Sequence[Vertex],
+    near: dict[Vertex, list[Vertex]],
+    x: dict[Vertex, float],
+    width_of: Callable[[Vertex], float],
     gap: float,
 ) -> None:
-    """Place the nodes of a row as close to the means of their neighbors as order and minimum distances allow."""
+    """Move the nodes and bends of a row as close to the means of their neighbors as their order and distances allow.
+
+    Args:
+        row: Nodes and bends of the row, from left to right.
+        near: For each node and bend, its neighbors in another row.
+        x: Center of each node and bend, which is updated.
+        width_of: Returns the width of a node or bend.
+        gap: Minimum distance between the boxes of a row.
+    """
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + (width_of(left) + width_of(right)) / 2 + gap)
@@ -212,12 +231,20 @@ def _place_row(
         x[place] = at + offset
 
 
-def _draw_near(
-    row: Sequence[Place], found: Layered, x: dict[Place, float], width_of: Callable[[Place], float], gap: float
+def _position_isolated_nodes(
+    row: Sequence[Vertex], layers: LayeredGraph, x: dict[Vertex, float], width_of: Callable[[Vertex], float], gap: float
 ) -> None:
-    """Move nodes without neighbors next to their left neighbor in the row."""
+    """Move nodes without edges next to their left neighbor in the row.
+
+    Args:
+        row: Nodes and bends of the row, from left to right.
+        layers: The graph.
+        x: Center of each node and bend, which is updated.
+        width_of: Returns the width of a node or bend.
+        gap: Distance between the boxes.
+    """
     for left, place in pairwise(row):
-        if not found.above[place] and not found.below[place]:
+        if not layers.above[place] and not layers.below[place]:
             x[place] = x[left] + (width_of(left) + width_of(place)) / 2 + gap
 
 
@@ -254,7 +281,7 @@ class Line:
 
     @property
     def path(self) -> str:
-        """Return the data of the SVG path for the line. Its curves leave and reach each row vertically."""
+        """The data of the SVG path for the line. Its curves leave and reach each row vertically."""
         (x, y), *rest = self.points
         path = [f"M{px_text(x)} {px_text(y)}"]
         for count, (right, below) in enumerate(rest):
@@ -289,20 +316,20 @@ class Layout:
 
 
 def lay_out(graph: Graph) -> Layout:
-    """Compute a layout in which each node is below all its dependencies. The same graph always gets the same layout.
+    """Compute a layout in which each node is below all its dependencies.
 
-    Takes some seconds for ten thousand nodes.
+    The same graph always gets the same layout. Ten thousand nodes take some seconds.
     """
     if not graph.nodes:
         return Layout()
-    found = make_layers(graph)
-    sort_rows(found)
+    layers = make_layers(graph)
+    sort_rows(layers)
     texts = {node.id: shorten_label(node.text) for node in graph.nodes}
-    widths: dict[Place, float] = {
+    widths: dict[Vertex, float] = {
         each: max(_LEAST_WIDTH, text_width(text) * LETTER_WIDTH + 2 * _PADDING) for each, text in texts.items()
     }
-    x = compute_centers(found, lambda place: widths.get(place, _BEND_WIDTH), GAP)
-    y = {place: MARGIN + row * (BOX_HEIGHT + ROW_GAP) for row, places in enumerate(found.rows) for place in places}
+    x = compute_centers(layers, lambda place: widths.get(place, _BEND_WIDTH), GAP)
+    y = {place: MARGIN + row * (BOX_HEIGHT + ROW_GAP) for row, places in enumerate(layers.rows) for place in places}
     boxes = {
         node.id: Box(
             round(MARGIN + x[node.id] - widths[node.id] / 2, 1),
@@ -314,16 +341,24 @@ def lay_out(graph: Graph) -> Layout:
         for node in graph.nodes
     }
     lines = tuple(
-        Line(edge, _points(edge, found.routes[edge.source, edge.target], boxes, x, y)) for edge in graph.edges
+        Line(edge, _compute_points(edge, layers.routes[edge.source, edge.target], boxes, x, y)) for edge in graph.edges
     )
     right = max(x[place] + widths.get(place, _BEND_WIDTH) / 2 for place in x)
     return Layout(boxes, lines, round(right + 2 * MARGIN, 1), max(y.values()) + BOX_HEIGHT + MARGIN)
 
 
-def _points(
-    edge: Edge, route: list[Place], boxes: dict[str, Box], x: dict[Place, float], y: dict[Place, float]
+def _compute_points(
+    edge: Edge, route: list[Vertex], boxes: dict[str, Box], x: dict[Vertex, float], y: dict[Vertex, float]
 ) -> tuple[tuple[float, float], ...]:
-    """Return the points through which an edge is drawn. A bend passes straight through its row."""
+    """Return the points through which an edge is drawn. A bend passes straight through its row.
+
+    Args:
+        edge: The edge.
+        route: The bends of the edge.
+        boxes: Box of each node, by ID.
+        x: Center of each node and bend.
+        y: Top of the row of each node and bend.
+    """
     source, target = boxes[edge.source], boxes[edge.target]
     points = [(source.x + source.width / 2, source.y + source.height)]
     for bend in route:
@@ -333,7 +368,7 @@ def _points(
 
 
 def text_width(text: str) -> int:
-    """Return the width of a text in letters."""
+    """Return the width of a text in letters. Wide characters count as two."""
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
