@@ -30,10 +30,10 @@ _NONE = timedelta()
 
 
 def parse_fields(expression: object) -> str:
-    """Return the fields of a cron expression, with words such as ``@daily`` replaced by fields.
+    """Return the fields of a cron expression. Words such as ``@daily`` are replaced by fields.
 
     Raises:
-        ValueError: It is not a cron expression; the message says what to do.
+        ValueError: The text is not a cron expression; the message says what to do.
     """
     if not isinstance(expression, str):
         raise ValueError(f"Cron expression {expression!r} is not a text; give one like '0 3 * * *', or @daily")  # noqa: TRY004
@@ -50,9 +50,17 @@ def parse_fields(expression: object) -> str:
 
 
 def fire_after(fields: str, zone: ZoneInfo, wall_s: float) -> float:
-    """Return the first fire time after ``wall_s``. Both are in seconds since the epoch."""
+    """Return the first fire time after a given time.
+
+    Args:
+        fields: Fields of the cron expression.
+        zone: Time zone of the schedule.
+        wall_s: The given time in seconds since the epoch.
+    Returns:
+        The fire time in seconds since the epoch.
+    """
     clock = datetime.fromtimestamp(wall_s, zone)
-    reading, again = clock.replace(tzinfo=None, fold=0), _repeated_for_s(clock)
+    reading, again = clock.replace(tzinfo=None, fold=0), _find_repetition(clock)
     found = _first_after(fields, zone, reading, wall_s)
     if clock.fold or again == _NONE or found <= wall_s + again.total_seconds():
         return found
@@ -61,11 +69,18 @@ def fire_after(fields: str, zone: ZoneInfo, wall_s: float) -> float:
 
 
 def fire_before(fields: str, zone: ZoneInfo, wall_s: float, oldest_s: float) -> float | None:
-    """Return the last fire time that is not after ``wall_s``; None if it is before ``oldest_s``. Times are in seconds
-    since the epoch.
+    """Return the last fire time that is not after a given time.
+
+    Args:
+        fields: Fields of the cron expression.
+        zone: Time zone of the schedule.
+        wall_s: The given time in seconds since the epoch.
+        oldest_s: Earliest fire time of interest, in seconds since the epoch.
+    Returns:
+        The fire time in seconds since the epoch; None if it is before ``oldest_s``.
     """
     clock = datetime.fromtimestamp(wall_s, zone)
-    reading, again = clock.replace(tzinfo=None, fold=0), _repeated_for_s(clock)
+    reading, again = clock.replace(tzinfo=None, fold=0), _find_repetition(clock)
     found = _last_before(fields, zone, reading, wall_s, oldest_s)
     if not clock.fold or (found is not None and found >= wall_s - again.total_seconds()):
         return found
@@ -76,8 +91,8 @@ def fire_before(fields: str, zone: ZoneInfo, wall_s: float, oldest_s: float) -> 
 
 def _first_after(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float) -> float:
     keeps_date = _is_bound_to_date(fields)
-    for each in _matching_readings(fields, reading, reverse=False):
-        for time_s in _times(each, zone, keeps_date=keeps_date):
+    for each in _generate_matching_readings(fields, reading, reverse=False):
+        for time_s in _find_times_of_reading(each, zone, keeps_date=keeps_date):
             if time_s > wall_s:
                 return time_s
     raise AssertionError(fields)  # cannot happen: the expression was checked to fire
@@ -85,39 +100,50 @@ def _first_after(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float) 
 
 def _last_before(fields: str, zone: ZoneInfo, reading: datetime, wall_s: float, oldest_s: float) -> float | None:
     keeps_date = _is_bound_to_date(fields)
-    for each in _matching_readings(fields, reading.replace(microsecond=0) + _SECOND, reverse=True):
-        for time_s in reversed(_times(each, zone, keeps_date=keeps_date)):
+    for each in _generate_matching_readings(fields, reading.replace(microsecond=0) + _SECOND, reverse=True):
+        for time_s in reversed(_find_times_of_reading(each, zone, keeps_date=keeps_date)):
             if time_s <= wall_s:
                 return time_s if time_s >= oldest_s else None
     return None
 
 
-def _matching_readings(fields: str, reading: datetime, *, reverse: bool) -> Iterator[datetime]:
-    """Generate the readings of a clock that match the fields, in order: those after this reading, or with ``reverse``
-    those before it.
+def _generate_matching_readings(fields: str, reading: datetime, *, reverse: bool) -> Iterator[datetime]:
+    """Generate the readings of a clock that match the fields, in order.
+
+    Args:
+        fields: Fields of the cron expression.
+        reading: Start: only later readings are generated, or with ``reverse`` only earlier ones.
+        reverse: Go back in time.
     """
     return iter(CronSim(fields, reading, reverse=reverse))
 
 
 def _is_bound_to_date(fields: str) -> bool:
-    """Return whether each fire time belongs to a date, as for `30 2 * * *`, so that it happens once even when the clock
-    is changed. Otherwise fire times follow the elapsed time.
+    """Return whether fire times belong to dates, as for `30 2 * * *`: each happens exactly once, even when the clock is
+    changed.
 
-    This is the rule of Debian's cron: neither minute nor hour begins with `*`.
+    Otherwise fire times follow the elapsed time. As in Debian's cron, fire times belong to dates if neither minute nor
+    hour begins with `*`.
     """
     *_, minute, hour, _, _, _ = parts = fields.split()
     return not any(part.startswith("*") for part in (minute, hour, *parts[:-5]))
 
 
-def _times(reading: datetime, zone: ZoneInfo, *, keeps_date: bool) -> tuple[float, ...]:
-    """Return the times at which a clock shows this reading and the schedule fires, in order: none, one or two."""
+def _find_times_of_reading(reading: datetime, zone: ZoneInfo, *, keeps_date: bool) -> tuple[float, ...]:
+    """Return the times at which a clock shows a reading and the schedule fires, in order: none, one or two.
+
+    Args:
+        reading: Date and time that the clock shows.
+        zone: Time zone of the clock.
+        keeps_date: Whether each reading fires exactly once, even if the clock shows it twice or never.
+    """
     earlier, later = reading.replace(tzinfo=zone), reading.replace(tzinfo=zone, fold=1)
     ahead = earlier.utcoffset(), later.utcoffset()
     if ahead[0] == ahead[1]:
         return (earlier.timestamp(),)
     if _exists(earlier):  # the reading occurs twice
         return (earlier.timestamp(),) if keeps_date else (earlier.timestamp(), later.timestamp())
-    return (_find_skip_s(later.timestamp(), earlier.timestamp(), zone),) if keeps_date else ()
+    return (_find_forward_change_s(later.timestamp(), earlier.timestamp(), zone),) if keeps_date else ()
 
 
 def _exists(clock: datetime) -> bool:
@@ -125,15 +151,15 @@ def _exists(clock: datetime) -> bool:
     return there.replace(tzinfo=None, fold=0) == clock.replace(tzinfo=None, fold=0)
 
 
-def _repeated_for_s(clock: datetime) -> timedelta:
-    """Return how far the clock is set back after this reading, if the clock shows the reading twice; otherwise 0."""
+def _find_repetition(clock: datetime) -> timedelta:
+    """Return the length of the time that the clock repeats, if it shows this reading twice; otherwise 0."""
     ahead = [clock.replace(fold=fold).utcoffset() or _NONE for fold in (0, 1)]
     return max(_NONE, ahead[0] - ahead[1])
 
 
 @lru_cache(maxsize=256)
-def _find_skip_s(before_s: float, after_s: float, zone: ZoneInfo) -> float:
-    """Return the time between these two at which the clock is set forward, in whole seconds since the epoch."""
+def _find_forward_change_s(before_s: float, after_s: float, zone: ZoneInfo) -> float:
+    """Return the time between two times at which the clock is set forward, in whole seconds since the epoch."""
 
     def ahead(at_s: int) -> timedelta | None:
         return datetime.fromtimestamp(at_s, zone).utcoffset()

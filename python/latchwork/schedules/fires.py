@@ -18,7 +18,7 @@ AHEAD_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FireProgress:
-    """How far an item has come on a cron schedule.
+    """Which fire times of an item's cron schedule have been handled.
 
     Attributes:
         through: Nothing is left to do for fire times up to this one, in seconds since the epoch.
@@ -31,7 +31,11 @@ class FireProgress:
     rule: str = ""
 
     def after_start(self, at: float) -> FireProgress:
-        """Return the progress after the run for the fire time ``at`` has started."""
+        """Return the progress after the run for a fire time has started.
+
+        Args:
+            at: The fire time in seconds since the epoch.
+        """
         return replace(self, through=max(self.through, at), running=at)
 
     def after_end(self) -> FireProgress:
@@ -39,23 +43,25 @@ class FireProgress:
         return replace(self, running=None)
 
     def ahead_s(self, now_s: float) -> float:
-        """Return the seconds by which the progress lies in the future; 0 if that is within the error of clocks."""
+        """Return the seconds by which the progress lies in the future. Differences that clocks usually have count
+        as 0.
+        """
         return self.through - now_s if self.through > now_s + AHEAD_S else 0.0
 
     def without_future(self, now_s: float) -> FireProgress:
-        """Return the progress up to now, if it lies in the future because a clock was ahead; otherwise return it
+        """Return the progress reset to now if it lies in the future, because a clock was ahead. Otherwise return it
         unchanged.
         """
         return replace(self, through=now_s) if self.ahead_s(now_s) else self
 
     def with_rule(self, rule: str, now_s: float, changed_s: float | None) -> FireProgress:
-        """Return the progress for the current schedule. If the schedule has changed, fire times from before that are
-        skipped.
+        """Return the progress for the current schedule. If the schedule has changed, earlier fire times are skipped.
 
         Args:
-            rule: The current schedule.
+            rule: The current schedule, as ``describe_rule`` returns it.
             now_s: Current time in seconds since the epoch.
-            changed_s: When it took effect, if this node saw that; otherwise a change counts from now.
+            changed_s: Time at which this node saw the schedule change; None if it did not see a change. Then a change
+                counts from now.
         """
         found_s = now_s if self.rule not in {"", rule} else self.through
         return replace(self, rule=rule, through=max(self.through, found_s if changed_s is None else changed_s))
@@ -76,7 +82,12 @@ class Jitter:
 
     @classmethod
     def for_share(cls, most_s: float, share: str) -> Jitter:
-        """Compute the jitter of a share from its name, which gives the same result on every node."""
+        """Compute the jitter of a share from its name, which gives the same result on every node.
+
+        Args:
+            most_s: Maximum delay in seconds.
+            share: Name of the share.
+        """
         return cls(most_s * crc32(share.encode()) / 2**32, most_s)
 
 
@@ -103,7 +114,14 @@ class CronStep:
 def find_next_step(
     cron: Cron, progress: Mapping[str, FireProgress], now_s: float, jitter: Jitter = NO_JITTER
 ) -> CronStep:
-    """Return the earliest step that any of the items has to make; there must be an item."""
+    """Return the next start: the earliest fire time that any of the items needs, with all items that need it.
+
+    Args:
+        cron: The schedule.
+        progress: Progress of each item (at least one).
+        now_s: Current time in seconds since the epoch.
+        jitter: Delay of starts after their fire times.
+    """
     groups: dict[FireProgress, list[str]] = {}
     for item, fired in progress.items():
         groups.setdefault(fired, []).append(item)
@@ -116,10 +134,13 @@ def find_next_step(
 
 
 def find_next_fire(cron: Cron, fired: FireProgress, now_s: float, jitter: Jitter = NO_JITTER) -> tuple[float, bool]:
-    """Return the next fire time of an item, which may be in the past, and whether its run was started before and
-    interrupted.
+    """Return the next fire time of an item, which may be in the past, and whether it repeats an interrupted run.
 
-    A start is due when the jitter's delay has passed after its fire time.
+    Args:
+        cron: The schedule.
+        fired: Progress of the item.
+        now_s: Current time in seconds since the epoch.
+        jitter: Delay of starts after their fire times.
     """
     oldest = now_s - jitter.most_s - cron.max_lateness_s
     on_time_s = jitter.most_s + cron.on_time_s
@@ -135,8 +156,8 @@ def find_next_fire(cron: Cron, fired: FireProgress, now_s: float, jitter: Jitter
 
 
 def describe_rule(cron: Cron) -> str:
-    """Return a text with the settings of a schedule that determine which fire times count.
+    """Return a text with the settings of a schedule that determine its fire times.
 
-    Progress that was counted with other settings is not comparable.
+    Progress that was stored with other settings is not comparable.
     """
     return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"

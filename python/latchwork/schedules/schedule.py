@@ -33,15 +33,25 @@ class Schedule(Protocol):
     """Decides when a run is due. Implementations are immutable and thread-safe."""
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """Return the due time of the first run; None as ``initial_delay_s`` uses the schedule's default."""
+        """Return the due time of the first run.
+
+        Args:
+            now: Current time.
+            initial_delay_s: Seconds to wait before the first run; None uses the schedule's default.
+        """
         ...
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """Return the due time after the run that was due at ``due`` and ended at ``ended``."""
+        """Return the due time of the next run.
+
+        Args:
+            due: Due time of the previous run.
+            ended: End of the previous run.
+        """
         ...
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due time; 0 or less if it has passed."""
+        """Return the seconds until a due time; 0 or less if it has passed."""
         ...
 
 
@@ -91,7 +101,7 @@ class FixedRate:
         return now.mono_s + (self.period_s if initial_delay_s is None else initial_delay_s)
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """Return the first multiple of the period after ``due`` that is not before the end of the run."""
+        """Return the first time that is a whole number of periods after ``due`` and not before the end of the run."""
         return due + max(1, math.ceil((ended.mono_s - due) / self.period_s)) * self.period_s
 
     def remaining_s(self, due: float, now: Instant) -> float:
@@ -157,18 +167,30 @@ class Cron:
         return self.fire_after(max(due, ended.wall_s))
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due time by the current wall clock.
-
-        Ask again after a while, because the clock may be set.
+        """Return the seconds until the due time by the current wall clock. Call it again after a while, because the
+        clock may be set.
         """
         return due - now.wall_s
 
     def fire_after(self, wall_s: float) -> float:
-        """Return the first fire time after this time, both in seconds since the epoch."""
+        """Return the first fire time after a given time.
+
+        Args:
+            wall_s: The given time in seconds since the epoch.
+        Returns:
+            The fire time in seconds since the epoch.
+        """
         return cron_times.fire_after(self.expression, ZoneInfo(self.tz), wall_s)
 
     def fire_before(self, wall_s: float, oldest_s: float) -> float | None:
-        """Return the last fire time that is not after this time; None if that is before ``oldest_s``."""
+        """Return the last fire time that is not after a given time.
+
+        Args:
+            wall_s: The given time in seconds since the epoch.
+            oldest_s: Earliest fire time of interest, in seconds since the epoch.
+        Returns:
+            The fire time in seconds since the epoch; None if it is before ``oldest_s``.
+        """
         return cron_times.fire_before(self.expression, ZoneInfo(self.tz), wall_s, oldest_s)
 
 
@@ -196,19 +218,29 @@ class DueTime:
     def first(
         cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, jitter_fraction: float = 0.0
     ) -> DueTime:
-        """Return when items that have just arrived are due."""
+        """Return the first due time of items that have just arrived on a node.
+
+        Args:
+            schedule: Schedule of the items.
+            now: Current time.
+            initial_delay_s: Seconds to wait before the first run; None uses the schedule's default.
+            jitter_fraction: Fraction of the jitter that is added, 0 to 1.
+        """
         return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, jitter_fraction)
 
     def after(self, ended: Instant, jitter_fraction: float = 0.0) -> DueTime:
-        """Return when the items are due again, after a run that has ended."""
+        """Return the next due time of items whose run has ended.
+
+        Args:
+            ended: End of the run.
+            jitter_fraction: Fraction of the jitter that is added, 0 to 1.
+        """
         return DueTime(
             self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, jitter_fraction
         )
 
     def with_schedule(self, schedule: Schedule, initial_delay_s: float | None) -> DueTime:
-        """Return this due time computed again for another schedule or initial delay. Return it unchanged if these are
-        the same.
-        """
+        """Return the due time for another schedule or initial delay. Return it unchanged if these are the same."""
         if schedule == self.schedule and (not self.is_first or initial_delay_s == self.initial_delay_s):
             return self
         delay_s = initial_delay_s if self.is_first else None
@@ -216,12 +248,17 @@ class DueTime:
         return DueTime(at, schedule, self.since, initial_delay_s, self.is_first, self.jitter_fraction)
 
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
-        """Return the seconds until the due time plus its jitter; 0 or less if that has passed."""
+        """Return the seconds until the due time plus its jitter; 0 or less if that has passed.
+
+        Args:
+            now: Current time.
+            jitter_s: Maximum jitter in seconds.
+        """
         return self.schedule.remaining_s(self.at, now) + self.jitter_fraction * jitter_s
 
 
 def _suggest_time_zone(tz: object) -> str:
-    """Return advice for an unknown time zone. The machine may have no time zones at all."""
+    """Return advice for an unknown time zone: similar names, or how to install time zones if the machine has none."""
     known = available_timezones()
     if not known:
         return "this machine has no time zones: install its tzdata package, or the one for Python"

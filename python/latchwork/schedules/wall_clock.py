@@ -37,12 +37,12 @@ class WallClock:
 
     @property
     def jumped_s(self) -> float:
-        """Seconds of a jump that is not followed yet, as last read; 0 if there is none."""
+        """The seconds by which the wall clock has jumped, while ``now`` does not follow the jump yet; otherwise 0."""
         jumped = self._jumped
         return 0.0 if jumped is None else jumped[0] - self._offset_s
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the seconds since the epoch, without a jump of the wall clock that has not lasted yet."""
         with self._mutex:
             now = self._clock.now()
             offset_s = self._wall_s() - now
