@@ -44,12 +44,18 @@ class Counts:
 
 
 def write_broken_item(folder: Path) -> None:
-    """Write the item that cannot be parsed into a folder."""
+    """Write a source file that cannot be parsed into a folder."""
     (folder / f"{BROKEN_ITEM}.py").write_text(_BROKEN_SOURCE, encoding="utf-8")
 
 
 def find_items(extra: Path) -> dict[str, tuple[Path, ...]]:
-    """Return the items of the standard library and of one more folder, each with its source files, sorted."""
+    """Return the items to count: the modules and packages of the standard library and of one more folder.
+
+    Args:
+        extra: The other folder.
+    Returns:
+        The sorted source files of each item, sorted by item.
+    """
     found: dict[str, tuple[Path, ...]] = {}
     for folder in (Path(sysconfig.get_path("stdlib")), extra):
         for path in folder.iterdir():
@@ -60,7 +66,7 @@ def find_items(extra: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def count_files(files: Iterable[Path]) -> Counts:
-    """Parse files and count their contents."""
+    """Parse files and count their lines, functions and classes."""
     return sum((_count(path.read_bytes()) for path in files), Counts())
 
 

@@ -47,13 +47,13 @@ class CountJob(Job):
     def run(self, context: JobContext) -> None:
         """Count the items of this run that have no result yet, until the run has to stop."""
         self._tell_share(context)
-        for item in self._uncounted_items(context):
+        for item in self._list_uncounted_items(context):
             if context.should_stop:
                 break
             self._count(context, item)
         self._tell_idle(context)
 
-    def _uncounted_items(self, context: JobContext) -> list[str]:
+    def _list_uncounted_items(self, context: JobContext) -> list[str]:
         """Return the items of this run that have no result yet: interrupted ones first, then by name."""
         done = _find_recorded(context, records.RESULTS)
         begun = _find_recorded(context, records.STARTS)
@@ -72,7 +72,13 @@ class CountJob(Job):
             _log.warning("item %s: another process has it, what was counted here is dropped: %s", item, error)
 
     def _record_start(self, context: JobContext, item: str, at_s: float) -> Entry:
-        """Record that this process starts to count an item. Fails if this process no longer holds the item's lock."""
+        """Store that this process starts to count an item.
+
+        Returns:
+            The entry that stores all starts of the item.
+        Raises:
+            Conflict: This process no longer holds the item's lock.
+        """
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
         begun = [*records.read_starts(before), records.Start(context.node_id, os.getpid(), at_s)]
@@ -95,7 +101,7 @@ class CountJob(Job):
 
 
 def _find_recorded(context: JobContext, prefix: str) -> set[str]:
-    """Return the items of this run for which a key below the prefix exists."""
+    """Return the items of this run for which a record with this key prefix exists."""
     found: set[str] = set()
     for begin in range(0, len(context.work_share), _BATCH):
         part = context.work_share[begin : begin + _BATCH]

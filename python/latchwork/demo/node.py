@@ -54,7 +54,7 @@ class ParentWatch:
 
 
 def main() -> int:
-    """Run a node until SIGTERM."""
+    """Run a node of the demo until SIGTERM. Return the exit code."""
     parser = argparse.ArgumentParser(description="One process of the demo; `latchwork demo` starts it.")
     parser.add_argument("--node-id", required=True)
     parser.add_argument("--root", required=True)

@@ -82,7 +82,16 @@ class Report:
 
 
 def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
-    """Compare the records of the cluster with the expected ones."""
+    """Compare the records of the demo with the expected ones.
+
+    Args:
+        facts: What was recorded.
+        seconds: Duration of the demo.
+        store: URL of the store.
+        kept: Whether the records are kept.
+    Returns:
+        The report, with all problems.
+    """
     cluster = sum((result.counts for result in facts.results.values()), Counts())
     by_node = Counter(result.node for result in facts.results.values())
     kill = facts.kill
@@ -90,7 +99,7 @@ def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
         problems=tuple(_problems(facts, cluster)),
         items=facts.items,
         kill=kill,
-        reruns=_reruns(facts, kill) if kill else (),
+        reruns=_find_reruns(facts, kill) if kill else (),
         takeover=_takeover(facts, kill) if kill else None,
         cluster=cluster,
         serial=facts.serial,
@@ -118,13 +127,13 @@ def _problems(facts: Facts, cluster: Counts) -> list[str]:
     by_victim = [item for item in kill.owned if item in facts.results and facts.results[item].pid == kill.pid]
     if by_victim:
         found.append(f"{kill.node} had finished {', '.join(by_victim)} when it was killed")
-    if not any(rerun.item == kill.item for rerun in _reruns(facts, kill)):
+    if not any(rerun.item == kill.item for rerun in _find_reruns(facts, kill)):
         found.append(f"the interrupted item {kill.item} was not run again")
     return found
 
 
-def _reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
-    """Return the items that the killed process had started and other processes counted again."""
+def _find_reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
+    """Return the items that the killed process had started and that other processes counted again."""
     found = []
     for item in kill.owned:
         starts = facts.starts.get(item, ())
@@ -136,7 +145,7 @@ def _reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
 
 def _takeover(facts: Facts, kill: Kill) -> Takeover:
     started = {item: _first_start(facts.starts.get(item, ()), kill) for item in kill.owned}
-    owned = [_first_owner(facts.shares, item, kill) for item in kill.owned]
+    owned = [_find_takeover_s(facts.shares, item, kill) for item in kill.owned]
     return Takeover(
         items=len(kill.owned),
         interrupted_s=started.get(kill.item),
@@ -150,8 +159,14 @@ def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
     return _least([start.at_s - kill.at_s for start in starts if start.at_s > kill.at_s])
 
 
-def _first_owner(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
-    """Return when another process first held the lock of this item after the kill. None if none did."""
+def _find_takeover_s(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
+    """Return the seconds from the kill until another process held the lock of an item. Return None if none did.
+
+    Args:
+        shares: Recorded shares of all processes.
+        item: The item.
+        kill: The kill.
+    """
     later = [share for share in shares if share.at_s > kill.at_s and share.node != kill.node and item in share.items]
     return _least([share.at_s - kill.at_s for share in later])
 

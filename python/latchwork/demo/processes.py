@@ -46,12 +46,12 @@ class NodeProcess:
         return self._process.pid
 
     @property
-    def died(self) -> bool:
+    def has_died(self) -> bool:
         """Whether the process has ended by itself."""
         return not self.killed and self._process.poll() is not None
 
     def freeze(self) -> None:
-        """Stop the process temporarily, so that its state can be read."""
+        """Stop the process temporarily with SIGSTOP, so that its state can be read."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -71,14 +71,14 @@ class NodeProcess:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait until the process has ended, and kill it if that takes too long."""
+        """Wait until the process has ended. Kill it if that takes too long."""
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def tail(self) -> str:
-        """Return the end of its log as one line."""
+        """Return the last lines of the process's log, joined to one line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip()) or "it wrote nothing"
 
@@ -105,7 +105,11 @@ class Processes:
         return self._by_node[node]
 
     def start(self, node: str) -> None:
-        """Start another process."""
+        """Start another process.
+
+        Args:
+            node: ID of its node.
+        """
         self._by_node[node] = NodeProcess(node, self._url, self._arguments, self._folder / f"{node}.log")
 
     def stop(self) -> None:
@@ -136,8 +140,16 @@ class Kill:
     owned: tuple[str, ...]
 
 
-def try_kill(store: Store, process: NodeProcess, *, is_leader: bool) -> Kill | None:
-    """Kill a process if it is counting an item. Otherwise let it continue, and return None."""
+def kill_if_counting(store: Store, process: NodeProcess, *, is_leader: bool) -> Kill | None:
+    """Kill a process if it is counting an item. Otherwise let it continue, and return None.
+
+    Args:
+        store: Store of the demo.
+        process: The process.
+        is_leader: Whether the process manages the cluster.
+    Returns:
+        What the process was doing when it was killed.
+    """
     process.freeze()
     SYSTEM_CLOCK.wait(Signal(), _SETTLE_S)
     running = records.read_running(store.get(f"{records.RUNNING}/{process.node}"))

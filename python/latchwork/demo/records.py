@@ -56,12 +56,12 @@ _SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
 def read_running(entry: Entry | None) -> Running:
-    """Decode which item a node is counting. Without a record, it is counting none."""
+    """Decode which item a node is counting. A missing record means that it is counting none."""
     return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
 def read_starts(entry: Entry | None) -> tuple[Start, ...]:
-    """Decode all starts of an item, the oldest first."""
+    """Decode all starts of an item, the oldest first. A missing record means no starts."""
     return () if entry is None else _STARTS.decode(entry.value)
 
 

@@ -17,7 +17,7 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo import records
 from latchwork.demo.corpus import Items, count_serially, find_items, write_broken_item
 from latchwork.demo.outcome import LATEST, Facts, Report, judge
-from latchwork.demo.processes import Kill, Processes, try_kill
+from latchwork.demo.processes import Kill, Processes, kill_if_counting
 from latchwork.demo.view import NodeProgress, Progress, View
 from latchwork.errors import LatchworkError
 from latchwork.jobs.stored import cluster_store
@@ -62,12 +62,11 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, view: View) -> Report:
-    """Run the demo and return its report. Unless ``keep`` is set, no process, file or key is left behind.
-
-    Nothing is left behind in any case unless `keep` is set: no process, no file, no key.
+    """Run the demo and return its report. Unless ``keep`` is set, no process, file or key is left behind, even after an
+    error.
 
     Returns:
-        The report; see its `ok`.
+        The report. Its ``ok`` says whether all guarantees were kept.
     Raises:
         DemoFailed: A process ended unexpectedly, or the work did not end in time.
         DemoImpossible: The store cannot be shared by processes, or there are too few workers.
@@ -84,7 +83,7 @@ def run_demo(options: DemoOptions, view: View) -> Report:
         root = f"{parse_url(url).root}/{name}"
         store = connect(url, root=root)
         if not options.keep:
-            stack.callback(_remove, url, root, name, view)  # once the store is closed
+            stack.callback(_remove_keys, url, root, name, view)  # once the store is closed
         stack.enter_context(store)
         if not store.capabilities.multi_process:
             raise DemoImpossible(f"{store.url} cannot be shared by processes; use sqlite://, etcd:// or zk://")
@@ -126,14 +125,14 @@ class _Demo:
         for number in range(1, options.workers + 1):
             self._processes.start(f"w{number}")
         with self._store.mirror(records.PREFIX) as mirror:
-            self._work(mirror)
+            self._run_until_counted(mirror)
         seconds = SYSTEM_CLOCK.now() - self._began_s
         self._processes.stop()
         self._view.say("counting everything once more, serially, in this process")
         return judge(self._facts(), seconds=seconds, store=self._store.url, kept=options.keep)
 
-    def _work(self, mirror: Mirror) -> None:
-        """Show the progress and kill a process at half-time, until all items have results."""
+    def _run_until_counted(self, mirror: Mirror) -> None:
+        """Show the progress until all items have results, and kill a process at half-time."""
         while True:
             progress = self._progress(mirror.snapshot())
             self._view.show(progress)
@@ -150,7 +149,7 @@ class _Demo:
             is_leader = process.node == self._leader
             if self._leader is None or is_leader != (self._options.kill == "manager"):
                 continue
-            self._kill = kill = try_kill(self._store, process, is_leader=is_leader)
+            self._kill = kill = kill_if_counting(self._store, process, is_leader=is_leader)
             if kill is not None:
                 self._leader = None if is_leader else self._leader
                 role = "which also manages the cluster" if is_leader else "a worker"
@@ -173,7 +172,7 @@ class _Demo:
 
     def _check_processes(self) -> None:
         for process in self._processes:
-            if process.died:
+            if process.has_died:
                 raise DemoFailed(f"{process.node} (pid {process.pid}) ended by itself; its log ends: {process.tail()}")
         if SYSTEM_CLOCK.now() - self._began_s > _TIMEOUT_S:
             tails = "; ".join(f"{process.node}: {process.tail()}" for process in self._processes)
@@ -224,8 +223,15 @@ class _Demo:
         )
 
 
-def _remove(url: str, root: str, name: str, view: View) -> None:
-    """Remove the root of a demo and everything below it, once no process uses it."""
+def _remove_keys(url: str, root: str, name: str, view: View) -> None:
+    """Remove all keys of a demo, once no process uses them.
+
+    Args:
+        url: URL of the store.
+        root: Root of the demo's keys.
+        name: Last segment of that root.
+        view: View that shows a failure.
+    """
     try:
         with connect(url, root=root) as store:
             cluster_store(store).delete_tree("")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import latchwork
-from latchwork.demo.tasks import add_up, count, source_files
+from latchwork.demo.tasks import add_up, count, list_source_files
 from latchwork.executor import Executor, ExecutorWorker
 from latchwork.plans import Plans, PlanWorker, TaskState
 from latchwork.store import Store
@@ -35,9 +35,15 @@ _STEP_S = 0.1
 
 
 def run_executor(say: Say) -> bool:
-    """Submit calls to processes, kill one of them, and compare the results with those of this process."""
-    names = source_files(_FILES)
-    with _running_workers("executor") as (store, workers), Executor(store) as pool:
+    """Demonstrate the executor: submit calls to processes, kill one of them, and compare the results with a serial run.
+
+    Args:
+        say: Prints a line.
+    Returns:
+        True if the results are equal.
+    """
+    names = list_source_files(_FILES)
+    with _start_workers("executor") as (store, workers), Executor(store) as pool:
         say(f"submitted {len(names)} calls to {_WORKERS} worker processes")
         futures: dict[Future[dict[str, int]], str] = {pool.submit(count, name): name for name in names}
         found: dict[str, dict[str, int]] = {}
@@ -52,9 +58,15 @@ def run_executor(say: Say) -> bool:
 
 
 def run_plans(say: Say) -> bool:
-    """Run a graph of calls on processes, kill one of them, and compare the result with that of this process."""
-    names = source_files(_FILES)
-    with _running_workers("plans") as (store, workers):
+    """Demonstrate plans: run a graph of calls on processes, kill one of them, and compare the result with a serial run.
+
+    Args:
+        say: Prints a line.
+    Returns:
+        True if the results are equal.
+    """
+    names = list_source_files(_FILES)
+    with _start_workers("plans") as (store, workers):
         with Plans(store).new("demo") as plan:
             counted = plan.map(count, names)
             batches = [plan.add(add_up, counted[at : at + 10]) for at in range(0, len(counted), 10)]
@@ -72,8 +84,14 @@ def run_plans(say: Say) -> bool:
 
 
 def run_workers(say: Say) -> bool:
-    """Run a computation in steps on a group of processes, and kill and restart one of them."""
-    with _running_workers("workers") as (store, workers):
+    """Demonstrate worker groups: run a computation in steps on several processes, and kill and restart one of them.
+
+    Args:
+        say: Prints a line.
+    Returns:
+        True if the result is correct.
+    """
+    with _start_workers("workers") as (store, workers):
         say(f"started {_WORKERS} processes that meet at a barrier after each of {_STEPS} steps")
         _wait_until(lambda: _step(store) >= _STEPS // 3)
         workers[1].kill()
@@ -86,7 +104,13 @@ def run_workers(say: Say) -> bool:
 
 
 def run_worker(system: str, url: str, number: int) -> None:
-    """Run a worker process of a demonstration until it is ended."""
+    """Run a worker process of a demonstration until it is ended.
+
+    Args:
+        system: The demonstrated system.
+        url: URL of the store.
+        number: Number of the process.
+    """
     with latchwork.connect(url) as store:
         if system == "executor":
             with ExecutorWorker(store, slots=1) as worker:
@@ -116,8 +140,14 @@ def _step(store: Store) -> int:
 
 
 @contextmanager
-def _running_workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
-    """Open a store in a temporary folder and start worker processes for a ``with`` block, which ends them."""
+def _start_workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
+    """Open a store in a temporary folder and start worker processes for a ``with`` block, which ends them.
+
+    Args:
+        system: The demonstrated system.
+    Yields:
+        The store and the processes.
+    """
     with tempfile.TemporaryDirectory(prefix="latchwork-demo-") as folder:
         url = f"sqlite:///{Path(folder) / 'store.db'}?session_ttl_s={_TTL_S:g}"
         with latchwork.connect(url) as store:

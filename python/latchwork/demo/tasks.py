@@ -14,8 +14,12 @@ from latchwork.tasks import task
 _PACE_S = 0.05
 
 
-def source_files(most: int) -> list[str]:
-    """Return the names of the first source files of the standard library, sorted."""
+def list_source_files(most: int) -> list[str]:
+    """Return the names of the first source files of the standard library, sorted.
+
+    Args:
+        most: Maximum number of files.
+    """
     return sorted(path.name for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))[:most]
 
 
@@ -28,5 +32,5 @@ def count(name: str) -> dict[str, int]:
 
 @task(name="demo.add_up")
 def add_up(parts: list[dict[str, int]]) -> dict[str, int]:
-    """Return the sums of several counts."""
+    """Return the sums of several counts, by name."""
     return dict(asdict(sum((Counts(**part) for part in parts), Counts())))

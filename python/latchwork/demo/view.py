@@ -54,7 +54,7 @@ class View(Protocol):
         ...
 
     def say(self, line: str) -> None:
-        """Show a message permanently."""
+        """Print a message that stays visible."""
         ...
 
     def close(self) -> None:
@@ -69,16 +69,16 @@ class LiveView:
         self._live = Live(console=console, auto_refresh=False)
 
     def show(self, progress: Progress) -> None:
-        """Redraw the table."""
+        """Redraw the table with the current progress."""
         self._live.start()  # once: it does nothing the next time
-        self._live.update(draw(progress), refresh=True)
+        self._live.update(build_table(progress), refresh=True)
 
     def say(self, line: str) -> None:
-        """Print a line above the table."""
+        """Print a message above the table."""
         self._live.console.print(Text(printable(line)))
 
     def close(self) -> None:
-        """Leave the table as it is."""
+        """End the view. The table stays as it is."""
         self._live.stop()
 
 
@@ -90,7 +90,7 @@ class PlainView:
         self._next_s = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Print a line if the last one is old enough."""
+        """Print the progress as a line if the last line is old enough."""
         if progress.elapsed_s < self._next_s and progress.done < progress.total:
             return
         self._next_s = progress.elapsed_s + _PLAIN_EVERY_S
@@ -98,15 +98,15 @@ class PlainView:
         self.say(f"{progress.elapsed_s:5.1f} s  {progress.done}/{progress.total} items  {nodes}")
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a message."""
         self._console.print(Text(printable(line)), soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def draw(progress: Progress) -> RenderableType:
-    """Return the table and the progress bar to print."""
+def build_table(progress: Progress) -> RenderableType:
+    """Build the table and the progress bar that are printed."""
     table = Table(expand=False)
     for name in ("worker", "pid", "state"):
         table.add_column(name)
