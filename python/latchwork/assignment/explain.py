@@ -69,13 +69,13 @@ class Explanation:
 
 
 def explain(strategy: Strategy, problem: Problem, job: str, item: str) -> Explanation:
-    """Explain why a strategy places an item where it does.
+    """Explain why a strategy assigns an item to its worker.
 
-    It places the whole problem, so it takes as long as that.
+    It solves the whole problem again, so it takes as long as an assignment.
 
     Args:
         strategy: One of the four strategies, possibly `Budgeted`, or a custom one.
-        problem: The problem, with the previous owners at the time when the item was placed.
+        problem: The problem, with the previous owners at the time when the item was assigned.
         job: The item's job.
         item: The item.
     Returns:
@@ -96,8 +96,13 @@ def explain(strategy: Strategy, problem: Problem, job: str, item: str) -> Explan
 
 
 def explain_replicas(problem: ReplicaProblem, item: str) -> tuple[Explanation, ...]:
-    """Explain why the replicas of an item are where they are. Returns one explanation per worker, sorted by worker.
+    """Explain why the replicas of an item are on their workers.
 
+    Args:
+        problem: The problem.
+        item: The item.
+    Returns:
+        One explanation per worker, sorted by worker.
     Raises:
         ValueError: The problem has no such item.
     """

@@ -83,7 +83,7 @@ class Problem:
             raise ValueError(f"job {both[0]!r} is to be placed, and placed already; give it once")
 
     def loads(self) -> dict[str, int]:
-        """Return how many items of the jobs in `placed` each worker has. Workers without items are absent."""
+        """Return how many items of the jobs in `placed` each worker has. Workers without items are left out."""
         return dict(Counter(worker for owners in self.placed.values() for worker in owners.values()))
 
 
@@ -119,7 +119,7 @@ class Plan:
     deferred: tuple[Move, ...] = ()
 
     def by_worker(self, job: str) -> dict[str, list[str]]:
-        """Return the items of a job by worker, both sorted by name; only workers with at least one item.
+        """Return the items of a job by worker, both sorted by name. Workers without items are left out.
 
         Raises:
             KeyError: The problem has no such job.
@@ -143,7 +143,7 @@ class Strategy(Protocol):
         ...
 
     def assign(self, problem: Problem) -> Plan:
-        """Assign every item that some worker can run to a worker that can run it."""
+        """Assign every item that any worker can run to a worker that can run it."""
         ...
 
 
@@ -171,15 +171,18 @@ _NOTHING = Traits()
 
 def get_traits(strategy: Strategy) -> Traits:
     """Return the `traits` that a strategy's own class defines. Those of a base class do not count, because a subclass
-    may place items otherwise.
+    may assign items differently.
     """
     found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
     return found if isinstance(found, Traits) else _NOTHING
 
 
 def check_ids(what: str, ids: Iterable[object]) -> None:
-    """Raise an error unless all IDs are of type str. Otherwise a number and its text would be equal for some code only.
+    """Check that all IDs are of type str. Otherwise a number and its text could be taken for the same ID.
 
+    Args:
+        what: Description of the IDs, for the error message.
+        ids: The IDs.
     Raises:
         TypeError: An ID is not a str.
     """
@@ -191,11 +194,15 @@ def check_ids(what: str, ids: Iterable[object]) -> None:
 
 
 def check_count(what: str, count: object, least: int) -> None:
-    """Raise an error unless a count is a whole number of at least ``least``.
+    """Check that a count is a whole number and not too small.
 
+    Args:
+        what: Description of the count, for the error message.
+        count: The count.
+        least: Minimum value.
     Raises:
-        TypeError: It is not a whole number.
-        ValueError: It is too small.
+        TypeError: The count is not a whole number.
+        ValueError: The count is too small.
     """
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise TypeError(f"{what} is {short(count)}; give a whole number of at least {least}")
@@ -221,9 +228,9 @@ def _find_repeated(values: Iterable[str]) -> str:
 
 
 def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Plan:
-    """Build a plan from owners: sort them by name, and find the differences from the previous ones.
+    """Build a plan from the new owners of items. The owners are sorted by name and compared with the previous ones.
 
-    It does not check them; see `check_plan`.
+    The owners are not checked; see `check_plan`.
 
     Args:
         problem: The problem.
@@ -259,7 +266,7 @@ def _ids(problem: Problem) -> set[str]:
 
 
 def _sort_by_name(owners: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy sorted by name. This is fast if it is sorted already."""
+    """Return a copy sorted by name. This is fast if the input is sorted already."""
     names = list(owners)
     ordered = sorted(names)
     return dict(owners) if names == ordered else {name: owners[name] for name in ordered}
@@ -271,7 +278,7 @@ def _find_all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -
 
 
 def _find_moves(job: JobProblem, owners: Mapping[str, str]) -> list[Move]:
-    """Return the differences between the owners of a job's items and the previous ones, in item order."""
+    """Return the items of a job whose owner differs from the previous one, as moves in item order."""
     name, source = job.job, job.previous.get
     if not job.previous:
         moves = [Move(name, item, None, target) for item, target in owners.items()]

@@ -53,7 +53,7 @@ class ReplicaProblem:
             raise ValueError(f"job {self.job!r}: worker {lost[0]!r} has no zone; give every worker one, or none at all")
 
     def zone_of(self, worker: str) -> str:
-        """Return a worker's zone: the worker itself if there are no zones."""
+        """Return a worker's zone. Without zones, each worker is a zone of its own."""
         return self.zones[worker] if self.zones else worker
 
 

@@ -66,8 +66,8 @@ class Budgeted:
 
     @property
     def traits(self) -> Traits:
-        """What a planner may rely on: as for the underlying strategy, and that its board can postpone the same moves,
-        unless it has a budget already.
+        """The properties that a planner may rely on: those of the underlying strategy, and that its board can postpone
+        the same moves. If the underlying strategy is `Budgeted` itself, there is no board.
         """
         below = get_traits(self.strategy)
         board = below.board if below.max_moves is None else None
@@ -77,27 +77,27 @@ class Budgeted:
         return f"Budgeted({self.strategy!r}, {self.max_moves})"
 
     def assign(self, problem: Problem) -> Plan:
-        """Assign the items as the strategy does, and postpone the moves beyond the budget."""
+        """Assign the items as the underlying strategy does, but postpone the moves beyond the limit."""
         return limit_moves(problem, self.strategy.assign(problem), self.max_moves)
 
 
 def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
-    """Limit the moves of a plan to the best ones.
+    """Limit the moves of a plan to the most useful ones.
 
     Args:
         problem: The problem that the plan answers.
         plan: A plan of any strategy; not checked.
         max_moves: Maximum number of items that leave a worker that could keep them; at least 0.
     Returns:
-        The plan, if it has no more such moves. Otherwise a plan with the best ones and all others in `deferred`: it is
-        complete and valid, but less even than the strategy's.
+        The plan, if it has no more such moves. Otherwise a plan with the most useful ones and all others in `deferred`:
+            it is complete and valid, but less even than the strategy's.
     """
     check_count("max_moves", max_moves, 0)
     able = {job.job: job.workers for job in problem.jobs}
     costly = [move for move in plan.moves if move.target is not None and move.source in able[move.job]]
     if len(costly) <= max_moves:
         return plan
-    made = _core.choose_moves(_to_numbers(costly), max_moves)
+    made = _core.choose_moves(_number_moves(costly), max_moves)
     deferred = tuple(move for move, make in zip(costly, made, strict=True) if not make)
     owners = {job: dict(shares) for job, shares in plan.owners.items()}
     for move in deferred:
@@ -106,9 +106,10 @@ def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
     return replace(plan_from_owners(problem, owners), deferred=deferred)
 
 
-def _to_numbers(moves: list[Move]) -> list[tuple[int, int, int]]:
-    """Return the moves with numbers for jobs and workers, counted in name order, so that the choice does not depend on
-    the order of the input.
+def _number_moves(moves: list[Move]) -> list[tuple[int, int, int]]:
+    """Return each move as the numbers of its job, its source and its target, counted in name order.
+
+    The choice of moves therefore does not depend on the order of the input.
     """
     jobs = {job: n for n, job in enumerate(sorted({move.job for move in moves}))}
     names = {move.source or "" for move in moves} | {move.target or "" for move in moves}
@@ -126,7 +127,7 @@ class _CoreStrategy:
         return f"{type(self).__name__}()"
 
     def assign(self, problem: Problem) -> Plan:
-        """Assign every item that some worker can run, by the method that the class describes."""
+        """Assign every item that any worker can run, by the method that the class describes."""
         jobs = [(job.job, job.items, dict(job.workers), dict(job.previous)) for job in problem.jobs]
         placed = _core.place(self.name, jobs, self._mode)
         return plan_from_owners(problem, {job.job: owners for job, owners in zip(problem.jobs, placed, strict=True)})
@@ -160,7 +161,7 @@ class Rendezvous(_HashingStrategy):
 
     @property
     def traits(self) -> Traits:
-        """What a planner may rely on: a `RendezvousHasher` of the same mode gives the same owners."""
+        """The properties that a planner may rely on: a `RendezvousHasher` of the same mode gives the same owners."""
         return Traits(by_job=True, looks_at_placed=False, hashing=self.mode)
 
 
@@ -225,7 +226,7 @@ def strategy_by_name(name: str) -> Strategy:
 
 def describe_strategy(strategy: Strategy) -> str:
     """Describe a strategy in one word, such as `rendezvous:compat` or `custom:mine`, which `parse_strategy` can
-    read.
+    decode.
     """
     kind = _BY_NAME.get(strategy.name)
     if kind is None or type(strategy) is not kind:
@@ -235,7 +236,9 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def parse_strategy(word: str) -> Strategy | None:
-    """Create the strategy that a word describes; None for a custom strategy or one that this version does not know."""
+    """Create the strategy that a word of `describe_strategy` stands for. Return None for a custom or unknown
+    strategy.
+    """
     name, _, mode = word.partition(":")
     kind = _BY_NAME.get(name)
     if kind in {Rendezvous, EvenlyRendezvous} and mode in MODES:
