@@ -153,7 +153,7 @@ def test_nodes_of_different_versions_on_one_root_are_a_warning_that_names_them(m
     caplog.set_level(logging.WARNING)
     cluster.node(memory, "n1", cluster.endless())
     old = Member("old", "ready", "host", 1, "abc", 0.0, 10.0, version="0.0.1")
-    memory.put(keys.alive_key("old"), old.encode())
+    memory.put(keys.alive_key("old"), old.to_bytes())
     eventually(lambda: "nodes of different latchwork versions share this cluster: 0.0.1: old; " in caplog.text)
     threading.Event().wait(0.3)
     assert caplog.text.count("different latchwork versions") == 1
