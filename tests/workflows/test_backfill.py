@@ -15,7 +15,7 @@ from latchwork_workflows.db.tables import backfill, command, workflow_run
 from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.master.backfills import MAX_AT_ONCE
 from latchwork_workflows.model.backfill_dates import MAX_SCHEDULE_TIMES, list_schedule_times
-from latchwork_workflows.model.model import ScheduleSpec
+from latchwork_workflows.model.definition import ScheduleSpec
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.state.backfills import BackfillState, DateCounts, decide_next_step
 from patience import eventually

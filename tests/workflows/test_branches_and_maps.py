@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import task
 from latchwork_workflows.master import dispatcher
-from latchwork_workflows.model.logical import choose_branch
+from latchwork_workflows.model.master_tasks import choose_branch
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow

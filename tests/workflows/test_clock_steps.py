@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.definition import build_plan
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.state.records import WorkflowRun
 from patience import eventually

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from latchwork.schedules import Cron
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.builder import Workflow, add_task, shell, task, workflow
-from latchwork_workflows.model.model import Definition, build_plan
+from latchwork_workflows.model.definition import Definition, build_plan
 from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import fill_references
 from latchwork_workflows.model.validate import check_definition, find_problems

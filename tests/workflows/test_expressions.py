@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
+from latchwork_workflows.model.definition import TaskSpec
 from latchwork_workflows.model.expressions import MAX_STEPS, Budget, Expression, ExpressionError
-from latchwork_workflows.model.logical import choose_branch
-from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.master_tasks import choose_branch
 from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.validate import find_problems
 from latchwork_workflows.model.yaml_format import parse

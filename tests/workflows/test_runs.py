@@ -7,7 +7,7 @@ from latchwork_workflows.db import Database, definitions, overview, runs
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import definition_version, event, schedule
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.model.model import Definition, build_plan
+from latchwork_workflows.model.definition import Definition, build_plan
 from latchwork_workflows.model.validate import ValidDefinition
 from latchwork_workflows.state import (
     Claimed,

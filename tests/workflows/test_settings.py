@@ -9,7 +9,7 @@ from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import attempt, event, task
 from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.maintenance import Doctor, import_document
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.settings.validation import find_url_problem
 from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.services import workflows

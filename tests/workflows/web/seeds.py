@@ -9,7 +9,7 @@ from latchwork_workflows.db import definitions, runs
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.tables import attempt, shard
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.definition import build_plan
 from latchwork_workflows.model.specs import build_queue_key
 from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance

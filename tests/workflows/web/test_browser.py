@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.definition import build_plan
 from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell

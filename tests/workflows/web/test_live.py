@@ -10,7 +10,7 @@ import pytest
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
 from latchwork_workflows.app import create_admin_link, make_web_app
-from latchwork_workflows.model.model import build_plan
+from latchwork_workflows.model.definition import build_plan
 from latchwork_workflows.model.validate import check_definition
 from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.services import ServiceContext

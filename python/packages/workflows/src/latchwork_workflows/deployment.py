@@ -8,7 +8,7 @@ from types import ModuleType
 from latchwork_workflows.bundles import BadBundle, pack_bundle
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.builder import Workflow
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 
 
 def list_workflows(module: ModuleType) -> list[Workflow]:

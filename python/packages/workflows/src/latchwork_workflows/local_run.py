@@ -29,8 +29,8 @@ from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.messages import TaskMessage
 from latchwork_workflows.model.defined import DEFINED
-from latchwork_workflows.model.logical import choose_branch, qualify_name
-from latchwork_workflows.model.model import Definition, TaskSpec, build_plan
+from latchwork_workflows.model.definition import Definition, TaskSpec, build_plan
+from latchwork_workflows.model.master_tasks import choose_branch, qualify_name
 from latchwork_workflows.model.settings.usage import list_connections
 from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import fill_references
@@ -54,7 +54,7 @@ from latchwork_workflows.state import (
 )
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types import TaskTypes
-from latchwork_workflows.types.logical import SubProcessParams
+from latchwork_workflows.types.master_tasks import SubProcessParams
 from latchwork_workflows.worker import Secrets, WorkerOptions
 from latchwork_workflows.worker.attempt import ActiveAttempt, BadOutput, parse_outputs
 from latchwork_workflows.worker.preparation import AttemptPreparer, CannotRun

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.schemas.grants import Grant, GrantChange
 from latchwork_workflows.services import grants
 from latchwork_workflows.services.context import get_context

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Path, Query
 
 from latchwork.spi import MAX_WHOLE
-from latchwork_workflows.model.model import Name
+from latchwork_workflows.model.definition import Name
 from latchwork_workflows.schemas.base import Document as Document  # noqa: PLC0414 - of the schemas in this package
 from latchwork_workflows.schemas.values import Plain as Plain  # noqa: PLC0414
 

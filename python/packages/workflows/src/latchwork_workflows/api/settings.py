@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.settings import (
     Connection,

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork_workflows.errors import BadRequest
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.model.json_values import find_storage_problems
-from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.problems import ProblemDocument
 

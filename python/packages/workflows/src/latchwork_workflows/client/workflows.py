@@ -15,7 +15,7 @@ from latchwork_workflows.deployment import find_code_path, list_workflows, set_b
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as DefinitionProblem
 from latchwork_workflows.model.builder import Workflow as BuiltWorkflow
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.schemas.schedules import FireTimes, Schedule, ScheduleChange
 from latchwork_workflows.schemas.workflows import (
     AppliedVersion,

@@ -27,7 +27,7 @@ from latchwork_workflows.db.tables import (
 )
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import build_rows_file
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.state import FAILED, Fact, WorkflowRun
 from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, apply_send_result
 

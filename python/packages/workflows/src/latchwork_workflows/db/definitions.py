@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import pools
 from latchwork_workflows.db.tables import definition, definition_version, schedule
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.model.model import Definition, ScheduleSpec
+from latchwork_workflows.model.definition import Definition, ScheduleSpec
 from latchwork_workflows.model.validate import ValidDefinition
 
 

@@ -14,8 +14,8 @@ from latchwork_workflows.db import definitions
 from latchwork_workflows.db.definitions import FoundWorkflow
 from latchwork_workflows.db.tables import project_grant
 from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.lineage import WorkflowReference, list_references_of_task
-from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.web import Role
 

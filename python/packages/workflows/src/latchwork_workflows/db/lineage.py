@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import definition, definition_version
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.lineage import NAMING, WorkflowReference, list_references
-from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.usage import StoredSettings, find_missing_settings
 
 #: A row, by the names of its columns.

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db.tables import IS_GOING, definition, definition_version, pool, task, workflow_run
 from latchwork_workflows.keys import list_pool_keys
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.state import TaskState
 

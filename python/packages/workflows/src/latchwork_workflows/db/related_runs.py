@@ -17,12 +17,12 @@ from latchwork_workflows.db.run_queries import TASK
 from latchwork_workflows.db.schedules import BY_SCHEDULE
 from latchwork_workflows.db.tables import definition, definition_version, task, waiting, workflow_run
 from latchwork_workflows.errors import Problem, WrongState
-from latchwork_workflows.model.logical import qualify_name
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
+from latchwork_workflows.model.master_tasks import qualify_name
 from latchwork_workflows.state import RunState, TaskState, element_name
 from latchwork_workflows.state.conditions import RunSucceeded, leaves
 from latchwork_workflows.state.related_runs import Span, may_command_child
-from latchwork_workflows.types.logical import DependentParams
+from latchwork_workflows.types.master_tasks import DependentParams
 
 #: The PostgreSQL advisory lock for writing definitions that start other workflows.
 _RINGS = 7_205_759_403

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import IS_ACTIVE, event, task, workflow_run
-from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.state import (
     RunState,
     TaskRun,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import command, definition, definition_version, fire, schedule, workflow_run
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from latchwork.spi import counted
 from latchwork_workflows.explain.master_task import MasterTaskFacts, explain_master_task
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.state import DONE, FAILED, RunState, TaskState, get_map_name
 from latchwork_workflows.state.records import NOT_TAKEN, OVER
 

@@ -19,7 +19,7 @@ from latchwork_workflows.db.accounts import end_all_sessions
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import channel, project_grant
 from latchwork_workflows.errors import DefinitionInvalid, Problem
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.model.settings.validation import (
     ENVIRONMENT_NAME,
     find_connection_problems,

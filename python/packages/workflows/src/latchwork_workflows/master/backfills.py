@@ -17,7 +17,7 @@ from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.master.commands import MalformedCommand, parse_backfill
 from latchwork_workflows.master.state_cache import VersionCache
-from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
 from latchwork_workflows.state.backfills import STOPPABLE, BackfillState, decide_next_step
 

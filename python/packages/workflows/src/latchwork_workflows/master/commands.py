@@ -13,7 +13,7 @@ from latchwork.spi import MAX_TIME_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, MAX_SCHEDULE_TIMES
-from latchwork_workflows.model.model import PRIORITIES, Priority
+from latchwork_workflows.model.definition import PRIORITIES, Priority
 from latchwork_workflows.state import (
     Event,
     ForceStart,

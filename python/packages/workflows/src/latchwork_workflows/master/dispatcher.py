@@ -23,7 +23,7 @@ from latchwork_workflows.keys import ItemName, Keys
 from latchwork_workflows.master.commands import get_error_text, may_concern_one_run
 from latchwork_workflows.master.state_cache import LoadedVersion, StateCache, SubmittedAttempt, VersionCache
 from latchwork_workflows.messages import encode_cancel_request
-from latchwork_workflows.model.logical import choose_branch
+from latchwork_workflows.model.master_tasks import choose_branch
 from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import CONNECTION, iter_names
 from latchwork_workflows.model.values import RunContext, compute_values

@@ -20,7 +20,7 @@ from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.commands import MalformedCommand, RunRequest, get_error_text
 from latchwork_workflows.master.dispatcher import SwitchChoice, load_context
 from latchwork_workflows.master.state_cache import VersionCache
-from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.model.templates import fill_references
 from latchwork_workflows.model.validate import MAX_ITEMS, MAX_TASKS
 from latchwork_workflows.model.values import compute_items, compute_values, gather_outputs
@@ -57,7 +57,7 @@ from latchwork_workflows.state.related_runs import (
     is_fulfilled,
     list_time_spans,
 )
-from latchwork_workflows.types.logical import DependentParams, SubProcessParams
+from latchwork_workflows.types.master_tasks import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from latchwork_workflows.db import definitions
 from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.keys import format_attempt_key
 from latchwork_workflows.model.cache_key import compute_cache_key
-from latchwork_workflows.model.model import Definition, TaskSpec, build_plan
+from latchwork_workflows.model.definition import Definition, TaskSpec, build_plan
 from latchwork_workflows.model.settings.usage import list_connections, list_environments
 from latchwork_workflows.model.validate import sort_topologically
 from latchwork_workflows.model.values import RunContext

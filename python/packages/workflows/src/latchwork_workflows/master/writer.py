@@ -45,7 +45,7 @@ from latchwork_workflows.master.state_cache import (
 )
 from latchwork_workflows.master.store_reader import ReportedEvents, RunningClaim, build_attempt_row, find_reported_tasks
 from latchwork_workflows.messages import AttemptResult
-from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.model.specs import build_queue_key
 from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, get_map_name
 from latchwork_workflows.state.records import DONE, FAILED, OVER

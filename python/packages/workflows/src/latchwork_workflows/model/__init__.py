@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latchwork.spi import lazy_getattr
 
 if TYPE_CHECKING:
-    from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
+    from latchwork_workflows.model.definition import NAME_PATTERN, Definition, TaskSpec
     from latchwork_workflows.model.validate import check_definition, find_problems_in_text, list_required_settings
     from latchwork_workflows.model.yaml_format import format_values, format_yaml, parse
 else:
@@ -16,7 +16,7 @@ else:
         __name__,
         {
             "latchwork_workflows.model.yaml_format": ("format_values", "parse", "format_yaml"),
-            "latchwork_workflows.model.model": ("NAME_PATTERN", "Definition", "TaskSpec"),
+            "latchwork_workflows.model.definition": ("NAME_PATTERN", "Definition", "TaskSpec"),
             "latchwork_workflows.model.validate": (
                 "check_definition",
                 "list_required_settings",

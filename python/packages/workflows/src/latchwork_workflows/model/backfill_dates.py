@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from latchwork.schedules import Cron
-from latchwork_workflows.model.model import ScheduleSpec
+from latchwork_workflows.model.definition import ScheduleSpec
 
 #: The maximum number of runs of a backfill.
 MAX_SCHEDULE_TIMES = 5_000

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.defined import DEFINED
-from latchwork_workflows.model.model import AlertsSpec, Definition, DefinitionModel, ScheduleSpec, TaskSpec
+from latchwork_workflows.model.definition import AlertsSpec, Definition, DefinitionModel, ScheduleSpec, TaskSpec
 from latchwork_workflows.model.validate import ValidDefinition, check_definition
 from latchwork_workflows.types import TaskTypes
 

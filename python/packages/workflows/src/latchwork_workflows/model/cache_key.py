@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.definition import TaskSpec
 from latchwork_workflows.model.specs import build_environment, select_connections
 from latchwork_workflows.model.templates import CONNECTION, SECRET, fill_references
 from latchwork_workflows.model.values import RunContext, build_built_in_values, compute_values

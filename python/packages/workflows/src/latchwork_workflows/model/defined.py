@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 
 
 class DefinedWorkflow(Protocol):

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from latchwork_workflows.model.logical import qualify_name
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
+from latchwork_workflows.model.master_tasks import qualify_name
 from latchwork_workflows.state.conditions import RunSucceeded, leaves
-from latchwork_workflows.types.logical import DependentParams, SubProcessParams
+from latchwork_workflows.types.master_tasks import DependentParams, SubProcessParams
 
 #: Task types that name other workflows.
 NAMING = ("sub_process", "dependent")

@@ -7,7 +7,7 @@ from typing import Any
 
 from latchwork_workflows.keys import Order, build_partition, build_sort_key
 from latchwork_workflows.messages import TaskHead, TaskMessage
-from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
+from latchwork_workflows.model.definition import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill_references, iter_names
 from latchwork_workflows.model.values import RunContext, compute_values
 from latchwork_workflows.schemas.pools import get_pool_of_project

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from latchwork.schedules import Cron
 from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.errors import DefinitionInvalid, Problem
-from latchwork_workflows.model import logical
+from latchwork_workflows.model import master_tasks
 from latchwork_workflows.model.cache_key import contains_secret_reference
+from latchwork_workflows.model.definition import NAME_PATTERN, Definition, TaskSpec
 from latchwork_workflows.model.json_values import find_storage_problems
-from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, iter_references
@@ -121,7 +121,7 @@ def check_definition(definition: object, types: TaskTypes, settings: StoredSetti
             )
         else:
             problems += _find_reference_problems(definition, order, types, settings)
-            problems += logical.find_logical_problems(definition)
+            problems += master_tasks.find_master_task_problems(definition)
     problems += usage.find_missing_settings(definition, settings) if settings is not None else ()
     if problems:
         raise DefinitionInvalid(problems)
@@ -335,7 +335,7 @@ def _find_reference_problems(
                 wrong := _misplaced_name_problem(found.name, task, before[task.name], names, definition, settings)
             ):
                 yield Problem(path, wrong)
-        for path, name in logical.find_names_in_cases(task, names):
+        for path, name in master_tasks.find_names_in_cases(task, names):
             wrong = _misplaced_name_problem(name, task, before[task.name], names, definition, settings)
             yield from [Problem(f"tasks[{index}].{path}", wrong.replace(f"${{{name}}}", name))] if wrong else ()
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.templates import (
     fill_references,
     find_variable_problem,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from latchwork_workflows.errors import DefinitionInvalid, Problem
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 
 MAX_TEXT = 4_000_000
 MAX_DEPTH = 50

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from latchwork_workflows.model.model import Name
+from latchwork_workflows.model.definition import Name
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.values import RoleWord, Text
 

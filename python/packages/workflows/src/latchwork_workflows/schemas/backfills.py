@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, DateRange
-from latchwork_workflows.model.model import Priority
+from latchwork_workflows.model.definition import Priority
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.values import NoCache, Plain
 from latchwork_workflows.state import RunState

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints
 
-from latchwork_workflows.model.model import NAME_PATTERN, Name
+from latchwork_workflows.model.definition import NAME_PATTERN, Name
 from latchwork_workflows.schemas.base import Document
 
 GrantRole = Literal["viewer", "operator"]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from latchwork_workflows.model.model import Priority
+from latchwork_workflows.model.definition import Priority
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.tasks import Task
 from latchwork_workflows.schemas.values import NoCache, Plain, TaskNames, Time

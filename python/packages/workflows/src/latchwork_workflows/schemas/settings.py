@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.values import plain_json
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from latchwork.spi import MAX_TIME_S
+from latchwork_workflows.model.definition import Name
 from latchwork_workflows.model.json_values import find_storage_problems
-from latchwork_workflows.model.model import Name
 
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.problems import FieldProblem
 from latchwork_workflows.schemas.values import Plain

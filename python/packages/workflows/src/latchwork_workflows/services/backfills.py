@@ -16,7 +16,7 @@ from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.related_runs import DependentWorkflow
 from latchwork_workflows.db.related_runs import list_dependent_workflows as of_workflow
 from latchwork_workflows.model.backfill_dates import DateRange, list_schedule_times
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services.context import ServiceContext, list_visible_codes, require_role, require_visible

@@ -17,7 +17,7 @@ from latchwork_workflows.db import Database, workflow_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.lineage import ReferenceCache
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import HttpProblem, Identity, Role
 

@@ -27,7 +27,7 @@ from latchwork_workflows.explain import (
     find_failed_upstream_tasks,
 )
 from latchwork_workflows.keys import ItemName, build_pool_key, format_attempt_key, list_pool_keys
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
 from latchwork_workflows.schemas.workers import ActiveTask
@@ -39,7 +39,7 @@ from latchwork_workflows.state.concurrency import GOING
 from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, leaves
 from latchwork_workflows.state.related_runs import combine_span_results, list_time_spans
 from latchwork_workflows.state.related_runs import is_fulfilled as outcome_of
-from latchwork_workflows.types.logical import DependentParams
+from latchwork_workflows.types.master_tasks import DependentParams
 from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any

@@ -23,8 +23,8 @@ from latchwork_workflows.db.commands import (
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import record_event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.model.definition import PRIORITIES, Definition, build_plan
 from latchwork_workflows.model.json_values import MAX_PARAMS_BYTES, find_storage_problems
-from latchwork_workflows.model.model import PRIORITIES, Definition, build_plan
 from latchwork_workflows.model.validate import sort_topologically
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest

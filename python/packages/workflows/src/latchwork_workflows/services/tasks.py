@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from latchwork_workflows.db import related_runs, run_queries
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.model.logical import qualify_name
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
+from latchwork_workflows.model.master_tasks import qualify_name
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import ChildRun
 from latchwork_workflows.schemas.tasks import AwaitedRun, Task, TaskDetail

@@ -93,7 +93,7 @@ def apply_event(editor: RunEditor, event: ChildPaused | ChildForced | SeenFailed
     if kind == "ChildPaused" and editor.state is RunState.READY_PAUSE:
         editor.set_task_state(event.task, TaskState.PAUSED)
     elif kind == "SeenFailed":
-        _dependency_failed(editor, event.task, found)
+        _fail_after_dependency(editor, event.task, found)
     elif kind == "Chose":
         editor.tasks[event.task] = replace(found.with_state(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
     elif kind == "Expanded":
@@ -107,7 +107,7 @@ def _find_master_task(
     return task if task is not None and task.runs_on_master else None
 
 
-def _dependency_failed(editor: RunEditor, name: str, task: TaskRun) -> None:
+def _fail_after_dependency(editor: RunEditor, name: str, task: TaskRun) -> None:
     """Fail a ``dependent`` task whose dependency failed, after the grace period ``wait_s`` of its rule."""
     until = editor.now + editor.plan.get_rule(name).wait_s
     if task.fails_at is not None:

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from latchwork_workflows.types.base import TaskType
 from latchwork_workflows.types.cluster import MapReduce, Spark
 from latchwork_workflows.types.http import Http
-from latchwork_workflows.types.logical import Conditions, Dependent, SubProcess, Switch
+from latchwork_workflows.types.master_tasks import Conditions, Dependent, SubProcess, Switch
 from latchwork_workflows.types.noop import NoOp
 from latchwork_workflows.types.python import Python
 from latchwork_workflows.types.shell import Shell

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from latchwork_workflows.api.models import MAX_ID, Id
 from latchwork_workflows.db import workflow_queries
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.services import accounts as service
 from latchwork_workflows.services.context import get_context, require_role
-from latchwork_workflows.ui.frame import paginate, parse_role, redirect, render_page
+from latchwork_workflows.ui.page_helpers import paginate, parse_role, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter()

@@ -14,7 +14,7 @@ from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model import format_values, parse
 from latchwork_workflows.services import alerts as service
 from latchwork_workflows.services.context import get_context
-from latchwork_workflows.ui.frame import paginate, redirect, render_page
+from latchwork_workflows.ui.page_helpers import paginate, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
 router = APIRouter()

@@ -16,13 +16,13 @@ from latchwork_workflows.api.models import MAX_ID, Id, NamePath
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, MAX_SCHEDULE_TIMES, DateRange
-from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.definition import PRIORITIES
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest
 from latchwork_workflows.services import backfills, workflows
 from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import STOPPABLE
-from latchwork_workflows.ui.frame import build_url, parse_integer, redirect, render_page
+from latchwork_workflows.ui.page_helpers import build_url, parse_integer, redirect, render_page
 from latchwork_workflows.ui.workflows import parse_params
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, create_secret, draw_share_bar
 

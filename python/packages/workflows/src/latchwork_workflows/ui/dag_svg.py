@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.web import draw_graph_svg
 
 #: Larger workflows are not drawn by default: it takes seconds, and the drawing is hard to read.

@@ -13,7 +13,7 @@ from latchwork_workflows.db import overview, workflow_queries
 from latchwork_workflows.keys import get_worker_group
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.context import WorkerStatus, get_context, list_visible_codes
-from latchwork_workflows.ui.frame import render_page
+from latchwork_workflows.ui.page_helpers import render_page
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter()

@@ -15,7 +15,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN
-from latchwork_workflows.ui.frame import build_url, render_page
+from latchwork_workflows.ui.page_helpers import build_url, render_page
 from latchwork_workflows.web import BACK, BOTH, CurrentUser, draw_graph_svg
 
 router = APIRouter()

@@ -13,7 +13,7 @@ from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.pools import MAX_SIZE, get_pool_of_project, get_project_of_pool
 from latchwork_workflows.services import pools
 from latchwork_workflows.services.context import ServiceContext, get_context
-from latchwork_workflows.ui.frame import parse_integer, redirect, render_page
+from latchwork_workflows.ui.page_helpers import parse_integer, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role, draw_share_bar
 
 router = APIRouter()

@@ -18,7 +18,7 @@ from latchwork_workflows.ui import (
     workflows,
 )
 from latchwork_workflows.ui.editor import editor
-from latchwork_workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
+from latchwork_workflows.ui.page_helpers import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 from latchwork_workflows.web import NavigationEntry, Role
 
 NAVIGATION: tuple[NavigationEntry, ...] = (

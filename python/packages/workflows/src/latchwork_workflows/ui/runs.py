@@ -20,7 +20,7 @@ from latchwork_workflows.services.context import ServiceContext, get_context, re
 from latchwork_workflows.services.runs import to_attempt, to_run
 from latchwork_workflows.state import RunState, get_map_name, list_possible_commands
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
-from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
+from latchwork_workflows.ui.page_helpers import build_url, paginate, redirect, render_page
 from latchwork_workflows.web import Bar, CurrentUser, GanttChart, Identity, Role, create_secret, draw_share_bar
 
 router = APIRouter()

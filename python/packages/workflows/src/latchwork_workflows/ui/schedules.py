@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.context import get_context
-from latchwork_workflows.ui.frame import render_page
+from latchwork_workflows.ui.page_helpers import render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter()

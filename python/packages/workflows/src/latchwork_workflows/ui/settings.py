@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.settings import Connection, Environment, Parame
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as service
 from latchwork_workflows.services.context import ServiceContext, get_context
-from latchwork_workflows.ui.frame import build_url, redirect, render_page
+from latchwork_workflows.ui.page_helpers import build_url, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
 router = APIRouter()

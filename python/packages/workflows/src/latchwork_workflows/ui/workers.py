@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from latchwork_workflows.db import overview
 from latchwork_workflows.services.context import get_context, require_any_role
 from latchwork_workflows.services.workers import list_tasks_by_worker
-from latchwork_workflows.ui.frame import render_page
+from latchwork_workflows.ui.page_helpers import render_page
 from latchwork_workflows.web import CurrentUser
 
 router = APIRouter()

@@ -15,13 +15,13 @@ from latchwork.errors import BadRecord
 from latchwork.spi import read_json
 from latchwork_workflows.api.models import MAX_ID, NamePath
 from latchwork_workflows.db import run_queries
-from latchwork_workflows.model.model import PRIORITIES, Definition
+from latchwork_workflows.model.definition import PRIORITIES, Definition
 from latchwork_workflows.model.yaml_format import format_yaml
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
 from latchwork_workflows.services.context import get_context, validate
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
-from latchwork_workflows.ui.frame import build_url, paginate, redirect, render_page
+from latchwork_workflows.ui.page_helpers import build_url, paginate, redirect, render_page
 from latchwork_workflows.web import CurrentUser, HttpProblem, Role, create_secret
 
 router = APIRouter()

@@ -11,7 +11,7 @@ from typing import Literal
 
 from latchwork.spi import is_number
 from latchwork_workflows.logs.attempt_log import MAX_BYTES
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 
 #: An attempt that was claimed this often and never ended has killed its workers.
 MAX_CLAIMS = 5

@@ -130,7 +130,7 @@ def build_base_environment(user: str | None, environ: Mapping[str, str]) -> dict
     return {"PATH": _PATH, **kept, **mine}
 
 
-def give_to_user(path: Path, user: str | None) -> None:
+def change_owner(path: Path, user: str | None) -> None:
     """Change the owner of a file or folder. Does nothing if the user is None."""
     if user is not None:
         about = pwd.getpwnam(user)
@@ -339,7 +339,7 @@ class AttemptPreparer:
     def _make(self, folder: Path, user: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
-        give_to_user(folder, user)
+        change_owner(folder, user)
         barrier = None if user is None else find_closed_folder(folder, user)
         if barrier is not None:
             raise CannotRun(
@@ -399,7 +399,7 @@ def _write_file(path: Path, data: bytes, user: str | None) -> Path:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
-    give_to_user(path, user)
+    change_owner(path, user)
     return path
 
 

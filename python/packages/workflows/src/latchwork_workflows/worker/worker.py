@@ -11,7 +11,7 @@ from latchwork.store import Session, Store, session_ttl_s
 from latchwork_workflows.home import Home as WorkflowsHome
 from latchwork_workflows.keys import Keys, get_workflows_store
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions

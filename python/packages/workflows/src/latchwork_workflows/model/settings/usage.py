@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from latchwork_workflows.errors import Problem
-from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, iter_names
 
 

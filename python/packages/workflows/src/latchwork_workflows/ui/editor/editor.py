@@ -17,13 +17,13 @@ from starlette.responses import Response
 
 from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.definition import TaskSpec
 from latchwork_workflows.model.yaml_format import format_yaml, parse
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.context import ServiceContext, get_context
 from latchwork_workflows.ui.dag_svg import MAX_DRAWN, draw_workflow_svg
 from latchwork_workflows.ui.editor.yaml_positions import find_line
-from latchwork_workflows.ui.frame import redirect, render_page
+from latchwork_workflows.ui.page_helpers import redirect, render_page
 from latchwork_workflows.web import (
     CurrentUser,
     FormField,

@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from latchwork_workflows.errors import Problem
+from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.expressions import Budget, Expression, ExpressionError
-from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, SECRET, iter_references
 from latchwork_workflows.state import LOGICAL
 from latchwork_workflows.state.conditions import TaskEnded, leaves
-from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams, SwitchParams
+from latchwork_workflows.types.master_tasks import ConditionsParams, SubProcessParams, SwitchParams
 
 M = TypeVar("M", bound=BaseModel)
 #: Fields for workers. Logical tasks, which do not run on workers, cannot have them.
 _OF_WORKERS = ("retries", "worker_group", "pool", "environment", "env", "max_queued_s", "cache_s")
 
 
-def find_logical_problems(definition: Definition) -> Iterator[Problem]:
+def find_master_task_problems(definition: Definition) -> Iterator[Problem]:
     """Yield the problems of the tasks that the master runs itself and of the map tasks, in task order."""
     after = {each.name: each.after for each in definition.tasks}
     for index, task in enumerate(definition.tasks):

@@ -174,7 +174,7 @@ class Switch(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"cases", "default"})
 
 
-def build_rule_fields(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
+def build_master_task_fields(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
     """Return the fields of a rule for a task that the master runs itself.
 
     Args:
