@@ -94,19 +94,19 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     session = store.open_session(10.0)
     slots = PoolSlots(store, keys, ["default"], lambda: None, session)
     slots.start_watching(5.0)
-    eventually(lambda: len(slots.available_partitions()) == 4)
+    eventually(lambda: len(slots.list_available_partitions()) == 4)
     checks, ops = slots.reserve("default~few~=p", "1.1")
     assert len(checks) == 2
     assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("=p", 0)}
     store.commit(checks, ops)
     slots.confirm("1.1")
-    eventually(lambda: sorted(slots.available_partitions()) == ["default", "default~few"])
+    eventually(lambda: sorted(slots.list_available_partitions()) == ["default", "default~few"])
     assert slots.reserve("default~few~=p", "2.1") is None
     assert slots.reserve("default~=p", "2.1") is None
     assert slots.reserve("default~few", "2.1") is not None
-    store.commit([], slots.release_ops("1.1"))
+    store.commit([], slots.build_release_ops("1.1"))
     slots.forget("1.1")
-    eventually(lambda: "default~=p" in slots.available_partitions())
+    eventually(lambda: "default~=p" in slots.list_available_partitions())
     slots.close()
     session.close()
 

@@ -158,7 +158,7 @@ def test_a_command_that_no_master_does_is_named_with_its_run_and_not_said_to_be_
     def never(_row, _now):
         raise OverflowError("too large")
 
-    monkeypatch.setattr(ScheduleRow, "next_fire", never)
+    monkeypatch.setattr(ScheduleRow, "get_next_fire", never)
     found = {each.subject: each for each in findings(joined, LATER)}
     assert {"2 (start of default.flow)", f"3 (pause of run {run})", "default.flow"} <= found.keys()
     assert not any(each.can_repair for each in found.values() if each.kind in {"open command", "broken schedule"})

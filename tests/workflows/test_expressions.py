@@ -25,7 +25,7 @@ NAMES = {
 
 
 def value(source, **names):
-    return Expression(source).value({**NAMES, **names})
+    return Expression(source).evaluate({**NAMES, **names})
 
 
 def refused(source, **names):

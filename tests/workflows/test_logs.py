@@ -180,7 +180,7 @@ log = AttemptLog(open_logs({str(tmp_path)!r}), {REF!r})
 n = 0
 while True:
     log.write(b"line %d\\n" % n)
-    log.flush() if log.due_s == 0.0 else None
+    log.flush() if log.flush_delay_s == 0.0 else None
     print(n, flush=True)
     n += 1
     time.sleep(0.01)
@@ -281,14 +281,14 @@ def test_full_disk_delays_a_log_and_what_does_not_fit_is_counted_in_it(folder_lo
 
 def test_log_is_written_at_the_latest_after_its_time_and_not_for_each_line(folder_logs, virtual_clock):
     log = AttemptLog(folder_logs, REF, clock=virtual_clock)
-    assert log.due_s is None
+    assert log.flush_delay_s is None
     log.write(b"a")
-    assert log.due_s == pytest.approx(0.5)
+    assert log.flush_delay_s == pytest.approx(0.5)
     virtual_clock.advance(0.4)
     log.write(b"b")
-    assert log.due_s == pytest.approx(0.1)
+    assert log.flush_delay_s == pytest.approx(0.1)
     log.flush()
-    assert log.due_s is None
+    assert log.flush_delay_s is None
 
 
 def test_terminal_escapes_and_what_is_no_text_are_harmless_on_a_screen():

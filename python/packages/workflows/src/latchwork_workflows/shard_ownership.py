@@ -59,7 +59,7 @@ class ShardTakeover:
         except NotOwner as error:
             self._check_store_age(error)
             raise
-        if mark < self._guard.marked_transaction(connection):
+        if mark < self._guard.get_marked_transaction(connection):
             raise StoreMismatch(
                 f"shard {shard}: the store has no mark after that of transaction {mark}, and later ones were made: "
                 "the store was restored from a backup, or emptied; see `latchwork workflows adopt-store`"

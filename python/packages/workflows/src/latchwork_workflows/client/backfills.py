@@ -46,7 +46,7 @@ class BackfillRef:
         return found
 
     def wait(self, timeout_s: float | None = None) -> Backfill:
-        """Wait until the backfill has ended, and return it. Raises the exceptions of ``id``."""
+        """Wait until the backfill has ended, and return it. The errors are those of ``id``."""
         return self._backfills.wait(self.id(timeout_s), timeout_s)
 
 

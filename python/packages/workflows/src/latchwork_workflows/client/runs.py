@@ -102,7 +102,7 @@ class RunRef:
         self._runs.commands.stop(self.command)
 
     def wait(self, timeout_s: float | None = None) -> RunDetail:
-        """Wait until the run has ended or paused, and return it. Raises the exceptions of ``id``."""
+        """Wait until the run has ended or paused, and return it. The errors are those of ``id``."""
         return self._runs.wait(self.id(timeout_s), timeout_s)
 
 
@@ -254,23 +254,26 @@ class RunsClient:
         return self._api.post(resource_path("runs", run, action=action), body, CommandSent, key=unique_key).command
 
     def pause(self, run: int) -> int:
-        """Pause a run: start no more tasks, and let running tasks complete. Raises like ``act``."""
+        """Pause a run: start no more tasks, and let running tasks complete. The errors are those of ``act``."""
         return self.act(run, "pause")
 
     def resume(self, run: int) -> int:
-        """Continue a paused run. Raises like ``act``."""
+        """Continue a paused run. The errors are those of ``act``."""
         return self.act(run, "resume")
 
     def stop(self, run: int) -> int:
-        """Stop a run: end its running tasks and start no more. Raises like ``act``."""
+        """Stop a run: end its running tasks and start no more. The errors are those of ``act``."""
         return self.act(run, "stop")
 
     def recover(self, run: int, start_from: Sequence[str] = ()) -> int:
-        """Retry the failed and stopped tasks of a run, and everything downstream of them. Raises like ``act``."""
+        """Retry the failed and stopped tasks of a run, and everything downstream of them.
+
+        The errors are those of ``act``.
+        """
         return self.act(run, "recover", start_from=start_from)
 
     def rerun(self, run: int, *, no_cache: bool = False) -> int:
-        """Run all tasks of a completed run again. Raises like ``act``."""
+        """Run all tasks of a completed run again. The errors are those of ``act``."""
         return self.act(run, "rerun", no_cache=no_cache)
 
 

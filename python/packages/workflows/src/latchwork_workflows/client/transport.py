@@ -137,7 +137,7 @@ class Transport:
             raise Unavailable(f"{self.url} cannot be reached: {error}") from error
         if answer.is_success:
             return answer
-        raise _problem(answer).exception()
+        raise _problem(answer).to_exception()
 
     def _read(self, answer: httpx.Response, kind: type[T]) -> T:
         if kind is type(None):

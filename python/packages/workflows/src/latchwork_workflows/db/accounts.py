@@ -68,7 +68,7 @@ class DatabaseAccounts:
             return None
         if found.used_at is None or found.used_at < now - _USED_S:
             self._record_use(found.id, now)
-        return replace(identity, by_token=True).limited_to(Role.from_label(found.role) if found.role else None)
+        return replace(identity, by_token=True).limit_to(Role.from_label(found.role) if found.role else None)
 
     def _record_use(self, token_id: int, now: float) -> None:
         try:

@@ -63,14 +63,14 @@ class ScheduleRow:
     enabled: bool
     cursor: float
 
-    def ahead_s(self, now: float) -> float:
+    def get_seconds_ahead(self, now: float) -> float:
         """Return how many seconds the last handled fire time lies in the future. 0 if it lies in the past.
 
         Nothing fires until that time has passed.
         """
         return FireProgress(self.cursor).ahead_s(now)
 
-    def next_fire(self, now: float) -> float | None:
+    def get_next_fire(self, now: float) -> float | None:
         """Return the next fire time, or None if there is none. A past fire time was missed and is due now."""
         misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
         cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)

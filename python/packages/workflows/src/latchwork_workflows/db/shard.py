@@ -49,7 +49,7 @@ class ShardGuard:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
 
-    def marked_transaction(self, connection: sa.Connection) -> int:
+    def get_marked_transaction(self, connection: sa.Connection) -> int:
         """Return the number of the newest transaction that was also recorded in the store, or 0.
 
         The store keeps this number in the key ``high/<shard>``.
@@ -71,7 +71,7 @@ class ShardGuard:
     def _mark_name(self) -> str:
         return f"{NOTES}{self.id}"
 
-    def former_owner(self, connection: sa.Connection) -> str:
+    def get_former_owner(self, connection: sa.Connection) -> str:
         """Return the name of the previous owner if it did not release the shard. Otherwise return an empty string."""
         return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
 

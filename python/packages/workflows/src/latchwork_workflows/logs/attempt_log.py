@@ -133,7 +133,7 @@ class AttemptLog:
             self.flush()
 
     @property
-    def due_s(self) -> float | None:
+    def flush_delay_s(self) -> float | None:
         """Return the number of seconds until ``flush`` should be called, or None if nothing is buffered."""
         if self._since is None:
             return None

@@ -40,14 +40,14 @@ class Mask:
             return data
         whole = self._held + data
         parts, at = [], 0
-        hold = self._possible_start(whole, 0)
+        hold = self._find_possible_start(whole, 0)
         for found in self._pattern.finditer(whole):
             if found.start() >= hold:
                 break
             parts += [whole[at : found.start()], STARS]
             at = found.end()
             if at > hold:
-                hold = self._possible_start(whole, at)
+                hold = self._find_possible_start(whole, at)
         self._held = whole[max(at, hold) :]
         return b"".join([*parts, whole[at : max(at, hold)]])
 
@@ -64,7 +64,7 @@ class Mask:
         """Return a copy of the text with all secrets masked. Does not affect the stream of ``feed``."""
         return self.mask_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
-    def _possible_start(self, whole: bytes, least: int) -> int:
+    def _find_possible_start(self, whole: bytes, least: int) -> int:
         """Return the position of the longest suffix that may be the beginning of a secret.
 
         Args:

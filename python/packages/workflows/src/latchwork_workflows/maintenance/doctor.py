@@ -394,9 +394,9 @@ class Doctor:
             name = f"{each.project}.{each.name}"
             try:
                 is_on = each.online and each.enabled
-                if is_on and (ahead_s := each.ahead_s(now)):
+                if is_on and (ahead_s := each.get_seconds_ahead(now)):
                     facts.ahead_schedules.append((name, each.shard, ahead_s))
-                owed = each.next_fire(now) if is_on else None
+                owed = each.get_next_fire(now) if is_on else None
                 if owed is not None and owed < now:
                     since = Cron(each.cron, tz=each.tz).fire_after(max(each.cursor, each.starts_at or 0.0))
                     facts.late_schedules.append((name, each.shard, since))

@@ -208,7 +208,7 @@ class ShardLoop:
         mirror.ready(10.0)
         found = self._owning.read_store()
         with self._transaction() as connection:
-            former = self._guard.former_owner(connection)
+            former = self._guard.get_former_owner(connection)
             self._owning.take_over(connection, self._tools.node, *found)
             writing = self._writer(connection, StateCache())
             known = self._load_runs(connection, writing)
@@ -397,13 +397,13 @@ class ShardLoop:
         """
         if row in self._broken:
             return []
-        if not (ahead_s := row.ahead_s(now)):
+        if not (ahead_s := row.get_seconds_ahead(now)):
             self._ahead.discard(row.code)
         elif row.code not in self._ahead:
             self._ahead.add(row.code)
             _log.warning("the schedule of %s.%s: %s", row.project, row.name, schedules.describe_clock_ahead(ahead_s))
         try:
-            at = row.next_fire(now)
+            at = row.get_next_fire(now)
         except Exception as error:
             _log.error("the schedule of %s.%s has no fire time: %s", row.project, row.name, reason(error))
             self._broken.add(row)

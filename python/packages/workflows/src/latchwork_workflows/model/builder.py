@@ -84,7 +84,9 @@ class Node:
 
     def after(self, *nodes: Node) -> Node:
         """Add tasks that must end before this one starts, and return this node."""
-        self.building.update(self.spec, [*self.spec.after, *(self.building.name_of(each) for each in nodes)], self)
+        self.building.update(
+            self.spec, [*self.spec.after, *(self.building.get_task_name(each) for each in nodes)], self
+        )
         return self
 
     def __rshift__(self, other: Node) -> Node:
@@ -157,7 +159,7 @@ class _WorkflowBuilder:
         """
         node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
 
-    def name_of(self, node: object) -> str:
+    def get_task_name(self, node: object) -> str:
         """Return the task name of a node.
 
         Raises:
@@ -237,7 +239,7 @@ class TaskFunction(Generic[P, R]):
                 value = _convert_argument(bound.arguments[name], nodes, f"{self._name}.{name}")
                 given.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
         options = dict(self._options)
-        after = [building.name_of(each) for each in options.pop("after", ())]
+        after = [building.get_task_name(each) for each in options.pop("after", ())]
         function = f"{self.__wrapped__.__module__}:{self.__wrapped__.__qualname__}"
         fields = {"type": "python", "params": {"function": function, "args": given}, **options}
         return building.add(fields, self._name, named=False, nodes=[*after, *sorted(nodes)])
@@ -319,7 +321,7 @@ def add_task(
         key: value if isinstance(value, str) else _convert_argument(value, nodes, key) for key, value in params.items()
     }
     fields = {"type": type_, "params": plain, **options}
-    named = [building.name_of(each) for each in after]
+    named = [building.get_task_name(each) for each in after]
     return building.add(fields, name or default_name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
 
 

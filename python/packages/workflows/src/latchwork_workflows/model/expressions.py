@@ -122,7 +122,7 @@ class Expression:
             elif isinstance(node, ast.Name) and node not in fields:
                 yield node.id
 
-    def value(self, names: Mapping[str, Any], budget: Budget | None = None) -> Any:
+    def evaluate(self, names: Mapping[str, Any], budget: Budget | None = None) -> Any:
         """Evaluate the expression and return its value.
 
         Args:
@@ -131,14 +131,14 @@ class Expression:
         Raises:
             ExpressionError: A name is unknown, types do not match, or a limit is exceeded.
         """
-        return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
+        return _Evaluation(self.source, names, Budget() if budget is None else budget).evaluate(self._root)
 
     def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
         """Evaluate the expression and return whether its value is true: not ``None``, ``False``, 0 or empty.
 
-        The arguments and errors are those of ``value``.
+        The arguments and errors are those of ``evaluate``.
         """
-        return bool(self.value(names, budget))
+        return bool(self.evaluate(names, budget))
 
 
 # Parsing
@@ -318,7 +318,7 @@ class _Evaluation:
         self._names = names
         self._budget = budget
 
-    def value(self, node: ast.expr) -> Any:
+    def evaluate(self, node: ast.expr) -> Any:
         """Return the value of a syntax node."""
         self._budget.take()
         return self._kinds[type(node)](self, node)
@@ -348,7 +348,7 @@ class _Evaluation:
         return _check_limits(self._names[node.id])
 
     def _field(self, of: ast.expr, key: Any) -> Any:
-        whole = self.value(of)
+        whole = self.evaluate(of)
         source = _get_source_text(self._source, of)
         if isinstance(whole, Mapping) and isinstance(key, str):
             if key not in whole:
@@ -366,13 +366,13 @@ class _Evaluation:
         is_and = isinstance(node.op, ast.And)
         found = None
         for each in node.values:
-            found = self.value(each)
+            found = self.evaluate(each)
             if bool(found) is not is_and:
                 break
         return found
 
     def _unary(self, node: ast.UnaryOp) -> Any:
-        value = self.value(node.operand)
+        value = self.evaluate(node.operand)
         if isinstance(node.op, ast.Not):
             return not value
         sign = "-" if isinstance(node.op, ast.USub) else "+"
@@ -381,7 +381,7 @@ class _Evaluation:
         return _check_limits(-value if sign == "-" else value)
 
     def _binary(self, node: ast.BinOp) -> Any:
-        left, right = self.value(node.left), self.value(node.right)
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
         operator = _ARITHMETIC[type(node.op)]
         kinds = {_kind(left), _kind(right)}
         if kinds != {"a number"} and not (operator == "+" and kinds == {"text"}):
@@ -394,9 +394,9 @@ class _Evaluation:
             raise ExpressionError(f"{_get_source_text(self._source, node)}: {error}") from None
 
     def _compare(self, node: ast.Compare) -> bool:
-        left_node, left = node.left, self.value(node.left)
+        left_node, left = node.left, self.evaluate(node.left)
         for operator, right_node in zip(node.ops, node.comparators, strict=True):
-            right = self.value(right_node)
+            right = self.evaluate(right_node)
             if not self._compare_values(_COMPARISONS[type(operator)], (left_node, left), (right_node, right)):
                 return False
             left_node, left = right_node, right
@@ -430,26 +430,26 @@ class _Evaluation:
         ast.Constant: lambda _, node: node.value,
         ast.Name: _name,
         ast.Attribute: lambda self, node: self._field(node.value, node.attr),
-        ast.Subscript: lambda self, node: self._field(node.value, self.value(node.slice)),
+        ast.Subscript: lambda self, node: self._field(node.value, self.evaluate(node.slice)),
         ast.BoolOp: _bool,
         ast.UnaryOp: _unary,
         ast.BinOp: _binary,
         ast.Compare: _compare,
-        ast.List: lambda self, node: [self.value(each) for each in node.elts],
-        ast.Tuple: lambda self, node: [self.value(each) for each in node.elts],
+        ast.List: lambda self, node: [self.evaluate(each) for each in node.elts],
+        ast.Tuple: lambda self, node: [self.evaluate(each) for each in node.elts],
         ast.Call: lambda self, node: self.functions[node.func.id](self, node.args),
     }
 
     # Functions
 
     def _len(self, nodes: Sequence[ast.expr]) -> int:
-        value = self.value(nodes[0])
+        value = self.evaluate(nodes[0])
         if not isinstance(value, (str, list, tuple, Mapping)):
             raise ExpressionError(f"len() takes text, a list or an object; {self._describe(nodes[0], value)}")
         return len(value)
 
     def _int(self, nodes: Sequence[ast.expr]) -> int:
-        value = self.value(nodes[0])
+        value = self.evaluate(nodes[0])
         number = _parse_number(value, _WHOLE, int)
         if number is None:
             raise ExpressionError(
@@ -458,26 +458,26 @@ class _Evaluation:
         return int(_check_limits(int(number)))
 
     def _float(self, nodes: Sequence[ast.expr]) -> float:
-        value = self.value(nodes[0])
+        value = self.evaluate(nodes[0])
         number = _parse_number(value, _NUMBER, float)
         if number is None:
             raise ExpressionError(f"float() takes a number, or text that is one; {self._describe(nodes[0], value)}")
         return float(_check_limits(float(number)))
 
     def _str(self, nodes: Sequence[ast.expr]) -> str:
-        value = self.value(nodes[0])
+        value = self.evaluate(nodes[0])
         if _kind(value) in {"a list", "an object"}:
             raise ExpressionError(f"str() takes text, a number, a boolean or None; {self._describe(nodes[0], value)}")
         return str(value)
 
     def _abs(self, nodes: Sequence[ast.expr]) -> Any:
-        value = self.value(nodes[0])
+        value = self.evaluate(nodes[0])
         if _kind(value) != "a number":
             raise ExpressionError(f"abs() takes a number; {self._describe(nodes[0], value)}")
         return _check_limits(abs(value))
 
     def _extreme(self, name: str, better: Callable[[Any, Any], bool], nodes: Sequence[ast.expr]) -> Any:
-        values = [self.value(each) for each in nodes]
+        values = [self.evaluate(each) for each in nodes]
         if len(values) == 1:
             if not isinstance(values[0], (list, tuple)) or not values[0]:
                 said = self._describe(nodes[0], values[0])

@@ -72,7 +72,7 @@ def build_environment(run: RunContext, task: TaskSpec, values: Mapping[str, Any]
         task: The task in the definition.
         values: The values of the task, by name.
     """
-    environment = run.environment_of(task).items()
+    environment = run.get_environment(task).items()
     return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
 
 

@@ -353,7 +353,7 @@ def _find_unknown_name_problem(name: str, definition: Definition, settings: Stor
     known = BUILT_IN | definition.params.keys()
     if not name or name in known or (settings is None and "." not in name):
         return ""
-    if settings is not None and name in settings.names_for(definition, None):
+    if settings is not None and name in settings.list_names_for(definition, None):
         return ""
     return f"'${{{name}}}' is neither a parameter, nor stored, nor built in ({', '.join(sorted(BUILT_IN))})"
 
@@ -380,7 +380,7 @@ def _misplaced_name_problem(  # noqa: PLR0917 - one caller
         if owner not in names:
             return f"'${{{name}}}' names no task; there is no {owner!r}"
         return "" if owner in before else f"'${{{name}}}' is of {owner!r}, which is not upstream; add it to 'after'"
-    known = settings is None or name in settings.names_for(definition, task)
+    known = settings is None or name in settings.list_names_for(definition, task)
     known = known or name in definition.params or name in BUILT_IN or name in task.params
     return "" if known or before else f"'${{{name}}}' is not a parameter, and no task precedes {task.name!r}"
 

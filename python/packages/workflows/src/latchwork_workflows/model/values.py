@@ -50,7 +50,7 @@ class RunContext:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def environment_of(self, task: TaskSpec | None) -> Mapping[str, str]:
+    def get_environment(self, task: TaskSpec | None) -> Mapping[str, str]:
         """Return the variables of the environment that a task uses.
 
         Args:
@@ -109,7 +109,7 @@ def compute_values(
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
     known = {
         **run.shared,
-        **run.environment_of(task),
+        **run.get_environment(task),
         **own,
         **_drop_large_outputs(run, task, _select_outputs(before, outputs)),
     }
@@ -171,7 +171,7 @@ def _compute_element_values(
 def compute_effective_params(run: RunContext) -> dict[str, Any]:
     """Return the parameters of a run with their references filled in, for display. Raises like ``compute_values``."""
     params = {**run.definition.params, **run.params}
-    known = {**run.shared, **run.environment_of(None), **build_built_in_values(run, "", 0)}
+    known = {**run.shared, **run.get_environment(None), **build_built_in_values(run, "", 0)}
     return _resolve_params(params, run.definition.params.keys() - run.params.keys(), known, run.schedule_datetime)
 
 

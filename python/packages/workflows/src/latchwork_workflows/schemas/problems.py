@@ -49,7 +49,7 @@ class ProblemDocument(BaseModel):
     errors: list[FieldProblem] = []
     possible: list[str] | None = None
 
-    def exception(self) -> LatchworkError:
+    def to_exception(self) -> LatchworkError:
         """Return the exception that corresponds to this error document."""
         name = self.type.removeprefix(_TYPE)
         if name == "definition-invalid":

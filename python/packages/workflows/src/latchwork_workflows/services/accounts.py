@@ -149,7 +149,7 @@ def list_actions(
         require_role(user, Role.ADMIN)
     with context.database.read() as connection:
         return history.list_user_actions(
-            connection, projects=user.projects(Role.ADMIN), by=by, before=before, limit=limit
+            connection, projects=user.get_projects(Role.ADMIN), by=by, before=before, limit=limit
         )
 
 

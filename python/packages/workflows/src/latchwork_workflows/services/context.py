@@ -234,7 +234,7 @@ def list_visible_codes(connection: sa.Connection, user: Identity, project: str =
         user: The requesting account.
         project: Return only workflows of this project. Empty: all projects.
     """
-    among = user.projects()
+    among = user.get_projects()
     return (
         None if among is None and not project else list(workflow_queries.get_names_by_code(connection, among, project))
     )

@@ -39,7 +39,7 @@ def list_schedules(
             require_visible(
                 user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
             )
-        rows = workflow_queries.list_schedules(connection, user.projects())
+        rows = workflow_queries.list_schedules(connection, user.get_projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
         last = workflow_queries.load_last_fires(connection, [row.code for row in rows])
     now = time.time()

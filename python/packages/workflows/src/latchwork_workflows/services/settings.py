@@ -63,7 +63,7 @@ def _listed(
 ) -> list[S]:
     if not user.has_any_role(Role.VIEWER):
         return []
-    mine = user.projects()
+    mine = user.get_projects()
     wanted = mine if project is None else frozenset({project} if mine is None or project in mine else ())
     with context.database.read() as connection:
         rows = settings.list_settings(connection, kind, wanted)

@@ -51,7 +51,7 @@ def list_workflows(
     with context.database.read() as connection:
         rows = workflow_queries.list_workflows(
             connection,
-            projects=user.projects(),
+            projects=user.get_projects(),
             contains=contains.replace("\x00", ""),
             after=(project, name) if after else None,
             limit=limit,

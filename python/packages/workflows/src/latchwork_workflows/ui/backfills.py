@@ -50,7 +50,7 @@ def list_backfills(
     workflow = workflow.replace("\x00", "") if project else ""
     found = backfills.list_backfills(context, user, project=project, workflow=workflow, before=before, limit=_MAX + 1)
     with context.database.read() as connection:
-        among = user.projects()
+        among = user.get_projects()
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     chosen = {"project": project, "workflow": workflow}
     more = build_url("/backfills", **chosen, before=found[_MAX - 1].id) if len(found) > _MAX else ""

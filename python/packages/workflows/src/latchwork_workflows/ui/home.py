@@ -33,7 +33,7 @@ def show_home(request: Request, user: CurrentUser) -> HTMLResponse:
             "lag": overview.measure_command_lag(connection),
         }
         lanes = overview.get_queued_partitions(connection, [each.id for each in values["active"]])
-        is_new = not workflow_queries.list_workflows(connection, projects=user.projects(), limit=1)
+        is_new = not workflow_queries.list_workflows(connection, projects=user.get_projects(), limit=1)
     soon = [each for each in schedules.list_schedules(context, user) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)
     workers = context.list_workers()

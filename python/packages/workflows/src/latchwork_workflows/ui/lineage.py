@@ -42,7 +42,7 @@ def show_lineage(
     workflow = workflow.replace("\x00", "") if project else ""
     found = build_lineage(context, user, project=project, workflow=workflow)
     with context.database.read() as connection:
-        among = user.projects()
+        among = user.get_projects()
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     focus = f"{project}.{workflow}" if workflow else ""
     is_drawn = found.links and (len(found.workflows) <= MAX_DRAWN or bool(draw))

@@ -59,7 +59,7 @@ def list_runs(
         context, user, project=project.replace("\x00", ""), state=wanted, before=before, limit=_MAX + 1
     )
     with context.database.read() as connection:
-        among = user.projects()
+        among = user.get_projects()
         projects = [each for each in workflow_queries.list_projects(connection) if among is None or each in among]
     shown, more = paginate(rows, _MAX, "/runs", state=wanted, project=project)
     chosen = {"state": wanted, "project": project, "before": before}

@@ -151,7 +151,7 @@ def _page(
         "parameter": [_to_table_row(user, each) for each in service.list_parameters(context, user, chosen)],
     }
     with context.database.read() as connection:
-        mine, known = user.projects(), workflow_queries.list_projects(connection)
+        mine, known = user.get_projects(), workflow_queries.list_projects(connection)
     seen = sorted({*known, *user.roles} - {""}) if mine is None else sorted(mine)
     values: dict[str, Any] = {"found": found, "project": project, "projects": seen, "kind": kind, "sent": sent or {}}
     # A refused URL may contain a password.

@@ -152,7 +152,7 @@ def _to_problem(request: Request, error: Exception) -> HttpProblem:
 async def _respond(request: Request, problem: HttpProblem) -> Response:
     site: SiteConfig = request.app.state.site
     if site.pages is None or request.url.path.startswith(API) or not _wants_page(request):
-        return problem.response()
+        return problem.to_response()
     if problem.status == 401:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         target = f"/sign-in?next={quote(here if request.method == 'GET' else '/')}"

@@ -82,13 +82,13 @@ class Identity:
         """Return whether the user has this role or a higher one in any project."""
         return any(each >= role for each in self.roles.values())
 
-    def projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
+    def get_projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
         """Return the projects in which the user has at least this role, or None if the user has it in all projects."""
         if self.has_role(role):
             return None
         return frozenset(name for name, each in self.roles.items() if each >= role)
 
-    def limited_to(self, role: Role | None) -> Identity:
+    def limit_to(self, role: Role | None) -> Identity:
         """Return a copy of the identity whose roles are at most this one."""
         if role is None:
             return self

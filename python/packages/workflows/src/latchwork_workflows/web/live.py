@@ -115,11 +115,11 @@ class LiveHub:
 
     async def _stream(self, topic: str) -> AsyncIterator[bytes]:
         yield b"retry: 3000\n\n"
-        before = await self._fingerprint(topic)
+        before = await self._get_fingerprint(topic)
         told_at = time.monotonic()
         while not self._closed:
             await anyio.sleep(self._period_s)
-            now = await self._fingerprint(topic)
+            now = await self._get_fingerprint(topic)
             if now != before:
                 before, told_at = now, time.monotonic()
                 yield b"event: change\ndata: {}\n\n"
@@ -127,7 +127,7 @@ class LiveHub:
                 told_at = time.monotonic()
                 yield b": ping\n\n"
 
-    async def _fingerprint(self, topic: str) -> Any:
+    async def _get_fingerprint(self, topic: str) -> Any:
         """Return a value that differs whenever the data of a topic has changed.
 
         The value is at most one polling period old. Concurrent callers share one query.

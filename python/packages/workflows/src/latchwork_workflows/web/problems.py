@@ -47,7 +47,7 @@ class HttpProblem(Exception):
         """The standard name of the HTTP status."""
         return HTTPStatus(self.status).phrase
 
-    def document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return the error as a JSON document."""
         found: dict[str, Any] = {"type": "about:blank", "title": self.title, "status": self.status}
         found["detail"] = printable(self.detail)
@@ -55,9 +55,9 @@ class HttpProblem(Exception):
             found["errors"] = [{"path": path, "message": message} for path, message in self.errors]
         return found | self.more
 
-    def response(self) -> JSONResponse:
+    def to_response(self) -> JSONResponse:
         """Return the HTTP response with the JSON document."""
-        return JSONResponse(self.document(), self.status, self.headers, MEDIA_TYPE)
+        return JSONResponse(self.to_document(), self.status, self.headers, MEDIA_TYPE)
 
 
 def from_http_error(error: HTTPException) -> HttpProblem:

@@ -52,7 +52,7 @@ class SafetyMiddleware:
         if problem is not None:
             if problem.status == _TOO_LARGE:
                 await _drain_request(receive)
-            await problem.response()(scope, receive, _with_headers(send))
+            await problem.to_response()(scope, receive, _with_headers(send))
             return
         seen = 0
 
@@ -67,7 +67,7 @@ class SafetyMiddleware:
         try:
             await self._app(scope, limited, _with_headers(send))
         except HttpProblem as error:  # raised by ``limited`` above
-            await error.response()(scope, receive, _with_headers(send))
+            await error.to_response()(scope, receive, _with_headers(send))
 
     def _check_request(self, headers: Headers, limit: int) -> HttpProblem | None:
         host = headers.get("host", "").lower()

@@ -68,7 +68,7 @@ class WorkerOptions:
             if not is_number(getattr(self, name), 0.0):
                 raise ValueError(f"{name} must be a number of seconds from 0, not {getattr(self, name)!r}")
 
-    def margins_s(self, ttl_s: float) -> tuple[float, float]:
+    def get_margins_s(self, ttl_s: float) -> tuple[float, float]:
         """Return when a disconnected worker stops its tasks and when it kills them, in seconds before the session
         ends.
         """

@@ -97,7 +97,7 @@ class PoolSlots:
         needed = [*((each,) for each in names), *((each, project) for each in pools for project in projects)]
         return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
-    def available_partitions(self) -> Sequence[str]:
+    def list_available_partitions(self) -> Sequence[str]:
         """Return the work queue partitions from which tasks can be claimed, ordered by their first item.
 
         Partitions of pools without a free slot are left out.
@@ -178,7 +178,7 @@ class PoolSlots:
         with self._lock:
             return bool(self._picked.pop(attempt_key, ((), None))[0])
 
-    def release_ops(self, attempt_key: str) -> Sequence[Op]:
+    def build_release_ops(self, attempt_key: str) -> Sequence[Op]:
         """Return the writes that free the slots of an attempt."""
         with self._lock:
             found = self._picked.get(attempt_key)

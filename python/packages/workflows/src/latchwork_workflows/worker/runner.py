@@ -223,11 +223,11 @@ def _copy_output(child: Child, log: AttemptLog) -> ChildEnd:
     for fd in (out, child.fileno()):
         poll.register(fd, select.POLLIN)
     while True:
-        due_s = log.due_s
-        ready = {fd for fd, _ in poll.poll(None if due_s is None else due_s * 1000 + 1)}
+        flush_delay_s = log.flush_delay_s
+        ready = {fd for fd, _ in poll.poll(None if flush_delay_s is None else flush_delay_s * 1000 + 1)}
         if out in ready and _read_available_output(out, log) == b"":
             poll.unregister(out)
-        if log.due_s == 0.0:
+        if log.flush_delay_s == 0.0:
             log.flush()
         if child.fileno() in ready and (end := child.poll()) is not None:
             while _read_available_output(out, log):  # no writer is left

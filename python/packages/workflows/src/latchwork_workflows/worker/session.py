@@ -100,7 +100,7 @@ class WorkflowHooks(WorkerHooks):
 
     def partitions(self) -> Sequence[str]:
         """Return the work queue partitions from which to claim tasks now. Empty while no log can be written."""
-        return self._pools.available_partitions() if self._health.is_ok else ()
+        return self._pools.list_available_partitions() if self._health.is_ok else ()
 
     def watched_partitions(self) -> Sequence[str]:
         """Return the partitions to watch for new items: one for each worker group of this worker."""
@@ -228,7 +228,10 @@ class WorkflowHooks(WorkerHooks):
             named = ItemName.parse(claim.item.id)
         except InvalidKey:
             return ()
-        return [Delete(self._keys.running(named.shard, named.attempt_key)), *self._pools.release_ops(named.attempt_key)]
+        return [
+            Delete(self._keys.running(named.shard, named.attempt_key)),
+            *self._pools.build_release_ops(named.attempt_key),
+        ]
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
         """Forget an attempt that has ended.
@@ -339,7 +342,7 @@ class WorkflowSession:
         self.session = session
         self._folder = work_dir / ATTEMPTS / name
         self.health = LogStoreHealth(self._log_store_changed)
-        told_s, force_s = options.margins_s(session.ttl_s)
+        told_s, force_s = options.get_margins_s(session.ttl_s)
         self._deadlines = DeadlineExtender(session.remaining_s, margin_s=force_s)
         preparing = AttemptPreparer(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
         performing = AttemptRunner(

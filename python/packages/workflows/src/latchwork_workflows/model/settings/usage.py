@@ -24,7 +24,7 @@ class StoredSettings:
     environments: Mapping[str, frozenset[str]] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
 
-    def names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
+    def list_names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
         """Return the names of stored settings that ``${name}`` may refer to.
 
         Args:
