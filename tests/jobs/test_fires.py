@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latchwork.errors import BadRecord
 from latchwork.jobs import Cron
 from latchwork.jobs.cron_progress import (
-    BadProgressRecord,
     ProgressRecord,
     decode_progress_record,
     find_newest_by_item,
@@ -206,7 +206,7 @@ def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     [(b"x", b"[]"), (b"{}", b'["a"]'), (b'{"token":1,"owner":"o","fired":[[1,null]],"of":[[0,2]]}', b'["a"]')],
 )
 def test_a_damaged_cell_is_refused_by_name(state, items):
-    with pytest.raises(BadProgressRecord, match="progress record c1 cannot be read"):
+    with pytest.raises(BadRecord, match="progress record c1 cannot be read"):
         decode_progress_record("c1", state, items)
 
 

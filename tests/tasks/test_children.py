@@ -192,7 +192,7 @@ def test_stop_asks_first_and_ends_by_force_later():
 
 def test_stop_reaches_one_that_is_stopped():
     with Child(["sleep", "300"]) as child:
-        child.send_signal(signal.SIGSTOP)
+        os.killpg(child.pid, signal.SIGSTOP)
         eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
         child.stop(PATIENCE_S)
         assert child.wait(PATIENCE_S).signal == signal.SIGTERM

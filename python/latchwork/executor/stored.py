@@ -193,7 +193,6 @@ class StoredTasks:
         interrupt: bool,
         has_outcome: Callable[[], bool],
         ops: Callable[[], Sequence[Op]] = tuple,
-        checks: Sequence[Check] = (),
     ) -> bool:
         """Remove a task from the store.
 
@@ -206,7 +205,6 @@ class StoredTasks:
             interrupt: Also remove a running task.
             has_outcome: Returns whether this client has already fetched the outcome of the task.
             ops: Returns additional writes for the same transaction.
-            checks: Additional checks for the same transaction.
         Returns:
             Whether the task was removed. False if it has ended, or is running and ``interrupt`` is not set.
         """
@@ -220,7 +218,7 @@ class StoredTasks:
                 return False
             held, writes = self._removal_parts(items, holders, session, interrupt=interrupt)
             try:
-                await self._commit_until_known([*held, *checks], [*writes, *ops()])
+                await self._commit_until_known(held, [*writes, *ops()])
             except Conflict:  # perhaps caused by our own earlier attempt
                 has_tried = True
                 continue

@@ -46,10 +46,6 @@ _SET_BACK = "set-back-"
 _NOTHING = FireProgress(0.0)
 
 
-class BadProgressRecord(BadRecord):
-    """A stored progress record is unreadable because another program wrote it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
     """The cron progress of a group of items whose locks have the same owner.
@@ -123,13 +119,13 @@ def decode_progress_record(name: str, encoded_state: bytes, encoded_items: bytes
         encoded_state: Value that ``encode_state`` returned.
         encoded_items: Value that ``encode_items`` returned.
     Raises:
-        BadProgressRecord: The values are unreadable.
+        BadRecord: The values are unreadable.
     """
     try:
         found, listed = _STATE.decode(encoded_state), _ITEMS.decode(encoded_items)
         return ProgressRecord(name, found.token, found.owner, listed, _decode_item_progress(found, len(listed)))
     except BadRecord as error:
-        raise BadProgressRecord(f"progress record {name} cannot be read: {error}") from None
+        raise BadRecord(f"progress record {name} cannot be read: {error}") from None
 
 
 def _decode_item_progress(state: StoredProgress, item_count: int) -> tuple[FireProgress, ...]:
@@ -489,7 +485,7 @@ def decode_progress_records(
         if items is not None:
             try:
                 found.append((decode_progress_record(key[len(prefix) + 1 :], entry.value, items.value), entry))
-            except BadProgressRecord as error:
+            except BadRecord as error:
                 log.error("job %s: %s", job_id, error)  # noqa: TRY400 - no stack needed
     return found
 

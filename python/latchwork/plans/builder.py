@@ -79,15 +79,14 @@ class PlanCall:
     retry: Retry
     timeout_s: float | None
 
-    def to_record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
+    def to_record(self, number: int) -> TaskRecord:
         """Return the stored record of the task, without its arguments.
 
         Args:
             number: Position of the task in the plan, from 0.
-            state: Initial state of the task.
         """
         return TaskRecord(
-            state,
+            TaskState.WAITING,
             number,
             self.registered.name,
             self.deps,

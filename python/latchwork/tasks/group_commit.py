@@ -51,16 +51,12 @@ class GroupCommit:
     Args:
         store: The store, or a namespace of it. The caller closes it.
         label: Text for the name of the thread.
-        max_units: Maximum number of units in one transaction.
     """
 
-    def __init__(self, store: Store, *, label: str = "", max_units: int = MOST_OPS) -> None:
-        if type(max_units) is not int or max_units < 1:
-            raise ValueError(f"max_units must be a whole number from 1, not {max_units!r}")
+    def __init__(self, store: Store, *, label: str = "") -> None:
         self._store = store
         self._clock: Clock = store.clock
         self._label = label
-        self._max_units = max_units
         self._prefix = _key_prefix(store)
         self._home = ForkGuard("this group commit")
         self._changed = Notifier()
@@ -151,7 +147,7 @@ class GroupCommit:
         """Remove the units of the next transaction from the queue and return them. Drops cancelled units."""
         if not self._waiting:
             return []
-        units = select_next_batch(self._waiting, self._max_units)
+        units = select_next_batch(self._waiting)
         chosen = set(map(id, units))
         self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
         return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
@@ -371,21 +367,20 @@ class _Batch:
         self.checked.update(unit.checked)
 
 
-def select_next_batch(waiting: Sequence[CommitUnit], max_units: int = MOST_OPS) -> list[CommitUnit]:
+def select_next_batch(waiting: Sequence[CommitUnit]) -> list[CommitUnit]:
     """Return the units of the next transaction: the first one, and all that can be combined with it, in order.
 
     No unit overtakes another unit that it conflicts with.
 
     Args:
         waiting: Units in order of arrival; not empty.
-        max_units: Maximum number of units.
     """
     if len(waiting) == 1:
         return list(waiting)
     batch, behind = _Batch(), _Batch()
     for unit in waiting:
         if (
-            len(batch.units) < max_units
+            len(batch.units) < MOST_OPS
             and batch.has_space(unit)
             and not batch.conflicts_with(unit)
             and not behind.conflicts_with(unit)
@@ -393,7 +388,7 @@ def select_next_batch(waiting: Sequence[CommitUnit], max_units: int = MOST_OPS) 
             batch.add(unit)
         else:
             behind.block_keys_of(unit)
-        if len(batch.written) >= MOST_OPS or len(batch.units) >= max_units:
+        if len(batch.written) >= MOST_OPS or len(batch.units) >= MOST_OPS:
             break
     return batch.units
 

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Positive
 from latchwork._base.validation import is_number
-from latchwork.errors import LatchworkError
 
 #: Pauses are at most a year: longer ones are no retries.
 _MOST_S = 366 * 86_400.0
@@ -68,15 +67,6 @@ class Retry:
         if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
             raise TypeError(f"on must be a tuple of exception classes, not {kinds!r}")
 
-    def should_retry(self, attempt: int, error: BaseException | None) -> bool:
-        """Return whether another attempt follows after an error.
-
-        Args:
-            attempt: Number of the attempt that failed, from 1.
-            error: The error. None stands for an exception whose class is unknown here; it is always retried.
-        """
-        return attempt < self.attempts and (error is None or isinstance(error, self.on))
-
     def pause_s(self, attempt: int, random_fraction: float | None = None) -> float:
         """Return the seconds to pause after a failed attempt.
 
@@ -122,8 +112,3 @@ class StoredRetry(Struct, frozen=True):
 def type_name(kind: type[BaseException]) -> str:
     """Return the name under which an exception class is stored: ``module:qualname``."""
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def is_permanent_error(error: BaseException | None) -> bool:
-    """Return whether an error means that the call itself is invalid, so that a retry cannot help."""
-    return isinstance(error, LatchworkError) and isinstance(error, (LookupError, TypeError, ValueError))

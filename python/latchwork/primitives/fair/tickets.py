@@ -379,14 +379,9 @@ class TicketQueue:
         """Delete our ticket, now or in the background. Return False if another client had already deleted it."""
         return await self.delete_now_or_later(position.session, (position.ticket.key,))
 
-    def leave_in_background(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
-        """Delete our ticket in the background.
-
-        Args:
-            position: Our position in the queue.
-            more: Further keys to delete.
-        """
-        self._delete_in_background(position.session, (position.ticket.key, *more))
+    def leave_in_background(self, position: QueuePosition) -> None:
+        """Delete our ticket in the background."""
+        self._delete_in_background(position.session, (position.ticket.key,))
 
     async def delete_now_or_later(self, session: Session, keys: Iterable[str]) -> bool:
         """Delete keys that are bound to a session. If that fails, retry in the background until the session has ended.

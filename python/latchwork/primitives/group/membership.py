@@ -198,14 +198,6 @@ class Membership:
         entry = await ask(self._store.get, self.key)
         return entry if entry is not None and entry.owner == session.id else None
 
-    async def exists_in_store(self) -> bool:
-        """Read from the store whether this member's key exists. The read is linearizable.
-
-        The result is False before this member has joined.
-        """
-        session = self._session
-        return session is not None and await self._read_own_key(session) is not None
-
     async def leave(self) -> bool:
         """Leave the group: delete this member's key, if necessary in the background. Return False if it has not joined.
 

@@ -196,14 +196,6 @@ class Child:
         """Kill the command and everything that it started. Does not wait."""
         self._send_order("kill")
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process group of the command.
-
-        Args:
-            number: Number of the signal.
-        """
-        self._send_order(f"signal {int(number)}")
-
     def poll(self) -> ChildEnd | None:
         """Return how the child has ended, or None while it is running. Does not wait."""
         return self._wait(0.0)
@@ -385,17 +377,12 @@ class DeadlineExtender:
                 self._thread.start()
         child.set_deadline(min(self.until, deadline))
 
-    def remove(self, child: Child, *, deadline: float = math.inf) -> None:
-        """Stop extending the deadline of a child, and set a deadline that does not depend on the ownership.
-
-        Args:
-            child: The child process.
-            deadline: Time on the boot clock at which it is killed; infinity for never.
-        """
+    def remove(self, child: Child) -> None:
+        """Stop extending the deadline of a child, which then has none."""
         with self._mutex:
             there = self._held.pop(child, None)
         if there is not None:
-            child.set_deadline(deadline)
+            child.set_deadline(math.inf)
 
     def close(self) -> None:
         """Stop extending deadlines. Children that were not removed are killed at their current deadline. Idempotent."""

@@ -31,6 +31,8 @@ _A_MARK = re.compile(r"[0-9a-f]{32}\Z")
 MARK = "LATCHWORK_CHILD"
 _PROC = Path("/proc")
 _AGAIN_S = 0.02
+#: Seconds for which processes are killed again: one can hang in the kernel, for example on a dead disk.
+_KILL_S = 5.0
 
 
 class LockFile:
@@ -146,17 +148,16 @@ def _boot_folder_name() -> str:
         return ""
 
 
-def kill_marked(mark: str, within_s: float = 5.0) -> int:
+def kill_marked(mark: str) -> int:
     """Kill all processes whose environment contains a mark, including those that they start meanwhile.
 
     Args:
         mark: Value of the environment variable ``LATCHWORK_CHILD``.
-        within_s: Seconds after which to give up. A process can hang in the kernel, for example on a dead disk.
     Returns:
         The number of killed processes.
     """
     entry = f"{MARK}={mark}".encode()
-    until = time.monotonic() + within_s
+    until = time.monotonic() + _KILL_S
     ended: set[int] = set()
     while found := set(_stop_marked(entry)):
         while more := set(_stop_marked(entry)) - found:  # a stopped process cannot fork

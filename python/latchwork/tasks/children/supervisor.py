@@ -205,8 +205,6 @@ class Supervisor:
             self.signal_group(signal.SIGCONT)
             moment = boot_time() + float(value)
             self.kill_at = moment if self.kill_at is None else min(self.kill_at, moment)
-        elif verb == b"signal":
-            self.signal_group(int(value))
         elif verb == b"kill":
             self.kill("requested")
 

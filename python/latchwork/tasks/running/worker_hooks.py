@@ -214,14 +214,13 @@ class WorkerHooks(ABC):
         """
 
 
-def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
+def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome) -> float | None:
     """Return the seconds to pause before the next attempt of a failed task. None if there is no next attempt. Pure.
 
     Args:
         retry: The retry policy of the task.
         attempt: Number of the attempt that has ended, from 1.
         outcome: Outcome of this attempt.
-        chance: A number from 0 to 1 that determines the jitter; None draws one.
     """
     failure = outcome.failure
     if failure is None or failure.is_final:
@@ -229,7 +228,7 @@ def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
     kind = failure.loaded_class
     kinds = tuple(retry.on)
     is_wanted = kind is None or issubclass(kind, kinds)
-    return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
+    return retry.pause_s(attempt) if attempt < retry.attempts and is_wanted else None
 
 
 def call_prepare_claims(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
