@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import RenderableType
@@ -19,13 +19,6 @@ from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, exit_on_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say, say_json, show
 from latchwork.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
-
-
-class Victim(enum.StrEnum):
-    """The process to kill."""
-
-    worker = "worker"
-    manager = "manager"
 
 
 class Part(enum.StrEnum):
@@ -59,8 +52,9 @@ def demo(
     *,
     url: Url = None,
     kill: Annotated[
-        Victim, typer.Option(help="The process to kill: one that only works, or the one that also manages the cluster.")
-    ] = Victim.worker,
+        Literal["worker", "manager"],
+        typer.Option(help="The process to kill: one that only works, or the one that also manages the cluster."),
+    ] = "worker",
     workers: Annotated[int, typer.Option(min=2, help="The number of worker processes.")] = 3,
     pace_s: Annotated[
         float, typer.Option("--pace-s", min=0.0, help="The least number of seconds per item, so that you can watch.")
@@ -86,7 +80,7 @@ def demo(
     out = console(err=as_json)
     view: View = LiveView(out) if out.is_terminal else PlainView(out)
     with exit_on_sigterm(128 + signal.SIGTERM):
-        report = run_demo(DemoOptions(url=url, kill=kill.value, workers=workers, keep=keep, pace_s=pace_s), view)
+        report = run_demo(DemoOptions(url=url, kill=kill, workers=workers, keep=keep, pace_s=pace_s), view)
     if as_json:
         say_json(report.to_json())
     else:

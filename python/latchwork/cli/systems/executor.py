@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -55,7 +54,7 @@ from latchwork.executor import (
     requeue_task,
 )
 from latchwork.store import Store, connect
-from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
+from latchwork.tasks import Functions, RemoteTraceback, RunIn, UnknownFunction
 
 #: Seconds between two reads of the task.
 _LOOK_S = 1.0
@@ -115,13 +114,6 @@ def show_waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]
             thread.join(_LOOK_S)
 
 
-class RunIn(StrEnum):
-    """Where tasks run by default."""
-
-    THREAD = "thread"
-    PROCESS = "process"
-
-
 def _load_functions(modules: Sequence[str]) -> Functions:
     """Import modules, and return the functions that they have registered as tasks."""
     found = Functions()
@@ -160,7 +152,7 @@ def run(
     ] = None,
     run_in: Annotated[
         RunIn, typer.Option(metavar="HOW", help="Where tasks run by default: thread or process.")
-    ] = RunIn.THREAD,
+    ] = "thread",
     weight: Annotated[
         float, typer.Option(min=0.0, help="The capacity of this node, for pickers that use weights.")
     ] = 1.0,
@@ -200,7 +192,7 @@ def run(
             name,
             node_id=node_id,
             slots=slots,
-            run_in=run_in.value,
+            run_in=run_in,
             functions=functions,
             allow_pickle=allow_pickle,
             weight=weight,
@@ -342,13 +334,6 @@ def print_value(value: object, *, as_json: bool) -> None:
     say_json({"value": value} if as_json else value, one_line=not as_json, default=repr)
 
 
-class Phase(StrEnum):
-    """The states of tasks that have not ended."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-
-
 @command("latchwork executor status", "latchwork executor status --watch", "latchwork executor status --json")
 def status(
     *,
@@ -419,7 +404,7 @@ def _partition_row(partition: PartitionInfo) -> dict[str, str]:
 def tasks(
     *,
     state: Annotated[
-        Phase | None,
+        Literal["queued", "running"] | None,
         typer.Option(metavar="STATE", show_default=False, help="Show only queued or running tasks.  [default: all]"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The maximum number to read; each copy counts.")] = 100,
@@ -429,7 +414,7 @@ def tasks(
 ) -> None:
     """List tasks that have not ended, in the order in which they are taken, with their workers and waiting times."""
     with open_store(url, of_cluster=False) as store:
-        found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state.value]
+        found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state]
     print_list("tasks", found, _task_row, plain=asdict, right=("age_s", "taken"), empty="no tasks", as_json=as_json)
 
 
@@ -462,7 +447,7 @@ def cancel(
     with open_store(url, of_cluster=False) as store:
         if not cancel_task(store, task_id, name, interrupt=interrupt):
             now = _state(store, task_id, name)
-            hint = "; with --interrupt it is stopped" if now == Phase.RUNNING.value else ""
+            hint = "; with --interrupt it is stopped" if now == "running" else ""
             raise LatchworkError(f"task {task_id} is not cancelled: it is {now}{hint}")
     print_change(f"{task_id}: cancelled", {"id": task_id, "cancelled": True}, as_json=as_json)
 

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
@@ -18,7 +17,7 @@ from latchwork.cli.options import DrainS, Json, SessionTtlS, Url, command, group
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
 from latchwork.cli.probe import ProbeHost, ProbePort, serve_worker, store_observers
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, print_change, say, say_json, show
+from latchwork.cli.text import Grid, Line, print_change, print_list, say, say_json, show
 from latchwork.cli.watch import IntervalS, watch_state
 from latchwork.drawing import to_dot, to_mermaid, to_svg
 from latchwork.errors import BadRecord, LatchworkError, WaitTimeout
@@ -33,21 +32,14 @@ from latchwork.plans import (
     PlanWorker,
     TaskState,
 )
+from latchwork.plans.records import PlanRecord
 from latchwork.store import connect
-from latchwork.tasks import DEFAULT
+from latchwork.tasks import DEFAULT, RunIn
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The ID of a plan; see `latchwork plans list`.")]
 Name = Annotated[str, typer.Option("--name", metavar="KEY", help="The key of the plans.")]
 #: So many of the tasks that wait, or failed, are shown.
 _FEW = 10
-
-
-class Form(StrEnum):
-    """The format of a graph."""
-
-    MERMAID = "mermaid"
-    DOT = "dot"
-    SVG = "svg"
 
 
 @command(
@@ -66,7 +58,7 @@ def worker(
     ],
     slots: Annotated[int, typer.Option(min=1, max=1000, help="How many tasks run at a time.")] = 1,
     run_in: Annotated[
-        Literal["thread", "process"],
+        RunIn,
         typer.Option(metavar="WHERE", help="thread or process. A process per slot can be killed."),
     ] = "thread",
     session_ttl_s: SessionTtlS = None,
@@ -108,23 +100,24 @@ def list_plans(
     """List plans, oldest first, with one read, however many tasks they have."""
     with open_store(url, of_cluster=False) as store:
         found = Plans(store, name).list(state=state)
-    rows = [
-        {
-            "plan": plan_id,
-            "name": record.title,
-            "state": record.state.value,
-            "tasks": str(record.tasks),
-            "started": _moment(record.started_ms),
-            "ended": _moment(record.ended_ms),
-        }
-        for plan_id, record in found
-    ]
-    if as_json:
-        say_json({"plans": [{**row, "tasks": int(row["tasks"])} for row in rows]})
-    elif rows:
-        show(Grid(rows, right=("tasks",)))
-    else:
-        say("no plans" if state is None else f"no plans that are {state.value}")
+    empty = "no plans" if state is None else f"no plans that are {state.value}"
+    print_list("plans", found, _plan_row, plain=_plan_document, right=("tasks",), empty=empty, as_json=as_json)
+
+
+def _plan_row(found: tuple[str, PlanRecord]) -> dict[str, str]:
+    return {name: str(value) for name, value in _plan_document(found).items()}
+
+
+def _plan_document(found: tuple[str, PlanRecord]) -> dict[str, str | int]:
+    plan_id, record = found
+    return {
+        "plan": plan_id,
+        "name": record.title,
+        "state": record.state.value,
+        "tasks": record.tasks,
+        "started": _moment(record.started_ms),
+        "ended": _moment(record.ended_ms),
+    }
 
 
 def _moment(ms: int) -> str:
@@ -219,14 +212,16 @@ def _document(status: PlanStatus, waiting: dict[str, list[str]]) -> dict[str, ob
 def graph(
     plan: PlanId,
     *,
-    form: Annotated[Form, typer.Option(metavar="FORM", help="The format: mermaid, dot or svg.")] = Form.MERMAID,
+    form: Annotated[
+        Literal["mermaid", "dot", "svg"], typer.Option(metavar="FORM", help="The format: mermaid, dot or svg.")
+    ] = "mermaid",
     name: Name = "default",
     url: Url = None,
 ) -> None:
     """Print the graph of a plan with the state of each task, for a page or for Graphviz."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         found = Plans(store, name).get(plan).graph()
-    text = {Form.MERMAID: to_mermaid, Form.DOT: to_dot, Form.SVG: to_svg}[form](found)
+    text = {"mermaid": to_mermaid, "dot": to_dot, "svg": to_svg}[form](found)
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
 
 
