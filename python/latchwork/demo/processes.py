@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from latchwork._base.event import Signal
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo import records
 from latchwork.store import URL_VARIABLE, Store
+from latchwork.tasks.children import DEVNULL, STDOUT, Child
 
 _GRACE_S = 8.0
 _TAIL_LINES = 8
@@ -23,32 +23,25 @@ _SETTLE_S = 0.05
 
 
 class NodeProcess:
-    """A worker process and its log. For one thread."""
+    """A worker process and its log. It ends with this process, however that ends. For one thread."""
 
     def __init__(self, node: str, url: str, arguments: Sequence[str], log: Path) -> None:
         self.node = node
         self.log = log
         self.killed = False
         command = [sys.executable, "-m", "latchwork.demo.node", "--node-id", node, *arguments]
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, URL_VARIABLE: url},
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends its processes in order
-            )
+        env = {**os.environ, URL_VARIABLE: url}
+        self._child = Child(command, env=env, stdin=DEVNULL, stdout=log, stderr=STDOUT, label=node)
 
     @property
     def pid(self) -> int:
         """The process ID."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def has_died(self) -> bool:
         """Whether the process has ended by itself."""
-        return not self.killed and self._process.poll() is not None
+        return not self.killed and self._child.poll() is not None
 
     def freeze(self) -> None:
         """Stop the process temporarily with SIGSTOP, so that its state can be read."""
@@ -59,23 +52,19 @@ class NodeProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL."""
+        """Kill the process with SIGKILL, and wait until it has ended."""
         self.killed = True
-        self._process.kill()
-        self._process.wait(_GRACE_S)
+        self._child.close()
 
     def terminate(self) -> None:
-        """Ask the process with SIGTERM to hand over its items and end."""
+        """Ask the process with SIGTERM to hand over its items and end. It is killed if that takes too long."""
         self.killed = True
-        if self._process.poll() is None:
-            self._process.terminate()
+        self._child.stop(_GRACE_S)
 
     def wait(self) -> None:
-        """Wait until the process has ended. Kill it if that takes too long."""
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        """Wait until the process has ended."""
+        self._child.wait()
+        self._child.close()
 
     def tail(self) -> str:
         """Return the last lines of the process's log, joined to one line."""

@@ -5,8 +5,6 @@ A worker is a process that runs this module: ``python -m latchwork.demo.systems 
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ from latchwork.demo.tasks import add_up, count, list_source_files
 from latchwork.executor import Executor, ExecutorWorker
 from latchwork.plans import Plans, PlanWorker, TaskState
 from latchwork.store import Store
+from latchwork.tasks.children import DEVNULL, Child
 from latchwork.types import Put
 from latchwork.worker_group import GroupWorker
 
@@ -94,13 +93,12 @@ def run_workers(say: Say) -> bool:
     with _start_workers("workers") as (store, workers):
         say(f"started {_WORKERS} processes that meet at a barrier after each of {_STEPS} steps")
         _wait_until(lambda: _step(store) >= _STEPS // 3)
-        workers[1].kill()
+        workers[1].close()
         say(f"killed worker 1 with kill -9 after step {_step(store)}, and restarted it with the same key")
-        workers[1].wait()
         workers[1] = _start("workers", store.url, 1)
-        codes = [process.wait(_TIMEOUT_S) for process in workers]
+        ends = [process.wait(_TIMEOUT_S) for process in workers]
         say(f"all {_WORKERS} workers have completed step {_step(store)}; the group went back to the last saved step")
-        return codes == [0] * _WORKERS and _step(store) == _STEPS
+        return all(end.is_success for end in ends) and _step(store) == _STEPS
 
 
 def run_worker(system: str, url: str, number: int) -> None:
@@ -140,7 +138,7 @@ def _step(store: Store) -> int:
 
 
 @contextmanager
-def _start_workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[bytes]]]]:
+def _start_workers(system: str) -> Iterator[tuple[Store, list[Child]]]:
     """Open a store in a temporary folder and start worker processes for a ``with`` block, which ends them.
 
     Args:
@@ -156,14 +154,15 @@ def _start_workers(system: str) -> Iterator[tuple[Store, list[subprocess.Popen[b
                 yield store, workers
             finally:
                 for each in workers:
-                    each.terminate()
+                    each.stop()
                 for each in workers:
                     each.wait()
+                    each.close()
 
 
-def _start(system: str, url: str, number: int) -> subprocess.Popen[bytes]:
+def _start(system: str, url: str, number: int) -> Child:
     command = [sys.executable, "-m", "latchwork.demo.systems", system, url, str(number)]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, env=dict(os.environ))  # noqa: S603
+    return Child(command, stderr=DEVNULL, label=f"{system} {number}")
 
 
 def _serially(names: list[str]) -> dict[str, int]:
