@@ -34,7 +34,7 @@ def proposals(server: EtcdServer) -> int:
 
 def transactions(server: ZooKeeperServer) -> int:
     """Return the number of the last transaction of a ZooKeeper server."""
-    (line,) = (each for each in server.four_letter_word("srvr").splitlines() if each.startswith("Zxid:"))
+    (line,) = (each for each in server.send_four_letter_word("srvr").splitlines() if each.startswith("Zxid:"))
     return int(line.partition(":")[2], 16)
 
 

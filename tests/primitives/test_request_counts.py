@@ -54,7 +54,7 @@ class ZooKeeper(ZooKeeperServer):
     """A ZooKeeper server that tells what it has done; its writes include those that only check."""
 
     def _says(self, name):
-        (line,) = (each for each in self.four_letter_word("srvr").splitlines() if each.startswith(f"{name}:"))
+        (line,) = (each for each in self.send_four_letter_word("srvr").splitlines() if each.startswith(f"{name}:"))
         return line.partition(":")[2].strip()
 
     def writes(self):

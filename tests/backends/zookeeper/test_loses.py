@@ -66,7 +66,7 @@ def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog, m
     monkeypatch.setattr(versions, "_warned", set())
     with ZooKeeperEnsemble() as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
-        version, has_leader = parse_server_info(ensemble.members[0].four_letter_word("srvr"))
+        version, has_leader = parse_server_info(ensemble.members[0].send_four_letter_word("srvr"))
     assert has_leader
     told = warnings_of(caplog)
     assert len(told) == zookeeper_may_lose_data(version)
@@ -86,14 +86,14 @@ def test_nobody_is_warned_of_a_current_ensemble(caplog):
         pytest.skip(str(error))
     with ZooKeeperEnsemble(version="3.9") as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
-        assert parse_server_info(ensemble.members[0].four_letter_word("srvr"))[0].startswith("3.9.")
+        assert parse_server_info(ensemble.members[0].send_four_letter_word("srvr"))[0].startswith("3.9.")
     assert warnings_of(caplog) == []
 
 
 def test_a_server_that_may_not_tell_its_version_is_connected_to_all_the_same(caplog):
     silent = {"4lw.commands.whitelist": "ruok"}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ZooKeeperServer, "_is_ready", lambda self: self.four_letter_word("ruok") == "imok")
+        patched.setattr(ZooKeeperServer, "_is_ready", lambda self: self.send_four_letter_word("ruok") == "imok")
         with ZooKeeperServer(extra_config=silent) as server, connect(server.url("versions")) as store:
             store.put("k", b"v")
     assert warnings_of(caplog) == []

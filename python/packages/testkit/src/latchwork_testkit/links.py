@@ -93,8 +93,8 @@ class HostsFileLinks(ProxyLinks):
             for there in numbers:
                 if here != there:
                     quorum, election = ports[there]
-                    advertised = f"{self._address(there, here)}:{ports[here][1]}"
-                    address = self._address(here, there)
+                    advertised = f"{self._get_proxy_address(there, here)}:{ports[here][1]}"
+                    address = self._get_proxy_address(here, there)
                     self._links[here, there] = [
                         # A follower may know its leader before the leader listens.
                         Proxy(f"{HOST}:{quorum}", address=(address, quorum), patience_s=_LISTEN_WAIT_S),
@@ -114,11 +114,15 @@ class HostsFileLinks(ProxyLinks):
             number: Number of the member.
         """
         lines = [f"{HOST} localhost {socket.gethostname()} {self.name(number)}"]
-        lines += [f"{self._address(number, other)} {self.name(other)}" for other in range(self.size) if other != number]
+        lines += [
+            f"{self._get_proxy_address(number, other)} {self.name(other)}"
+            for other in range(self.size)
+            if other != number
+        ]
         return "\n".join(lines) + "\n"
 
     @staticmethod
-    def _address(here: int, there: int) -> str:
+    def _get_proxy_address(here: int, there: int) -> str:
         """Return the loopback address of the proxy from one member to another.
 
         The port is reserved, so any address of 127.0.0.0/8 is free.

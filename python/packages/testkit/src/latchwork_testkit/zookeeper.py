@@ -81,13 +81,13 @@ class ZooKeeperServer(Server):
         Raises:
             OSError: The server does not answer.
         """
-        for line in self.four_letter_word("srvr").splitlines():
+        for line in self.send_four_letter_word("srvr").splitlines():
             name, _, value = line.partition(": ")
             if name == "Mode":
                 return value.strip()
         return ""
 
-    def four_letter_word(self, command: str) -> str:
+    def send_four_letter_word(self, command: str) -> str:
         """Return the server's answer to a four-letter command such as `srvr`, `cons` or `wchc`.
 
         Raises:

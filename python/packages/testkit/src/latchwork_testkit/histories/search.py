@@ -110,7 +110,7 @@ class _Search:
         self.pending = _build_pending_calls(history.calls, entries)
         self._previous_token = _map_predecessors(self.pending, history.after)
         self.active: dict[int, PendingCall] = {}
-        self.configurations = {Configuration(self.spec.initial_state(history), 0)}
+        self.configurations = {Configuration(self.spec.get_initial_state(history), 0)}
         self.result = SearchResult()
         self._last_certain: tuple[int, Configuration, dict[int, PendingCall]] | None = None
 

@@ -29,7 +29,7 @@ class SequentialSpec:
         self._index = {key: index for index, key in enumerate(keys)}
         self._entries = entries
 
-    def initial_state(self, history: History) -> State:
+    def get_initial_state(self, history: History) -> State:
         """Return the state of the store at the beginning of a history."""
         items = [history.start.get(key) for key in history.keys]
         return tuple(None if each is None else (each.value, each.token, each.created) for each in items), history.after

@@ -142,7 +142,7 @@ class JsonFileBackend(Backend):
 
     def expire(self):
         """End the sessions whose deadline has passed. Every write also does this."""
-        with self._file.locked(time.monotonic() + self._call_timeout_s):
+        with self._file.lock(time.monotonic() + self._call_timeout_s):
             self._expire()
 
     def notify_gone(self, state):
@@ -210,10 +210,10 @@ class JsonFileBackend(Backend):
             return  # an earlier call of this function has made them
         deadline = min(write.deadline for write in writes)
         try:
-            with self._file.locked(deadline):
+            with self._file.lock(deadline):
                 state = self._expire()
                 for write in writes:
-                    state = write.applied_to(state)
+                    state = write.apply_to(state)
                 if any(write.error is None for write in writes):
                     self._file.save(state.copy())
         except Exception as error:
@@ -251,7 +251,7 @@ class Write:
         self._work = work
         self._result = None
 
-    def applied_to(self, state):
+    def apply_to(self, state):
         """Apply the write to a state, and return the new state. If the write fails, return the old state."""
         after = state.copy()
         try:

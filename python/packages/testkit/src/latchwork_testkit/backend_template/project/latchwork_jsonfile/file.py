@@ -49,7 +49,7 @@ class StateFile:
             raise Unavailable(f"{self._path} cannot be read: {error}") from error
 
     @contextlib.contextmanager
-    def locked(self, deadline):
+    def lock(self, deadline):
         """Lock the file for the block, so that no other thread or process can write.
 
         Raises Unavailable if the lock is not free before the deadline.
