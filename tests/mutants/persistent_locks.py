@@ -84,8 +84,8 @@ DEFECTS = (
         "LockKeeper",
         "a sweep does not check that an owner has no alive key",
         "primitives/leased/table.py",
-        "seen.unchanged_checks(self.owner_key(owner))",
-        "seen.unchanged_checks(self.owner_key(owner))[:1]",
+        "seen.build_unchanged_checks(self.owner_key(owner))",
+        "seen.build_unchanged_checks(self.owner_key(owner))[:1]",
         id_of("primitives/shared_renewals", "a_sweep_is_refused_while_the_alive_key_exists", on="memory"),
     ),
     Defect(

@@ -19,15 +19,15 @@ from latchwork.primitives.leased.protocol import (
     OwnerObservations,
     OwnerRecord,
     alive_key,
-    grace_s,
     plan_write,
+    session_grace_s,
 )
 from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 
 TTL_S = 1.0
 LOCK = "locks/it"
-GRACE_S = grace_s(TTL_S) / TAKEOVER_FACTOR
+GRACE_S = session_grace_s(TTL_S) / TAKEOVER_FACTOR
 
 
 class Server:

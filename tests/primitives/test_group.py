@@ -241,7 +241,7 @@ def test_a_view_is_never_older_than_the_one_before_it(connect):
     written = run(view_log.append(None, ViewState(), ["a"]))
     other.delete("web/members/a", version=gone.version)
     state = ViewState()
-    state.apply(written[2])
+    state.apply_step(written[2])
     assert run(view_log.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
 
 
@@ -255,7 +255,7 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     for number in range(1, 40):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(view_log.append(at, state, ["a"]))
-        state.apply(step)
+        state.apply_step(step)
         if number == 30:
             run(replica.advance_to(at))
     run(replica.advance_to(at))
@@ -276,7 +276,7 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
     for number in range(1, 60):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(view_log.append(at, state, ["a"]))
-        state.apply(step)
+        state.apply_step(step)
         if number == 1:
             run(replica.advance_to(at))
     run(replica.advance_to(at))

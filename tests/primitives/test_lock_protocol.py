@@ -17,8 +17,8 @@ from latchwork.primitives.leased.protocol import (
     ObservedOwner,
     OwnerObservations,
     OwnerRecord,
-    grace_s,
     plan_write,
+    session_grace_s,
 )
 from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Delete, Entry, Exists, Put
@@ -66,7 +66,7 @@ def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it
 
 def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
     entry, seen = lock(LockRecord("old", "x").to_bytes()), ObservedOwner(3, 2.0, 10.0, "s", missing_since=10.2)
-    over_at = 10.2 + grace_s(2.0)
+    over_at = 10.2 + session_grace_s(2.0)
     assert planned(entry, seen=seen, now=over_at - 0.01) == LockIsHeld("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
     checks = (At(entry), At.of(O_OLD, 3), Absent("owners/alive/old"), Exists(O_ME))
@@ -195,7 +195,7 @@ def test_owners_that_have_been_dead_for_a_ttl_are_found():
 
 @pytest.mark.parametrize(("ttl_s", "expected_s"), [(0.5, 0.3), (10.0, 0.5), (60.0, 1.0)])
 def test_the_grace_after_a_session_is_a_twentieth_of_the_ttl_within_bounds(ttl_s, expected_s):
-    assert grace_s(ttl_s) == pytest.approx(expected_s)
+    assert session_grace_s(ttl_s) == pytest.approx(expected_s)
 
 
 def test_an_alive_key_counts_as_missing_from_the_first_response_without_it_until_one_shows_it():
@@ -203,7 +203,7 @@ def test_an_alive_key_counts_as_missing_from_the_first_response_without_it_until
     sightings.record_owner("o", 1, 10.0, now=5.0, session="s")
     assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s", missing_since=5.0)
     sightings.record_missing_alive_key("o", 6.0)
-    assert sightings.find("o").dead_at == 5.0 + grace_s(10.0)
+    assert sightings.find("o").dead_at == 5.0 + session_grace_s(10.0)
     sightings.record_alive_key("o")
     assert sightings.find("o") == ObservedOwner(1, 10.0, 5.0, "s")
     assert sightings.find("o").dead_at == math.inf

@@ -11,7 +11,7 @@ from latchwork.backends.base import RenewsWithCommit
 from latchwork.backends.futures import failed
 from latchwork.errors import Conflict, Unavailable
 from latchwork.primitives import LockKeeper
-from latchwork.primitives.leased.protocol import OwnerRecord, grace_s
+from latchwork.primitives.leased.protocol import OwnerRecord, session_grace_s
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Put
 from through_loop import system_of
@@ -85,7 +85,7 @@ def test_who_comes_after_the_end_of_the_holders_session_has_the_lock_within_the_
     cut.expire_session(session)
     begun = time.monotonic()
     taken = keepers("newcomer").acquire("orders", 3 * TTL_S)
-    assert time.monotonic() - begun < TTL_S / 2 + grace_s(TTL_S)
+    assert time.monotonic() - begun < TTL_S / 2 + session_grace_s(TTL_S)
     assert taken.fence.token > held.fence.token
 
 
@@ -111,7 +111,7 @@ def test_an_alive_key_that_somebody_removes_costs_no_lock(shared, keepers, store
     store.delete(ALIVE(keeper.owner_id))
     eventually(lambda: record(store, keeper).session == "")
     assert session.state == "active"
-    time.sleep(2 * grace_s(TTL_S))
+    time.sleep(2 * session_grace_s(TTL_S))
     assert held.is_held
     assert waiting.try_acquire("orders") is None
 
@@ -134,7 +134,7 @@ def test_a_holder_knows_of_the_end_of_its_session_before_another_has_its_lock(sh
     other = keepers("other")
     cut.cut_off()
     session.close()
-    assert held.remaining_s() <= grace_s(TTL_S)
+    assert held.remaining_s() <= session_grace_s(TTL_S)
     eventually(lambda: not held.is_held, TTL_S)
     assert held.lost.wait(TTL_S)
     assert other.acquire("orders", 3 * TTL_S).is_held
@@ -193,7 +193,7 @@ def test_a_takeover_is_refused_while_the_alive_key_exists(shared, keepers, store
     time.sleep(0.2)
     table = other._table
     table.record_changes([Change(ALIVE(keeper.owner_id), None)])
-    time.sleep(1.2 * grace_s(TTL_S))
+    time.sleep(1.2 * session_grace_s(TTL_S))
     assert other.try_acquire("orders") is None
     assert held.is_held
     store.commit([held.fence], [Put("written", b"1")])
@@ -216,7 +216,7 @@ def test_a_sweep_is_refused_while_the_alive_key_exists(shared, keepers, store, m
     monkeypatch.setattr(other._store, "list", list_without_alive_keys)
     other.sweep()
     assert other._table.find_observed_owner(owner).missing_since is not None
-    time.sleep(grace_s(TTL_S) + 1.1 * TTL_S)
+    time.sleep(session_grace_s(TTL_S) + 1.1 * TTL_S)
     assert other.sweep() == (0, 0)
     assert store.get(OWNER(owner)) is not None
 
@@ -280,7 +280,7 @@ def test_an_alive_key_whose_removal_no_watch_shows_blocks_no_lock(
         return
     time.sleep(0.5)
     assert other.try_acquire("orders") is None  # it reads again, and finds no alive key
-    time.sleep(1.5 * grace_s(TTL_S))
+    time.sleep(1.5 * session_grace_s(TTL_S))
     assert other.try_acquire("orders") is not None
 
 
@@ -307,7 +307,7 @@ def test_an_adopted_owner_does_not_end_with_the_session_of_its_dead_process(shar
     assert OwnerRecord.decode(store.get(OWNER(owner)).value).session == ""
     cut.expire_session(session)
     other = keepers("other")
-    time.sleep(2 * grace_s(TTL_S))
+    time.sleep(2 * session_grace_s(TTL_S))
     assert other.try_acquire("job/2") is None, "it runs out by its TTL"
 
 

@@ -35,7 +35,7 @@ def test_a_share_of_which_somebody_takes_stays_its_takers():
     for look in range(10):
         _, others = kept.split_by_shard(free, TakerShard(0, 4), look * LEFT_S)
         assert others
-        gone = {TakerShard(0, 4).shard_of(entry): entry.key for entry in reversed(others)}
+        gone = {TakerShard(0, 4).get_shard(entry): entry.key for entry in reversed(others)}
         free = [entry for entry in free if entry.key not in gone.values()]
 
 

@@ -140,7 +140,7 @@ KINDS = {
     "view": Kind(
         "primitives.group.view_log",
         views.encode_step(STEP),
-        lambda value: views.ViewState().apply(views.decode_step(at(value))),
+        lambda value: views.ViewState().apply_step(views.decode_step(at(value))),
     ),
     "base of views": Kind(
         "primitives.group.view_log",

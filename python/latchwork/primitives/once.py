@@ -266,7 +266,14 @@ class Once(Closable):
             self._waits.check()
 
     async def _run_function(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
-        """Run the function once and record its outcome. Return None if it was stopped before it ended."""
+        """Run the function once and record its outcome.
+
+        Args:
+            fn: The function.
+            position: Our position in the queue, which is the first one.
+        Returns:
+            The entry of the recorded outcome. None if the function was stopped before it ended.
+        """
         ownership = Ownership.for_session(self._what, position.fence, position.session, self._store.clock)
         try:
             value = await self._call_function(fn, ownership.guard_work())
@@ -368,7 +375,12 @@ class Once(Closable):
                 await ask(self._store.commit, [position.fence, At(entry)], [less])
 
     async def _record(self, position: QueuePosition, body: bytes) -> Entry:
-        """Store the outcome if there is none yet. Return the entry of the stored outcome."""
+        """Store an outcome if there is none yet. Return the entry of the stored outcome.
+
+        Args:
+            position: Our position in the queue, which is the first one.
+            body: The encoded outcome.
+        """
         deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, position.session)) as waiter:
             try:

@@ -79,7 +79,7 @@ class Barrier(BarrierMember, Closable):
         def choose(board: BarrierRecord, last: int) -> int:
             if generation is not None:
                 return generation
-            end = board.find_end(last)
+            end = board.find_result(last)
             return last if end is not None and not end.broken else board.phase
 
         return await self._arrive_and_wait(choose, timeout_s, checks)
@@ -114,7 +114,7 @@ class Barrier(BarrierMember, Closable):
 
     @driven
     async def generation(self) -> int:
-        """Return the number of the open generation."""
+        """Return the number of the generation that is open now, from 0."""
         return (await self._read_board()).phase
 
     @driven
@@ -210,7 +210,7 @@ class DoubleBarrier(BarrierMember):
 
     @driven
     async def round(self) -> int:
-        """Return the number of the open round."""
+        """Return the number of the round that is open now, from 0."""
         return (await self._read_board()).phase // 2
 
     @driven
@@ -273,7 +273,7 @@ class DoubleBarrier(BarrierMember):
     def _choose_phase_to_leave(self, board: BarrierRecord, last: int) -> int:
         if self._round is not None:
             return 2 * self._round + 1
-        end = board.find_end(last)
+        end = board.find_result(last)
         if last % 2 == 1 and end is not None and not end.broken:
             return last
         if board.phase % 2 == 0 or self.member_id not in board.regulars:

@@ -249,7 +249,7 @@ class LocalMembers:
 
     # The board
 
-    async def wait_for_board(self, phase: int, stop: Signal, timeout_s: float | None) -> bool:
+    async def wait_for_phase_end(self, phase: int, stop: Signal, timeout_s: float | None) -> bool:
         """Wait until the stored state of the barrier shows that a phase has ended.
 
         Returns:
@@ -354,7 +354,10 @@ class LocalMember:
         self.members.leave(self)
 
     def claim_watching(self, phase: int) -> bool:
-        """Return whether this member must watch the arrivals for all members of this process."""
+        """Return whether this member must watch the arrivals for all members of this process.
+
+        The first member that asks for a phase gets True, and the others False.
+        """
         return self.members.claim_watching(self, phase)
 
     async def claim_opening(self, phase: int, waiter: Waiter) -> bool:

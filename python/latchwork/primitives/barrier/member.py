@@ -453,7 +453,7 @@ class BarrierMember:
             The state after the phase. None if the deadline has passed or this member must watch the arrivals itself.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await local.members.wait_for_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
+        if await local.members.wait_for_phase_end(phase, waiter.cancelled, deadline.left_s(longest_s)):
             (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), deadline)
             board = None if entry is None else self._read(entry)
             if board is not None and board.phase > phase:
@@ -528,7 +528,7 @@ class BarrierMember:
     # After the end of a phase
 
     async def _finish(self, phase: int, board: BarrierRecord, mine: Entry | None, local: LocalMember) -> int:
-        end = board.find_end(phase)
+        end = board.find_result(phase)
         self._last_ended = max(self._last_ended, phase)
         if self._keeps_arrival:
             self._is_absent = True

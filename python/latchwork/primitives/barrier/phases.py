@@ -155,7 +155,7 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
-    def find_end(self, phase: int) -> PhaseResult | None:
+    def find_result(self, phase: int) -> PhaseResult | None:
         """Return how a phase ended. None if it is open, in the future, or ended too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 

@@ -223,7 +223,7 @@ class ModeLock(SessionLock):
         self._mine.own["stack"] = [each for each in self._holds_of_thread() if each is not hold]
 
     def _check_acquirable(self) -> None:
-        theirs = self.other.held_by_this_thread()
+        theirs = self.other.find_own_hold()
         if theirs is None or not theirs.is_held:
             return
         if self._mode == "write":
@@ -233,8 +233,8 @@ class ModeLock(SessionLock):
             )
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
-    def held_by_this_thread(self) -> Hold | None:
-        """Return what this thread acquired last in this mode and still holds, or None."""
+    def find_own_hold(self) -> Hold | None:
+        """Return the lock that this thread acquired last in this mode and still holds. None if it holds none."""
         return self._hold_of_thread()
 
     async def _acquire_ticket(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:

@@ -250,8 +250,11 @@ class TicketQueue:
         )
 
     async def _find_or_abandon(self, nonce: str, session: Session) -> Entry | None:
-        """Return the ticket with this unique name. If it is not found, return None and delete it should it appear
-        later.
+        """Return the ticket with this unique name. If it is not found, return None, and delete it if it appears later.
+
+        Args:
+            nonce: The unique text in the name of the ticket.
+            session: The session of the ticket.
         """
         ticket: Entry | None = None
         try:
@@ -299,7 +302,7 @@ class TicketQueue:
         return [ticket.key for ticket in tickets[:ours] if ticket.name not in abandoned and blocks(ticket)]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
-        """Delete the abandoned tickets of this client that are among these names, and return their names."""
+        """Delete the abandoned tickets of this client that are among the given names. Return the deleted names."""
         if not self._abandoned:
             return set()
         abandoned = {name for name in names if parse_nonce(name) in self._abandoned}

@@ -198,7 +198,7 @@ class Replica:
         with self._lock:
             if self._head is not None and (self._log_id != head.log_id or entry.token <= self._head.token):
                 return
-            changes = [self._state.apply(step) for step in steps if step.number == self._state.number + 1]
+            changes = [self._state.apply_step(step) for step in steps if step.number == self._state.number + 1]
             if self._state.number == head.number:
                 self._head, self._log_id = entry, head.log_id
             if changes:
@@ -208,7 +208,12 @@ class Replica:
                 self._notify(changes)
 
     def _replace_view(self, entry: Entry, state: ViewState) -> None:
-        """Replace the known view by one that was read as a whole, and call the listeners with the differences."""
+        """Replace the known view by one that was read as a whole, and call the listeners with the differences.
+
+        Args:
+            entry: The entry of the log's head.
+            state: The state of the new view.
+        """
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
@@ -296,11 +301,11 @@ class SharedViews:
             if self._follower is None:
                 self._follower = ViewFollower(self._store, self._name, self._session)
             follower = self._follower
-            number = follower.add_listener(on_changes, on_error)
+            listener_id = follower.add_listener(on_changes, on_error)
 
         def cancel() -> Background | None:
             with self._lock:
-                if not follower.remove_listener(number):
+                if not follower.remove_listener(listener_id):
                     return None
                 if self._follower is follower:
                     self._follower = None
@@ -347,17 +352,17 @@ class ViewFollower:
         """Call these functions with changes and errors from now on; see ``SharedViews.subscribe``.
 
         Returns:
-            A key for ``remove_listener``.
+            The ID of the listener, for ``remove_listener``.
         """
-        number = object()
-        self._reported[number] = (self._replica.add_listener(on_changes), on_error)
+        listener_id = object()
+        self._reported[listener_id] = (self._replica.add_listener(on_changes), on_error)
         if self._error is not None:
             on_error(self._error)
-        return number
+        return listener_id
 
-    def remove_listener(self, number: object) -> bool:
-        """Remove the listener with this key. Return True if no listener is left. Idempotent."""
-        cancel, _ = self._reported.pop(number, (None, None))
+    def remove_listener(self, listener_id: object) -> bool:
+        """Remove the listener with this ID. Return True if no listener is left. Idempotent."""
+        cancel, _ = self._reported.pop(listener_id, (None, None))
         if cancel is None:
             return False
         cancel()

@@ -159,8 +159,10 @@ class ViewState:
         """Return the view as an immutable object."""
         return View(self.number, tuple(self._sorted))
 
-    def apply(self, step: ViewChangeStep) -> ViewChange:
-        """Advance to the next view by applying a step. Return the changes."""
+    def apply_step(self, step: ViewChangeStep) -> ViewChange:
+        """Advance to the next view by applying a step, which contains the changes from this view. Return the
+        changes.
+        """
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
             before = self._stored.pop(name, None)
@@ -227,7 +229,7 @@ class ViewState:
 
 
 def decode_step(entry: Entry) -> ViewChangeStep:
-    """Decode a stored step.
+    """Decode a stored step, which contains the changes from one view to the next.
 
     Raises:
         BadRecord: The value is another kind of record.
@@ -236,7 +238,7 @@ def decode_step(entry: Entry) -> ViewChangeStep:
 
 
 def encode_step(step: ViewChangeStep) -> bytes:
-    """Return the bytes to store for a step."""
+    """Return the bytes to store for a step, which contains the changes from one view to the next."""
     return encode(step)
 
 
@@ -273,7 +275,7 @@ class ViewLog:
             if steps is not None and None not in chunks:
                 state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
-                    state.apply(step)
+                    state.apply_step(step)
                 return entry, state
             entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")

@@ -155,7 +155,12 @@ async def read_states_below(table: LockTable, below: str) -> list[LockState]:
 
 
 async def read_states(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
-    """Return the states of the locks in these entries, in the same order. Also reads the records of their owners."""
+    """Return the states of locks, in the order of their entries. Also reads the records of their owners.
+
+    Args:
+        table: Reads the records.
+        found: The entries of the locks.
+    """
     holders = await _holders(table, list_owners_of(found))
     states = []
     for entry in found:

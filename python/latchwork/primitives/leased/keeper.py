@@ -160,11 +160,13 @@ class LockKeeper(Startable):
 
     @driven
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
-        """Acquire those of the locks that are free, many in one transaction.
+        """Acquire the locks that are free, many in one transaction, without waiting.
 
         Each lock is acquired separately. If the server fails halfway, the locks acquired so far are returned, and the
         others can be tried again.
 
+        Args:
+            names: Names of the locks.
         Returns:
             The acquired locks by name. The others are held by other clients, or by this keeper already.
         Raises:

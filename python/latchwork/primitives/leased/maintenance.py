@@ -93,7 +93,7 @@ class KeeperMaintenance:
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
-        """Start the background thread and the watch of other clients' owners. Idempotent.
+        """Start the background thread, and start to watch the lock owners of other clients. Idempotent.
 
         Raises:
             Closed: The keeper was closed.
@@ -190,7 +190,11 @@ class KeeperMaintenance:
         self._ended.set()
 
     async def _run_due_work(self, now: float) -> float:
-        """Do the background work that is due. Return the local clock time at which to call this again."""
+        """Do the background work that is due. Return the local clock time at which to call this again.
+
+        Args:
+            now: Local clock time.
+        """
         due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._maintain_current_owner()]
         if now >= self._next_cleanup:
             self._next_cleanup = now + self.ttl_s / 4
@@ -247,8 +251,8 @@ class KeeperMaintenance:
         """Delete the records of ended owners that hold no locks, and the alive keys of lost owners that still hold
         some.
 
-        Until its alive key is deleted, other clients treat a lost owner as alive and cannot take its locks. A failed
-        deletion is repeated later.
+        The alive key of an owner shows that the owner is alive. Until it is deleted, other clients cannot take the
+        locks of a lost owner. A failed deletion is repeated later.
 
         Args:
             end_current: End the current owner first, too.

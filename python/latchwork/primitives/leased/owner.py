@@ -18,7 +18,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, grace_s
+from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, session_grace_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard
@@ -39,8 +39,8 @@ SessionProvider = Callable[[], Session | None]
 class LockOwner(Renewer):
     """An owner of locks: a UUID with a lease that is created once, renewed, and then lost or given up. Thread-safe.
 
-    The lease begins with the construction. An owner with a session also ends ``grace_s`` after the session, because
-    other clients then take its locks, unless it is renewed without a session before.
+    The lease begins with the construction. An owner with a session also ends ``session_grace_s`` after the session,
+    because other clients then take its locks, unless it is renewed without a session before.
 
     Args:
         clock: The clock of the lease.
@@ -79,7 +79,7 @@ class LockOwner(Renewer):
         self._session = session
         self._has_alive_key = session is not None
         self._unlisten: Callable[[], None] | None = None
-        self._grace_s = grace_s(ttl_s) / TAKEOVER_FACTOR
+        self._grace_s = session_grace_s(ttl_s) / TAKEOVER_FACTOR
         retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 2)  # to go on without it in time
         lease = Lease(self.idle_since, ttl_s, retry_s=retry_s)
         super().__init__(lease, clock, lambda: renew(self), lambda error, _again: renewed(self, error))
@@ -102,8 +102,9 @@ class LockOwner(Renewer):
     def work_remaining_s(self, margin_s: float) -> float:
         """Return after how many seconds work that depends on the locks must be stopped. Zero or less means now.
 
-        Work must stop ``margin_s`` seconds before the lease ends. If the session ends first, the owner has ``grace_s``
-        seconds to renew its lease without a session, and the work must stop in the second half of that time.
+        Work must stop ``margin_s`` seconds before the lease ends. If the session ends first, the owner has
+        ``session_grace_s`` seconds to renew its lease without a session, and the work must stop in the second half of
+        that time.
 
         Args:
             margin_s: Seconds that the work needs to stop.

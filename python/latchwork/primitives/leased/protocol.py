@@ -5,10 +5,10 @@
             owners/alive/<uuid>   its alive key: bound to the session that O names, created with O and never again
             locks/<name>          L: names its O, or none
     Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
-            session, ``grace_s`` after the end of that session.
+            session, ``session_grace_s`` after the end of that session.
     Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or, if O names a
-            session, without its alive key for ``grace_s`` (``OwnerObservations``). The transaction checks exactly that
-            O and that L, and that there is no alive key (``plan_write``).
+            session, without its alive key for ``session_grace_s`` (``OwnerObservations``). The transaction checks
+            exactly that O and that L, and that there is no alive key (``plan_write``).
 
 docs/design/locks.md has the race that each check closes.
 """
@@ -110,7 +110,7 @@ def clamp_ttl_s(ttl_s: float, what: str) -> float:
     return max(float(ttl_s), LEAST_TTL_S)
 
 
-def grace_s(ttl_s: float) -> float:
+def session_grace_s(ttl_s: float) -> float:
     """Return for how many seconds an owner still counts as alive after its session has ended.
 
     In that time, a running process whose session was ended by another client can renew its owner without a session. The
@@ -145,10 +145,14 @@ class ObservedOwner:
         """
         if not self.session:
             return self.since + self.ttl_s * TAKEOVER_FACTOR
-        return math.inf if self.missing_since is None else self.missing_since + grace_s(self.ttl_s)
+        return math.inf if self.missing_since is None else self.missing_since + session_grace_s(self.ttl_s)
 
-    def unchanged_checks(self, owner_key: str) -> tuple[Check, ...]:
-        """Return the transaction checks that the owner has not changed since this observation."""
+    def build_unchanged_checks(self, owner_key: str) -> tuple[Check, ...]:
+        """Return the transaction checks that the owner has not changed since this observation.
+
+        Args:
+            owner_key: Key of the owner's record.
+        """
         no_alive_key = (Absent(alive_key(owner_key)),) if self.session else ()
         return (At.of(owner_key, self.version), *no_alive_key)
 
@@ -210,11 +214,19 @@ class OwnerObservations:
         return self._seen.get(owner)
 
     def find_first_alive(self, now: float) -> str | None:
-        """Return the lowest ID among the owners that are not known to be dead, or None if there are none."""
+        """Return the lowest ID among the owners that are not known to be dead. None if there are none.
+
+        Args:
+            now: Local clock time.
+        """
         return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
 
     def find_long_dead(self, now: float) -> list[tuple[str, ObservedOwner]]:
-        """Return the IDs and observations of owners that have been dead for longer than their TTL."""
+        """Return the IDs and observations of owners that have been dead for longer than their TTL.
+
+        Args:
+            now: Local clock time.
+        """
         return [(owner, seen) for owner, seen in self._seen.items() if now > seen.dead_at + seen.ttl_s]
 
 
@@ -297,7 +309,7 @@ def plan_write(
         return LockWrite((At(entry), Absent(owner_key), *alive), (write,))
     if now < seen.dead_at:
         return LockIsHeld(record.owner, seen.dead_at)
-    checks = (At(entry), *seen.unchanged_checks(owner_key), *alive)
+    checks = (At(entry), *seen.build_unchanged_checks(owner_key), *alive)
     return LockWrite(checks, (write, Delete(owner_key)), removes_owner=record.owner)
 
 

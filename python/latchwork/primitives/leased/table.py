@@ -185,7 +185,7 @@ class LockTable:
         self._record_entries([(key, found.get(key)) for owner in owners for key in (owner, alive_key(owner))])
         with self._lock:
             dead = self._observations.find_long_dead(self.store.clock.now())
-        return {self.owner_key(owner): seen.unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
+        return {self.owner_key(owner): seen.build_unchanged_checks(self.owner_key(owner)) for owner, seen in dead}
 
     # Writing
 
@@ -354,12 +354,15 @@ class LockTable:
         self._record_removals([owner])
 
     async def delete_alive_key(self, owner: str) -> None:
-        """Delete the alive key of an owner. Other clients can take its locks ``grace_s`` seconds later."""
+        """Delete the alive key of an owner. Other clients can take its locks ``session_grace_s`` seconds later."""
         await ask(self.store.delete, self.alive_key(owner))
 
     def renew(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Renew an owner by rewriting its record, which must exist.
 
+        Args:
+            owner: ID of the owner.
+            record: The record to write.
         Returns:
             A future of the local time at which the request was sent.
         """

@@ -253,7 +253,7 @@ class ItemTaker:
 
     async def _take_from_partitions(self, request: TakeRequest, session: Session, claims: list[QueueClaim]) -> None:
         await self._take_unconfirmed(request, session, claims)
-        for partition in self._partitions_to_read(request):
+        for partition in self._list_partitions_to_read(request):
             await self._take_from_partition(partition, request, session, claims)
 
     async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
@@ -279,9 +279,9 @@ class ItemTaker:
             for claim in claims
         )
 
-    def _partitions_to_read(self, request: TakeRequest) -> list[str]:
-        """Return the partitions to read. While items of some partitions are remembered, partitions found empty just now
-        are left out.
+    def _list_partitions_to_read(self, request: TakeRequest) -> list[str]:
+        """Return the partitions to read. A partition that was empty just now is left out while items of others are
+        remembered.
         """
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in request.partitions if partition in self._kept}
@@ -312,7 +312,7 @@ class ItemTaker:
             pages = PartitionReader(self._info, partition, wanted, cleans_index=True, start=build_hint.start, mine=mine)
             await self._take_from_pages(pages, request, session, claims, shard)
             if len(claims) >= request.limit or (shard.is_sharded and len(claims) > had):
-                self._hints[partition] = StartHint(pages.first or build_hint.start, build_hint.until)
+                self._hints[partition] = StartHint(pages.first_free_range or build_hint.start, build_hint.until)
                 return
         in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
         pages = PartitionReader(self._info, partition, wanted, cleans_index=True, keeps_last=in_order, mine=mine)
@@ -352,7 +352,15 @@ class ItemTaker:
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
     ) -> CreateClaimed:
-        """Build the writes that put an item and claim it in one transaction."""
+        """Build the writes that put an item and claim it in one transaction.
+
+        Args:
+            partition: The partition of the item.
+            sort_key: The sort key of the item.
+            item_id: The ID of the item.
+            value: The value, small enough to be stored in the item.
+            session: The session to which the claim is bound.
+        """
         key = self._keys.item_key(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
         holder = self._get_holder(partition, session)

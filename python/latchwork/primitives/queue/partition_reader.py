@@ -237,7 +237,7 @@ class PartitionReader:
         return self._last_read is None
 
     @property
-    def first(self) -> ItemRange | None:
+    def first_free_range(self) -> ItemRange | None:
         """The range that begins with the first free item. None if there was none."""
         return self._first
 
@@ -304,7 +304,7 @@ class TakerShard:
         """The number of shards."""
         return max(1, min(self.of, MAX_SHARDS))
 
-    def shard_of(self, entry: Entry) -> int:
+    def get_shard(self, entry: Entry) -> int:
         """Return the number of the shard that contains an item."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
@@ -348,7 +348,7 @@ class TakerCache:
         heads: dict[int, tuple[str, float, int]] = {}
         own = shard.rank % shard.count
         for entry in free:
-            number = shard.shard_of(entry)
+            number = shard.get_shard(entry)
             if number not in heads:
                 key, since, looks = self.heads.get(number, ("", now, 0))
                 heads[number] = (key, since, looks + 1) if key == entry.key else (entry.key, now, 0)
@@ -359,7 +359,11 @@ class TakerCache:
         return mine, others
 
     def get_fresh(self, now: float) -> list[Entry]:
-        """Return the remembered items, or an empty list if they must be read again."""
+        """Return the remembered items, or an empty list if they must be read again.
+
+        Args:
+            now: The time on the store's clock.
+        """
         return self.entries if now < self.until else []
 
 

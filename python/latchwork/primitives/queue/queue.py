@@ -338,7 +338,12 @@ def _item_id(priority: int, number: int) -> str:
 
 
 def _batches(values: list[bytes], most: int) -> Iterable[list[bytes]]:
-    """Divide values, in order, into batches that fit into one transaction each."""
+    """Divide values, in order, into batches that fit into one transaction each.
+
+    Args:
+        values: The values.
+        most: Maximum number of values in a batch.
+    """
     batch: list[bytes] = []
     size = 0
     for value in values:

@@ -97,6 +97,9 @@ class UnconfirmedClaims:
     async def _clear(self, claim: UnconfirmedClaim, backoff: Backoff) -> float | None:
         """Try once to release a claim that no take has used. Runs as a background cleanup.
 
+        Args:
+            claim: The claim.
+            backoff: Delays between attempts.
         Returns:
             Seconds until the next attempt. None if there is nothing left to do.
         """
@@ -117,6 +120,10 @@ class UnconfirmedClaims:
     async def _release(self, found: Entry, session: Session, backoff: Backoff) -> float | None:
         """Try once to release a claimed item. The attempt counts. Runs as a background cleanup.
 
+        Args:
+            found: The entry of the item.
+            session: The session of the claim.
+            backoff: Delays between attempts.
         Returns:
             Seconds until the next attempt. None if there is nothing left to do.
         """

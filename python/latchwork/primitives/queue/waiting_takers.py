@@ -263,7 +263,7 @@ class TakerQueues:
             seen.lets_pass = True
 
     async def _has_free_item(self, partition: str, accept: Accept) -> bool:
-        """Return whether the first pages of a partition have an accepted free item.
+        """Return whether the first pages of a partition contain a free item that is accepted.
 
         Args:
             partition: The partition.

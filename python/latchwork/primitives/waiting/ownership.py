@@ -74,7 +74,7 @@ class Work:
                 self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
-        """Stop watching the ownership, because the work has ended. Waits for the watching thread."""
+        """Stop watching the ownership, because the work has ended. Wait until the watching thread has ended."""
         if self._home.is_foreign:
             return
         self._done.set()

@@ -347,7 +347,7 @@ class Waiter:
 
 
 async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
-    """Return the entry of a key. If the key does not exist, create it with this value."""
+    """Return the entry of a key. If the key does not exist, create it with ``value`` first."""
     while (entry := await ask(store.get, key)) is None:
         with suppress(KeyExists):
             created: Entry = await ask(store.create, key, value)
