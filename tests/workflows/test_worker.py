@@ -700,9 +700,9 @@ def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, t
 
 
 def test_a_close_waits_longer_than_tasks_have_to_end_after_sigterm(store, logs, tmp_path, monkeypatch):
-    waited, end = [], WorkflowSession.end
+    waited, close = [], WorkflowSession.close
     monkeypatch.setattr(
-        WorkflowSession, "end", lambda shift, timeout_s: waited.append(timeout_s) or end(shift, timeout_s)
+        WorkflowSession, "close", lambda shift, timeout_s: waited.append(timeout_s) or close(shift, timeout_s)
     )
     working.worker(store, tmp_path, stop_grace_s=45.0).close()
     assert min(waited) > 45.0
