@@ -20,11 +20,11 @@ from latchwork.drawing.layout import (
     MOST_BENDS,
     MOST_LETTERS,
     count_crossings,
+    count_letter_widths,
     fit_nondecreasing,
     make_layers,
     shorten_label,
     sort_rows,
-    text_width,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -175,11 +175,11 @@ def test_text_from_outside_stays_text():
 
 def test_long_labels_keep_both_ends_and_titles_keep_all():
     label = "a-very-long-module-path/with-many-segments/and-an-end"
-    assert text_width(shorten_label(label)) <= MOST_LETTERS
+    assert count_letter_widths(shorten_label(label)) <= MOST_LETTERS
     assert shorten_label(label).startswith("a-very")
     assert shorten_label(label).endswith("an-end")
     assert label in to_svg(Graph([Node("a", label)]))
-    assert text_width(shorten_label("漢字" * 40)) <= MOST_LETTERS
+    assert count_letter_widths(shorten_label("漢字" * 40)) <= MOST_LETTERS
 
 
 def test_an_empty_graph_is_a_drawing_too():

@@ -66,52 +66,52 @@ def test_pools_of_every_size_are_read(memory, known):
     write(memory, known, "large", MANY)
     write(memory, known, "small", ["b", "a"])
     write(memory, known, "none", [])
-    assert known.read() == {"large": tuple(MANY), "small": ("a", "b"), "none": ()}
+    assert known.read_pools() == {"large": tuple(MANY), "small": ("a", "b"), "none": ()}
 
 
 def test_a_pool_that_did_not_change_is_the_same_tuple_and_is_not_read_again(memory, known, reads):
     write(memory, known, "large", MANY)
-    before = known.read()["large"]
+    before = known.read_pools()["large"]
     reads.keys.clear()
-    assert known.read()["large"] is before
+    assert known.read_pools()["large"] is before
     assert reads.keys == []
 
 
 def test_of_a_pool_that_grew_by_one_its_head_and_one_chunk_are_read(memory, known, reads):
     write(memory, known, "large", MANY)
-    known.read()
+    known.read_pools()
     reads.keys.clear()
     write(memory, known, "large", [*MANY, "order-002000b"])
-    assert known.read()["large"] == tuple(sorted([*MANY, "order-002000b"]))
+    assert known.read_pools()["large"] == tuple(sorted([*MANY, "order-002000b"]))
     assert len(reads.keys) == 2
 
 
 def test_what_stays_in_a_pool_is_made_of_the_same_strings(memory, known):
     write(memory, known, "large", MANY)
-    before = {id(item) for item in known.read()["large"]}
+    before = {id(item) for item in known.read_pools()["large"]}
     write(memory, known, "large", [*MANY[5:], "order-002000b"])
-    assert [item for item in known.read()["large"] if id(item) not in before] == ["order-002000b"]
+    assert [item for item in known.read_pools()["large"] if id(item) not in before] == ["order-002000b"]
 
 
 def test_a_pool_that_shrinks_to_a_few_items_and_grows_again_is_read_right(memory, known):
     for items in (MANY, MANY[:3], MANY[::2], []):
         write(memory, known, "large", items)
-        assert known.read()["large"] == tuple(items)
+        assert known.read_pools()["large"] == tuple(items)
 
 
 def test_a_pool_that_is_deleted_is_forgotten(memory, known):
     write(memory, known, "small", ["a"])
-    known.read()
+    known.read_pools()
     memory.delete(keys.work_pool_key("small"))
     known.settled("small")
-    assert known.read() == {}
+    assert known.read_pools() == {}
 
 
 def test_a_pool_that_something_else_overwrote_counts_as_empty_and_is_an_error_in_the_log(memory, known, caplog):
     memory.put(keys.work_pool_key("bad"), b"no json")
     known.settled("bad")
     with caplog.at_level(logging.ERROR):
-        assert known.read() == {"bad": ()}
+        assert known.read_pools() == {"bad": ()}
     assert "set at work-pool/bad cannot be read and counts as empty" in caplog.text
 
 

@@ -16,7 +16,7 @@ from latchwork.jobs.stored.requests import (
     AuditRecord,
     decode_audit_record,
     delete_old_audit_records,
-    find_forced_tokens,
+    find_force_released_tokens,
 )
 from latchwork.schedules.fires import FireProgress
 
@@ -189,6 +189,6 @@ def test_audit_records_survive_being_stored_and_strangers_are_left_out(memory):
     for number in range(1003):
         memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").to_bytes())
     memory.put("audit/x", b"?")
-    assert find_forced_tokens(memory.list("audit")) == {("j", "i"): 1002}
+    assert find_force_released_tokens(memory.list("audit")) == {("j", "i"): 1002}
     assert delete_old_audit_records(memory, []) == 4
     assert len(memory.list("audit")) == 1000

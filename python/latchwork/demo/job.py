@@ -81,7 +81,7 @@ class CountJob(Job):
         """
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
-        begun = [*records.read_starts(before), records.Start(context.node_id, os.getpid(), at_s)]
+        begun = [*records.decode_starts(before), records.Start(context.node_id, os.getpid(), at_s)]
         running = encode(records.Running(item, os.getpid()))
         ops = [Put(key, encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
         checks = [context.fence(item), Absent(key) if before is None else At(before)]
@@ -89,7 +89,7 @@ class CountJob(Job):
 
     def _tell_idle(self, context: JobContext) -> None:
         key = f"{records.RUNNING}/{context.node_id}"
-        if records.read_running(context.store.get(key)).item is not None:
+        if records.decode_running(context.store.get(key)).item is not None:
             context.store.put(key, encode(records.Running(None, os.getpid())))
 
     def _tell_share(self, context: JobContext) -> None:

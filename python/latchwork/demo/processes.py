@@ -141,13 +141,13 @@ def kill_if_counting(store: Store, process: NodeProcess, *, is_leader: bool) -> 
     """
     process.freeze()
     SYSTEM_CLOCK.wait(Signal(), _SETTLE_S)
-    running = records.read_running(store.get(f"{records.RUNNING}/{process.node}"))
+    running = records.decode_running(store.get(f"{records.RUNNING}/{process.node}"))
     if running.item is None or running.pid != process.pid or store.get(f"{records.RESULTS}/{running.item}") is not None:
         process.thaw()
         return None
     at_s = SYSTEM_CLOCK.now()
     process.kill()
     done = {entry.key.rpartition("/")[2] for entry in store.list(records.RESULTS)}
-    shares = [records.read_share(entry) for entry in store.list(f"{records.SHARES}/{process.node}")]
+    shares = [records.decode_share(entry) for entry in store.list(f"{records.SHARES}/{process.node}")]
     owned = sorted(set(shares[-1].items if shares else ()) - done)
     return Kill(process.node, process.pid, is_leader, running.item, at_s, len(done), tuple(owned))

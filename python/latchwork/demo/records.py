@@ -55,21 +55,21 @@ _RESULT: Decoder[Result] = Decoder(Result, "a result")
 _SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
-def read_running(entry: Entry | None) -> Running:
+def decode_running(entry: Entry | None) -> Running:
     """Decode which item a node is counting. A missing record means that it is counting none."""
     return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
-def read_starts(entry: Entry | None) -> tuple[Start, ...]:
+def decode_starts(entry: Entry | None) -> tuple[Start, ...]:
     """Decode all starts of an item, the oldest first. A missing record means no starts."""
     return () if entry is None else _STARTS.decode(entry.value)
 
 
-def read_result(entry: Entry) -> Result:
+def decode_result(entry: Entry) -> Result:
     """Decode the result of an item."""
     return _RESULT.decode(entry.value)
 
 
-def read_share(entry: Entry) -> Share:
+def decode_share(entry: Entry) -> Share:
     """Decode the items with which a run of a node began."""
     return _SHARE.decode(entry.value)

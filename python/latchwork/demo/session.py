@@ -185,11 +185,11 @@ class _Demo:
         for key, entry in entries.items():
             node = key.split("/")[2]
             if key.startswith(f"{records.RESULTS}/"):
-                done[records.read_result(entry).node] += 1
+                done[records.decode_result(entry).node] += 1
             elif key.startswith(f"{records.SHARES}/"):
-                shares[node] = len(records.read_share(entry).items)
+                shares[node] = len(records.decode_share(entry).items)
             elif key.startswith(f"{records.RUNNING}/"):
-                running[node] = records.read_running(entry).item
+                running[node] = records.decode_running(entry).item
         nodes = [
             NodeProgress(
                 node=process.node,
@@ -215,9 +215,9 @@ class _Demo:
         return Facts(
             items=len(self._items),
             kill=self._kill,
-            results={_name(entry): records.read_result(entry) for entry in store.list(records.RESULTS)},
-            starts={_name(entry): records.read_starts(entry) for entry in store.list(records.STARTS)},
-            shares=[records.read_share(entry) for entry in store.list(records.SHARES, recursive=True)],
+            results={_name(entry): records.decode_result(entry) for entry in store.list(records.RESULTS)},
+            starts={_name(entry): records.decode_starts(entry) for entry in store.list(records.STARTS)},
+            shares=[records.decode_share(entry) for entry in store.list(records.SHARES, recursive=True)],
             serial=count_serially(self._items),
             leader_s=self._leader_s,
         )

@@ -11,7 +11,7 @@ from html import escape
 from zlib import crc32
 
 from latchwork.drawing.graph import Graph, Node
-from latchwork.drawing.layout import Box, Layout, Line, lay_out, px_text
+from latchwork.drawing.layout import Box, Layout, Line, format_px, lay_out
 
 #: Fill, border and text, first in light and then in dark; what has another kind looks like what has none.
 COLOURS = {
@@ -41,7 +41,7 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
     layout = layout if layout is not None else lay_out(graph)
     name = f"g{crc32(repr((graph.title, graph.order)).encode('utf-8', 'replace')):08x}"  # ids are the page's: one each
     title = graph.title or f"{len(graph.nodes)} nodes"
-    width, height = px_text(layout.width), px_text(layout.height)
+    width, height = format_px(layout.width), format_px(layout.height)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="latchwork-graph" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title">'
@@ -65,11 +65,11 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
 def _box(node: Node, box: Box) -> str:
     label = _escape_text(node.title or node.text)
     kind = f" kind-{node.kind}" if node.kind else ""
-    middle = f'x="{px_text(box.x + box.width / 2)}" y="{px_text(box.y + box.height / 2)}"'
+    middle = f'x="{format_px(box.x + box.width / 2)}" y="{format_px(box.y + box.height / 2)}"'
     return (
         f'<g class="node{kind}"><title>{label}</title>'
-        f'<rect x="{px_text(box.x)}" y="{px_text(box.y)}" width="{px_text(box.width)}" '
-        f'height="{px_text(box.height)}" rx="6"/><text {middle}>{_escape_text(box.text)}</text></g>'
+        f'<rect x="{format_px(box.x)}" y="{format_px(box.y)}" width="{format_px(box.width)}" '
+        f'height="{format_px(box.height)}" rx="6"/><text {middle}>{_escape_text(box.text)}</text></g>'
     )
 
 

@@ -283,18 +283,18 @@ class Line:
     def path(self) -> str:
         """The data of the SVG path for the line. Its curves leave and reach each row vertically."""
         (x, y), *rest = self.points
-        path = [f"M{px_text(x)} {px_text(y)}"]
+        path = [f"M{format_px(x)} {format_px(y)}"]
         for count, (right, below) in enumerate(rest):
             if count % 2 or right == x:
-                path.append(f"L{px_text(right)} {px_text(below)}")
+                path.append(f"L{format_px(right)} {format_px(below)}")
             else:
-                half = px_text((y + below) / 2)
-                path.append(f"C{px_text(x)} {half} {px_text(right)} {half} {px_text(right)} {px_text(below)}")
+                half = format_px((y + below) / 2)
+                path.append(f"C{format_px(x)} {half} {format_px(right)} {half} {format_px(right)} {format_px(below)}")
             x, y = right, below
         return "".join(path)
 
 
-def px_text(value: float) -> str:
+def format_px(value: float) -> str:
     """Format a length in pixels with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
@@ -326,7 +326,7 @@ def lay_out(graph: Graph) -> Layout:
     sort_rows(layers)
     texts = {node.id: shorten_label(node.text) for node in graph.nodes}
     widths: dict[Vertex, float] = {
-        each: max(_LEAST_WIDTH, text_width(text) * LETTER_WIDTH + 2 * _PADDING) for each, text in texts.items()
+        each: max(_LEAST_WIDTH, count_letter_widths(text) * LETTER_WIDTH + 2 * _PADDING) for each, text in texts.items()
     }
     x = compute_centers(layers, lambda place: widths.get(place, _BEND_WIDTH), GAP)
     y = {place: MARGIN + row * (BOX_HEIGHT + ROW_GAP) for row, places in enumerate(layers.rows) for place in places}
@@ -367,19 +367,19 @@ def _compute_points(
     return tuple((round(left, 1), round(top, 1)) for left, top in points)
 
 
-def text_width(text: str) -> int:
-    """Return the width of a text in letters. Wide characters count as two."""
+def count_letter_widths(text: str) -> int:
+    """Return the width of a text, in letters. Wide characters count as two."""
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def shorten_label(text: str) -> str:
     """Shorten a text to one line by leaving out its middle, because names often differ at their ends."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    if text_width(line) <= MOST_LETTERS:
+    if count_letter_widths(line) <= MOST_LETTERS:
         return line
     head, tail = "", ""
-    while text_width(head) < MOST_LETTERS // 2 - 2:
+    while count_letter_widths(head) < MOST_LETTERS // 2 - 2:
         head += line[len(head)]
-    while text_width(tail) < MOST_LETTERS // 2 - 2:
+    while count_letter_widths(tail) < MOST_LETTERS // 2 - 2:
         tail = line[-len(tail) - 1] + tail
     return f"{head}{_ELLIPSIS}{tail}"

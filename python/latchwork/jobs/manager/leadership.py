@@ -98,7 +98,9 @@ class Leadership:
         self.restarts.reserve_shares(ready, shares)
         marks = self.restarts.list_marks()
         workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
-        view = ClusterView(workers, self._pools.read(), shares, self.restarts.list_reserved_shares(marks, workers))
+        view = ClusterView(
+            workers, self._pools.read_pools(), shares, self.restarts.list_reserved_shares(marks, workers)
+        )
         result = self._planner.rebalance(view)
         self._ledger.reuse_strings(self._planner.pop_complete_shares())
         self._report(result, self._find_unmet_labels(members, ready))
@@ -148,7 +150,7 @@ class Leadership:
             outcome_keep_s: Seconds for which the outcomes of a removed node are kept.
         """
         self._options.sweep()
-        delete_obsolete_progress(self._store, self._pools.read(), [self._fence])
+        delete_obsolete_progress(self._store, self._pools.read_pools(), [self._fence])
         delete_old_audit_records(self._store, [self._fence])
         delete_expired_requests(self._store, [self._fence])
         delete_old_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])

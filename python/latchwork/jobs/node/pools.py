@@ -92,7 +92,7 @@ class PoolReader:
         for (job_id, job), manifest in zip(self._jobs.items(), stored, strict=True):
             if self._closing.is_set():
                 return
-            reading = self._read(job, None if manifest is None else manifest.version)
+            reading = self._call_pool_function(job, None if manifest is None else manifest.version)
             with self._mutex:
                 self._good[job_id] = reading
 
@@ -189,19 +189,19 @@ class PoolReader:
         due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
         return min(due, self._retry_at.get(job_id, math.inf))
 
-    def _read(self, job: Job, seen: Hashable) -> _Reading:
-        """Call the work pool function of a job.
+    def _call_pool_function(self, job: Job, seen_version: Hashable) -> _Reading:
+        """Call the work pool function of a job, and report the call to observers.
 
         Args:
             job: The job.
-            seen: Version of the stored pool, which was read before: a pool that was stored since then may come from a
-                later call, and then refuses ours.
+            seen_version: Version of the stored pool, read before this call. A pool that was stored since then may come
+                from a later call, and then refuses this result.
         """
         began = self._clock.now()
         items: tuple[str, ...] | None = None
         try:
             items = read_pool(job)
-            return _Reading(items, seen)
+            return _Reading(items, seen_version)
         finally:
             took_s, count = self._clock.now() - began, None if items is None else len(items)
             self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
@@ -213,7 +213,7 @@ class PoolReader:
             False if the store could not be used and must be tried again.
         """
         try:
-            reading = self._read(job, read_pool_version(self._store, job.id, stale_ok=True))
+            reading = self._call_pool_function(job, read_pool_version(self._store, job.id, stale_ok=True))
             if self._is_stored(job.id, reading):
                 return True
         except (WorkPoolFailed, InvalidJob) as error:
@@ -255,7 +255,7 @@ class PoolReader:
         )
 
     def _store_reading(
-        self, registration: Registration, job_id: str, reading: _Reading, found: Sequence[Entry | None] = ()
+        self, registration: Registration, job_id: str, reading: _Reading, known_manifest: Sequence[Entry | None] = ()
     ) -> tuple[str, ...]:
         """Store the items that a job's work pool returned, unless another node has stored newer ones.
 
@@ -263,11 +263,11 @@ class PoolReader:
             registration: The registration of this node.
             job_id: ID of the job.
             reading: The items.
-            found: The manifest of the stored pool if it was read already.
+            known_manifest: The manifest of the stored pool if it was read already.
         Returns:
             The items that were replaced. If nothing was stored, the items of this reading.
         """
-        written = registration.write_pool(job_id, reading.items, reading.seen, found)
+        written = registration.write_pool(job_id, reading.items, reading.seen, known_manifest)
         if not written.is_ours:
             log.info("work pool of job %s: another node has stored a newer one, reading it again", job_id)
             self._on_job_change(job_id, "pool")

@@ -150,7 +150,7 @@ class Registration:
         commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
     def write_pool(
-        self, job: str, items: tuple[str, ...], seen_version: Hashable, found: Sequence[Entry | None] = ()
+        self, job: str, items: tuple[str, ...], seen_version: Hashable, known_manifest: Sequence[Entry | None] = ()
     ) -> WrittenPool:
         """Store the items of a job's work pool, unless another node has stored a pool since the seen version.
 
@@ -160,7 +160,8 @@ class Registration:
             job: ID of the job.
             items: All items: sorted, unique.
             seen_version: Version of the stored pool before these items were read.
-            found: The manifest of the stored pool if it was read already. One that has changed since is read again.
+            known_manifest: The manifest of the stored pool if it was read already. If it has changed since, it is read
+                again.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = store_set(
@@ -171,7 +172,7 @@ class Registration:
             new_name=self.names,
             ops_if_created=[guard],
             may_replace=lambda stored: stored.manifest is None or stored.manifest.version == seen_version,
-            found=found,
+            known_manifest=known_manifest,
         )
         assert stored.manifest is not None
         return WrittenPool(before, stored.manifest.version, stored.chunked.items == items)

@@ -29,7 +29,7 @@ class PoolCache:
         self._mirror = mirror
         self._known: dict[str, _CachedPool] = {}
 
-    def read(self) -> dict[str, tuple[str, ...]]:
+    def read_pools(self) -> dict[str, tuple[str, ...]]:
         """Return the sorted items of each job, and read only the pools that have changed.
 
         The tuple of an unchanged pool stays the same object.

@@ -497,7 +497,7 @@ def store_set(
     new_name: Callable[[], str],
     ops_if_created: Sequence[Op] = (),
     may_replace: Callable[[StoredSet], bool] = lambda _before: True,
-    found: Sequence[Entry | None] = (),
+    known_manifest: Sequence[Entry | None] = (),
 ) -> tuple[StoredSet, tuple[str, ...]]:
     """Make the set at ``key`` contain exactly the wanted items. Of concurrent writers the last one wins.
 
@@ -511,15 +511,16 @@ def store_set(
         new_name: Returns unused chunk names.
         ops_if_created: Writes that are committed together with a new manifest.
         may_replace: Called with the stored set if it differs; if it returns False, that set is kept.
-        found: The manifest, or None if there is none, for the first attempt; empty reads it.
+        known_manifest: The manifest if it was read already, None if it did not exist; empty to read it. A retry reads it
+            again.
     Returns:
         The set as it is stored now, and the items that were stored before.
     Raises:
         Conflict: One of the checks does not hold, or other clients kept writing the same set.
     """
     for attempt in range(_WRITE_ATTEMPTS):
-        if found and attempt == 0:
-            before = decode_or_read_set(store, key, {entry.key: entry for entry in found if entry is not None})
+        if known_manifest and attempt == 0:
+            before = decode_or_read_set(store, key, {entry.key: entry for entry in known_manifest if entry is not None})
         else:
             before = read_set(store, key)
         update = plan_update(before.chunked, wanted, new_name)

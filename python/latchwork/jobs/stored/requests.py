@@ -203,8 +203,8 @@ def read_audit(store: Store) -> list[AuditRecord]:
     ]
 
 
-def find_forced_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Return the greatest fencing token that lost its lock by force, for each job and item.
+def find_force_released_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+    """Return the greatest fencing token whose lock was released by force, for each job and item.
 
     Args:
         entries: Entries of the audit log.

@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.cron_progress import HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.requests import AUDIT, find_forced_tokens
+from latchwork.jobs.stored.requests import AUDIT, find_force_released_tokens
 from latchwork.primitives import HeldLock, LockKeeper
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence
@@ -226,7 +226,7 @@ class ItemLocks:
         self._keeper.close(release=release)
 
     def _update_force_released(self, audit: Mirror) -> None:
-        self._force_released = find_forced_tokens(audit.snapshot().values())
+        self._force_released = find_force_released_tokens(audit.snapshot().values())
         self._wake()
 
     def _wait(self, job: str, item: str, name: str) -> None:
