@@ -226,15 +226,15 @@ KINDS = {
         json.dumps(encode_strategies({"*": "balanced"})).encode(),
         lambda value: decode_strategies(at(value)),
     ),
-    "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.read_running(at(value))),
+    "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.decode_running(at(value))),
     "demo starts": Kind(
-        "demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.read_starts(at(value))
+        "demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.decode_starts(at(value))
     ),
     "demo result": Kind(
-        "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.read_result(at(value))
+        "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.decode_result(at(value))
     ),
     "demo share": Kind(
-        "demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.read_share(at(value))
+        "demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.decode_share(at(value))
     ),
     "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: format_value(at(value))),
 }

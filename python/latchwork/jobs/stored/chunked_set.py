@@ -511,8 +511,8 @@ def store_set(
         new_name: Returns unused chunk names.
         ops_if_created: Writes that are committed together with a new manifest.
         may_replace: Called with the stored set if it differs; if it returns False, that set is kept.
-        known_manifest: The manifest if it was read already, None if it did not exist; empty to read it. A retry reads it
-            again.
+        known_manifest: The manifest if it was read already, None if it did not exist; empty to read it. A retry reads
+            it again.
     Returns:
         The set as it is stored now, and the items that were stored before.
     Raises:
