@@ -280,6 +280,21 @@ def test_idle_with_1000_watched_keys_and_100_mirrors(benchmark, kind, servers, t
     measured(benchmark, kind, label, share, unit="% of a core", goal="< 0.5")
 
 
+@pytest.mark.parametrize("kind", REMOTE)
+def test_idle_with_100_stores(benchmark, kind, servers):
+    url = servers(kind).url(uuid.uuid4().hex)
+    with contextlib.ExitStack() as stack:
+        before = threading.active_count()
+        for _ in range(100):
+            store = stack.enter_context(latchwork.connect(url))
+            store.session.ensure_usable()
+            store.mirror("k").ready(30)
+        threads = threading.active_count() - before
+        share = cpu_share(IDLE_S) / 100
+    label = f"idle, each of 100 stores with a session and a mirror, {threads} more threads"
+    measured(benchmark, kind, label, share, unit="% of a core", goal="< 0.03")
+
+
 def test_sqlite_change_of_another_process(benchmark, tmp_path):
     url = f"sqlite:///{tmp_path / 'other.db'}"
     delays, done = [], threading.Event()
