@@ -214,18 +214,17 @@ def cut_watch(store, monkeypatch, then=lambda: None):
 
 
 def test_a_leader_that_looks_at_the_queue_again_is_not_elected_again(connect, candidates, monkeypatch, eventually):
-    store, told, looks = connect(session_ttl_s=30.0), [], []
+    store, told, looks, failed_at = connect(session_ttl_s=30.0), [], [], []
     latch = candidates("n1", store=store, start=False)
     latch.on_elected(lambda: told.append("elected"))
     latch.on_revoked(lambda: told.append("revoked"))
     listing = store.children
-    has_failed = cut_watch(store, monkeypatch)
+    has_failed = cut_watch(store, monkeypatch, lambda: failed_at.append(len(looks)))
     monkeypatch.setattr(store, "children", lambda *args, **options: looks.append(1) or listing(*args, **options))
     latch.start()
     latch.wait(10.0)
     assert has_failed.wait(20.0)
-    before = len(looks)
-    eventually(lambda: len(looks) > before)
+    eventually(lambda: len(looks) > failed_at[0])
     latch.close()
     assert told == ["elected", "revoked"]
 
