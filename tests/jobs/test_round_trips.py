@@ -10,7 +10,7 @@ from far import FAR_SERVERS, far_store
 from latchwork.jobs import FixedRate, Job, JobManager
 
 #: At most for a start and for a close.
-MOST = {"etcd35": (8, 4), "zookeeper": (11, 6)}
+MOST = {"etcd35": (8, 4), "zookeeper": (11, 5)}
 pytestmark = [pytest.mark.serial, pytest.mark.threads]
 
 
