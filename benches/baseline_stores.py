@@ -338,7 +338,7 @@ class SqliteBaseline:
         self._txn(checks, ops, done)
 
     def _txn(self, checks, ops, done, until=None):
-        from latchwork.backends.embedded.file_signal import touch
+        from latchwork.backends.embedded.file_signal import signal_commit
 
         with self.lock:
             self._begin()
@@ -352,7 +352,7 @@ class SqliteBaseline:
                 self.db.executemany("INSERT OR REPLACE INTO kv VALUES (?, ?, ?, ?)", rows)
             self.db.execute("COMMIT" if is_committed else "ROLLBACK")
         if is_committed:
-            touch(self.path)
+            signal_commit(self.path)
         done(is_committed, [version] * len(ops))
 
     def list(self, prefix):

@@ -196,7 +196,7 @@ DEFECTS = (
         "Embedded",
         "sessions of an earlier boot stay alive",
         "backends/embedded/backend.py",
-        "dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_of_other_boots(conn, self._boot, now)}",
+        "dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_from_earlier_boots(conn, self._boot, now)}",
         "dead = {*ended, *sessions.find_expired(conn, now)}",
         id_of("backends/embedded/sessions", "sessions_of_another_boot_are_expired", on="boot = 'another boot'"),
     ),

@@ -28,7 +28,7 @@ MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS = 400, 12
 MAX_NAME_CHARS, MAX_NAME_SEGMENTS = 4_000, 40
 SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._~%@:+=,-]{{1,{MAX_SEGMENT}}}"
 _KEY = re.compile(rf"{SEGMENT}(?:/{SEGMENT})*\Z")
-#: So many strangers are remembered, and named; and so many in one warning.
+#: So many invalid keys are remembered, and named; and so many in one warning.
 _REMEMBERED, _NAMED = 1_000, 5
 _SHOWN = 100
 
@@ -71,7 +71,7 @@ def is_key(text: str) -> bool:
     return _KEY.match(text) is not None
 
 
-class Strangers:
+class InvalidKeys:
     """Counts invalid keys below a root, and logs a warning once for each. Thread-safe.
 
     Args:
@@ -88,7 +88,7 @@ class Strangers:
         """The number of invalid keys that were found, at most a thousand."""
         return len(self._seen)
 
-    def note(self, found: Iterable[bytes | str]) -> None:
+    def record(self, found: Iterable[bytes | str]) -> None:
         """Record invalid keys. Keys that were recorded before are ignored."""
         if not found:
             return

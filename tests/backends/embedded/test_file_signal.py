@@ -14,7 +14,7 @@ import pytest
 
 from backends.embedded.conftest import PRELUDE
 from latchwork.backends.embedded import watches
-from latchwork.backends.embedded.file_signal import FileSignal, touch
+from latchwork.backends.embedded.file_signal import FileSignal, signal_commit
 from latchwork.types import Put
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems poll")
@@ -35,7 +35,7 @@ say("written")
 """
 DIE_BEFORE_THE_SIGNAL = """
 from latchwork.backends.embedded import backend
-backend.touch = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+backend.signal_commit = lambda path: os.kill(os.getpid(), signal.SIGKILL)
 store.commit([], [Put(sys.argv[2], b"")]).result()
 """
 
@@ -239,4 +239,4 @@ def test_a_signal_that_was_closed_writes_to_no_other_file(tmp_path):
 
 
 def test_the_signal_of_a_file_that_is_gone_raises_nothing(tmp_path):
-    touch(tmp_path / "gone")
+    signal_commit(tmp_path / "gone")

@@ -101,7 +101,7 @@ def test_expired_session_stays_dead_when_the_clock_is_asked_again_earlier(opened
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)
     clock.clock_offset_s = 6
-    assert store.sweep()
+    assert store.remove_ended_sessions()
     clock.clock_offset_s = 0
     with pytest.raises(SessionLost):
         session.renew().result()

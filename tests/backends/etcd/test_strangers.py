@@ -83,4 +83,4 @@ def test_each_is_named_once_and_made_harmless(backend, invade, caplog):
     assert "new one" in told[2]
     assert "a b'" not in told[2]
     assert "\x1b" not in "".join(told)
-    assert backend._keys.strangers.count == len(STRANGERS) + 1
+    assert backend._keys.invalid_keys.count == len(STRANGERS) + 1

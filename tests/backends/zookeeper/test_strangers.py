@@ -70,7 +70,7 @@ def test_each_is_named_once(invaded, caplog):
     told = [record.getMessage() for record in caplog.records if "are no keys" in record.getMessage()]
     assert len(told) == 2, "one for each level"
     assert all(message.startswith(f"{len(NAMES)} names below ") for message in told)
-    assert invaded._layout.strangers.count == 2 * len(NAMES)
+    assert invaded._layout.invalid_keys.count == 2 * len(NAMES)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

@@ -24,11 +24,11 @@ from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Sink,
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, open_memory_database
-from latchwork.backends.embedded.file_signal import FileSignal, touch
+from latchwork.backends.embedded.file_signal import FileSignal, signal_commit
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import POLL_S, EmbeddedWatch, Poller, WatchEvents
 from latchwork.backends.futures import attempt, completed, failed
-from latchwork.backends.grammar import Strangers
+from latchwork.backends.grammar import InvalidKeys
 from latchwork.backends.schemes import find_spec
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -58,11 +58,11 @@ class EmbeddedBackend(Backend):
         self._boot = sessions.boot_id()
         self._ahead_s = 0.0 if url.scheme == "memory" else sessions.clock_offset_s()
         self._lock = mutex()
-        self._strangers = Strangers(self._root)
+        self._invalid_keys = InvalidKeys(self._root)
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False
-        self._memory = open_shared_memory(url.path or "") if url.scheme == "memory" else None
+        self._memory = open_shared_database(url.path or "") if url.scheme == "memory" else None
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
@@ -82,7 +82,7 @@ class EmbeddedBackend(Backend):
             self._release()
             raise
         if self._memory is not None:
-            self._memory.add(self._poller)
+            self._memory.add_poller(self._poller)
         self._poller.start()
 
     @property
@@ -137,7 +137,7 @@ class EmbeddedBackend(Backend):
                 conn,
                 self._root,
                 prefix,
-                self._strangers,
+                self._invalid_keys,
                 recursive=recursive,
                 limit=limit,
                 start_after=start_after,
@@ -146,7 +146,7 @@ class EmbeddedBackend(Backend):
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
         """Read the names directly below a prefix, unique and sorted."""
-        return self._read(lambda conn: reads.children(conn, self._root, prefix, self._strangers))
+        return self._read(lambda conn: reads.children(conn, self._root, prefix, self._invalid_keys))
 
     # Writes.
 
@@ -158,8 +158,8 @@ class EmbeddedBackend(Backend):
         """Create a key with a ten-digit number as suffix. Numbers below a parent are never reused."""
 
         def work(conn: sqlite3.Connection) -> Entry:
-            alive = self._sweep_and_read_alive(conn)
-            return writes.create_sequential(conn, self._root, key, value, session, alive=alive)
+            alive = self._remove_expired_and_make_check(conn)
+            return writes.create_sequential(conn, self._root, key, value, session, is_alive=alive)
 
         return attempt(lambda: self._write(work))
 
@@ -170,7 +170,7 @@ class EmbeddedBackend(Backend):
         op = Create(stem + unique, value, session)
 
         def work(conn: sqlite3.Connection) -> Ordered | Conflict:
-            return writes.create_ordered(conn, self._root, stem, op, self._sweep_and_read_alive(conn))
+            return writes.create_ordered(conn, self._root, stem, op, self._remove_expired_and_make_check(conn))
 
         return attempt(lambda: _or_raise(self._write(work)))
 
@@ -180,7 +180,7 @@ class EmbeddedBackend(Backend):
         """
 
         def work(conn: sqlite3.Connection) -> int:
-            keys = reads.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
+            keys = reads.list_keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
             writes.delete_keys(conn, self._root, keys)
             return len(keys)
 
@@ -215,7 +215,7 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
-            return writes.commit(conn, self._root, checks, ops, self._sweep_and_read_alive(conn))
+            return writes.commit(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
 
         return attempt(lambda: _or_raise(self._write(work)))
 
@@ -267,7 +267,7 @@ class EmbeddedBackend(Backend):
         self._threaded.end()
         self._poller.close()
         if self._memory is not None:
-            self._memory.remove(self._poller)
+            self._memory.remove_poller(self._poller)
         try:
             self._remove_ended_sessions(min(_LAST_PATIENCE_S, self._call_timeout_s))
         except LatchworkError as error:
@@ -279,9 +279,9 @@ class EmbeddedBackend(Backend):
 
     # What the poller asks for.
 
-    def changed(self) -> bool:
+    def has_new_commits(self) -> bool:
         """Return whether any process may have committed a transaction since the last call."""
-        return self._file.changed() if self._file is not None else False
+        return self._file.has_new_commits() if self._file is not None else False
 
     def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
         """Read the next event of each watch, all at one point in time.
@@ -295,7 +295,7 @@ class EmbeddedBackend(Backend):
             own = list(self._sessions.values())
 
         def work(conn: sqlite3.Connection) -> tuple[WatchEvents, builtins.list[EmbeddedSession]]:
-            alive = self._read_alive(conn)
+            alive = self._make_session_check(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
             deadline = sessions.next_deadline(conn)
@@ -307,7 +307,7 @@ class EmbeddedBackend(Backend):
             session.notify_gone()
         return view
 
-    def sweep(self) -> bool:
+    def remove_ended_sessions(self) -> bool:
         """Remove sessions that have expired or were closed. Return False if the database was locked by another
         process.
         """
@@ -325,7 +325,7 @@ class EmbeddedBackend(Backend):
 
     def _release(self) -> None:
         if self._memory is not None:
-            close_shared_memory(self._memory)
+            close_shared_database(self._memory)
         else:
             self._db.close()
 
@@ -354,32 +354,32 @@ class EmbeddedBackend(Backend):
 
     def _notify(self) -> None:
         if self._file is not None:
-            touch(self._file.path)
-        (self._memory or self._poller).notice_commit()
+            signal_commit(self._file.path)
+        (self._memory or self._poller).notify_commit()
 
     def _commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Committed:
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
-            return writes.commit(conn, self._root, checks, ops, self._sweep_and_read_alive(conn))
+            return writes.commit(conn, self._root, checks, ops, self._remove_expired_and_make_check(conn))
 
         def only_checks(conn: sqlite3.Connection) -> Committed | Conflict:
-            failed = writes.find_failed_checks(conn, self._root, checks, self._read_alive(conn))
-            return writes.conflict(failed) if failed else Committed(0)
+            failed = writes.find_failed_checks(conn, self._root, checks, self._make_session_check(conn))
+            return writes.conflict_error(failed) if failed else Committed(0)
 
         self._require_open()
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
-    def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
+    def _make_session_check(self, conn: sqlite3.Connection) -> writes.IsAlive:
         """Return a function that checks whether a session is active. Call it only inside a transaction."""
         now = self._machine_time()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
-    def _sweep_and_read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
+    def _remove_expired_and_make_check(self, conn: sqlite3.Connection) -> writes.IsAlive:
         """Remove expired sessions with their keys, then return a function that checks whether a session is active."""
         for session_id in sessions.find_expired(conn, self._machine_time()):
             sessions.end_session(conn, session_id)
-        return self._read_alive(conn)
+        return self._make_session_check(conn)
 
     def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> EmbeddedSession:
         opened_at = self._clock.now()
@@ -403,7 +403,7 @@ class EmbeddedBackend(Backend):
                 lambda conn: sessions.end_session(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s)
             )
         except LatchworkError:
-            self._poller.sweep_soon()
+            self._poller.remove_ended_sessions_soon()
             raise
         with self._lock:
             self._ended.discard(session_id)
@@ -419,7 +419,7 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> bool:
             now = self._machine_time()
-            dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_of_other_boots(conn, self._boot, now)}
+            dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_from_earlier_boots(conn, self._boot, now)}
             for session_id in sorted(dead):
                 sessions.end_session(conn, session_id)
             return bool(dead)
@@ -434,11 +434,11 @@ class EmbeddedBackend(Backend):
         self, conn: sqlite3.Connection, watches: Sequence[EmbeddedWatch], since: int, as_of: float
     ) -> builtins.list[WatchEvent | None]:
         followed = [watch.prefix for watch in watches if not watch.is_new]
-        changes = reads.changed_since(conn, self._root, since, followed, self._strangers) if followed else None
+        changes = reads.read_changes_since(conn, self._root, since, followed, self._invalid_keys) if followed else None
         events: builtins.list[WatchEvent | None] = []
         for watch in watches:
             if watch.is_new or changes is None:
-                found = reads.list_at_and_below(conn, self._root, watch.prefix, self._strangers)
+                found = reads.list_at_and_below(conn, self._root, watch.prefix, self._invalid_keys)
                 events.append(Snapshot(tuple(found), as_of))
                 continue
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
@@ -491,7 +491,7 @@ def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: di
     return call(*args, **options).result()
 
 
-class SharedMemory:
+class SharedMemoryDatabase:
     """A database in memory that several stores of this process share, and the pollers of these stores. Thread-safe."""
 
     def __init__(self, name: str) -> None:
@@ -501,20 +501,20 @@ class SharedMemory:
         self._pollers: tuple[Poller, ...] = ()
         self._lock = mutex()
 
-    def add(self, poller: Poller) -> None:
+    def add_poller(self, poller: Poller) -> None:
         """Add a poller, which is notified of every later commit."""
         with self._lock:
             self._pollers = (*self._pollers, poller)
 
-    def remove(self, poller: Poller) -> None:
+    def remove_poller(self, poller: Poller) -> None:
         """Remove a poller, which is no longer notified."""
         with self._lock:
             self._pollers = tuple(each for each in self._pollers if each is not poller)
 
-    def notice_commit(self) -> None:
+    def notify_commit(self) -> None:
         """Notify all pollers of a commit."""
         for poller in self._pollers:
-            poller.notice_commit()
+            poller.notify_commit()
 
     def poll_soon(self) -> None:
         """Make all pollers look for changes at once."""
@@ -522,23 +522,23 @@ class SharedMemory:
             poller.poll_soon()
 
 
-_by_name: dict[str, SharedMemory] = {}
+_by_name: dict[str, SharedMemoryDatabase] = {}
 
 
-def open_shared_memory(name: str) -> SharedMemory:
+def open_shared_database(name: str) -> SharedMemoryDatabase:
     """Return the in-memory database with this name. Create it if it does not exist.
 
-    The caller must call ``close_shared_memory`` once for each call.
+    The caller must call ``close_shared_database`` once for each call.
     """
     with _lock:
         shared = _by_name.get(name)
         if shared is None:
-            shared = _by_name[name] = SharedMemory(name)
+            shared = _by_name[name] = SharedMemoryDatabase(name)
         shared.users += 1
         return shared
 
 
-def close_shared_memory(shared: SharedMemory) -> None:
+def close_shared_database(shared: SharedMemoryDatabase) -> None:
     """Release an in-memory database. Its data are deleted when its last user has released it."""
     with _lock:
         shared.users -= 1

@@ -164,7 +164,7 @@ class FileDatabase(Database):
             self.close()
             raise
 
-    def changed(self) -> bool:
+    def has_new_commits(self) -> bool:
         """Return whether any process has committed a transaction since the last call. Only for one thread."""
         self.check()
         try:

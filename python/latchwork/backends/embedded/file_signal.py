@@ -1,7 +1,7 @@
 """A signal between processes that is set by each commit to a database file.
 
-After a commit the writer sets the modification time of the file (``touch``). The kernel reports that to every inotify
-instance that watches the file. So nothing must be registered or cleaned up: an instance ends with its process.
+After a commit the writer sets the modification time of the file (``signal_commit``). The kernel reports that to every
+inotify instance that watches the file. So nothing must be registered or cleaned up: an instance ends with its process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IN_ATTRIB = 0x4  # the times of the file were set, or it was deleted
 _EVENTS_BYTES = 4096
 
 
-def touch(path: Path) -> None:
+def signal_commit(path: Path) -> None:
     """Wake the waiting threads of all processes that have this database file open. Needs write permission for the
     file.
     """

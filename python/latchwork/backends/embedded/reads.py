@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 
 from latchwork.backends.base import VersionKey
-from latchwork.backends.grammar import Strangers, is_key
+from latchwork.backends.grammar import InvalidKeys, is_key
 from latchwork.types import Change, Entry
 
 # What another program wrote as text or as a number is bytes as well: a cast of bytes costs nothing.
@@ -94,7 +94,7 @@ def list_below(
     conn: sqlite3.Connection,
     root: str,
     prefix: str,
-    strangers: Strangers,
+    invalid_keys: InvalidKeys,
     *,
     recursive: bool,
     limit: int | None,
@@ -102,16 +102,16 @@ def list_below(
 ) -> list[Entry]:
     """Read the entries directly below a prefix, or its whole subtree with ``recursive``, sorted by key."""
     walk = _subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
-    return list(islice(_known(walk, strangers), limit))
+    return list(islice(_known(walk, invalid_keys), limit))
 
 
-def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
+def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[Entry]:
     """Read the entry at a prefix, if it exists, and its whole subtree."""
     own = get(conn, root, prefix) if prefix else None
-    return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), strangers))
+    return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), invalid_keys))
 
 
-def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[str]:
+def children(conn: sqlite3.Connection, root: str, prefix: str, invalid_keys: InvalidKeys) -> list[str]:
     """Read the names directly below a prefix, unique and sorted, including names that only have keys below them."""
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
@@ -119,7 +119,7 @@ def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strang
         rows = conn.execute(_VISITED_KEYS, {"root": root, "low": low, "high": high, "rest": skip + 1})
         names.update(key[skip:].partition("/")[0] for (key,) in rows)
     unknown = [name for name in names if not is_key(name)]
-    strangers.note([f"{prefix}/{name}" if prefix else name for name in unknown])
+    invalid_keys.record([f"{prefix}/{name}" if prefix else name for name in unknown])
     return sorted(names.difference(unknown))
 
 
@@ -129,7 +129,7 @@ def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
     return conn.execute(query, (root, key + "/", key + "0")).fetchone() is not None
 
 
-def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
+def list_keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
     """Return up to ``limit`` keys to delete at and below a prefix. The prefix itself is last.
 
     Invalid keys of other programs are included if they are text.
@@ -143,8 +143,8 @@ def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: i
     return found
 
 
-def changed_since(
-    conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], strangers: Strangers
+def read_changes_since(
+    conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], invalid_keys: InvalidKeys
 ) -> list[Change] | None:
     """Read what has changed at and below some prefixes since a token.
 
@@ -161,19 +161,19 @@ def changed_since(
         found = conn.execute(written.format(table), (root, token))
         order.update((key, at) for at, key in found if any(is_under(key, prefix) for prefix in prefixes))
     unknown = [key for key in order if not is_key(key)]
-    strangers.note(unknown)
+    invalid_keys.record(unknown)
     for key in unknown:
         del order[key]
     present = get_many(conn, root, order)
     return [Change(key, present.get(key)) for key in sorted(order, key=lambda key: order[key])]
 
 
-def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
+def _known(entries: Iterable[Entry], invalid_keys: InvalidKeys) -> Iterator[Entry]:
     for entry in entries:
         if is_key(entry.key):
             yield entry
         else:
-            strangers.note([entry.key])
+            invalid_keys.record([entry.key])
 
 
 def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:

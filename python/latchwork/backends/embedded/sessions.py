@@ -171,7 +171,7 @@ def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
 
-def find_of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
+def find_from_earlier_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
     """Return the IDs of sessions that were opened before the machine was restarted.
 
     A session whose deadline is more than its TTL in the future is one of them.

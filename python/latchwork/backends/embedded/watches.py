@@ -56,7 +56,7 @@ class WatchSource(Protocol):
     #: Whether other processes commit, so that polls are needed.
     polled: bool
 
-    def changed(self) -> bool:
+    def has_new_commits(self) -> bool:
         """Return whether any process may have committed a transaction since the last call."""
         ...
 
@@ -71,7 +71,7 @@ class WatchSource(Protocol):
         """
         ...
 
-    def sweep(self) -> bool:
+    def remove_ended_sessions(self) -> bool:
         """Remove sessions that have ended. Return False if the database was locked by another process."""
         ...
 
@@ -134,7 +134,7 @@ class Poller:
         self.poll_soon()
         return watch
 
-    def notice_commit(self) -> None:
+    def notify_commit(self) -> None:
         """Wake the thread after a commit of this process, if there are watches."""
         if self._watches:
             self.poll_soon()
@@ -145,7 +145,7 @@ class Poller:
             self._asked += 1
         self._wake.set()
 
-    def sweep_soon(self) -> None:
+    def remove_ended_sessions_soon(self) -> None:
         """Make the thread remove ended sessions at once. It retries until it succeeds."""
         self._sweep_again = True
         self._wake.set()
@@ -189,7 +189,7 @@ class Poller:
     def _poll(self) -> None:
         asked = self._asked
         as_of = self._clock.now()
-        changed = self._source.changed()
+        changed = self._source.has_new_commits()
         if changed or asked != self._answered or self._look_again or self._is_due():
             self._look_again = True  # until it worked
             if asked != self._answered:
@@ -198,9 +198,9 @@ class Poller:
             self._look_again = False
             self._answered = asked
         else:
-            self._deliver_current(as_of)
+            self._send_heartbeats(as_of)
         if self._sweep_again or self._is_due():
-            self._sweep_again = not self._source.sweep()
+            self._sweep_again = not self._source.remove_ended_sessions()
             self._look_again = True
         if self._failing:
             self._failing = False
@@ -221,9 +221,9 @@ class Poller:
                 self._busy_until = as_of + _BUSY_FOR_S
                 watch.told_at = as_of
                 watch.deliver(event)
-        self._deliver_current(as_of)
+        self._send_heartbeats(as_of)
 
-    def _deliver_current(self, as_of: float) -> None:
+    def _send_heartbeats(self, as_of: float) -> None:
         """Send a heartbeat to each watch that had no event for a while.
 
         Args:

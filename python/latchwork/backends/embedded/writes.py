@@ -32,7 +32,7 @@ from latchwork.types import (
 KEPT_TOMBSTONES = 10_000
 
 #: Says whether the session with this id is alive at this moment.
-Alive = Callable[[str], bool]
+IsAlive = Callable[[str], bool]
 
 
 def next_token(conn: sqlite3.Connection) -> int:
@@ -42,7 +42,7 @@ def next_token(conn: sqlite3.Connection) -> int:
 
 
 def commit(
-    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], alive: Alive
+    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], is_alive: IsAlive
 ) -> Committed | Conflict:
     """Apply all operations if all checks hold, otherwise none.
 
@@ -53,17 +53,17 @@ def commit(
         root: The root of the store.
         checks: The checks.
         ops: The operations.
-        alive: Returns whether the session with an ID is active.
+        is_alive: Returns whether the session with an ID is active.
     Raises:
         SessionLost: The session of an operation has ended.
         InvalidKey: A key is below a session-bound key. The caller must roll back.
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
-        require_alive(session, alive)
+        require_alive(session, is_alive)
     existing = [op for op in ops if isinstance(op, Create) and not _holds(conn, root, Absent(op.key), lambda _: True)]
-    failed = [*find_failed_checks(conn, root, checks, alive), *existing]
+    failed = [*find_failed_checks(conn, root, checks, is_alive), *existing]
     if failed:
-        return conflict(failed)
+        return conflict_error(failed)
     written = _Writer(conn, root)
     for op in ops:
         written.apply(op)
@@ -72,7 +72,7 @@ def commit(
 
 
 def create_sequential(
-    conn: sqlite3.Connection, root: str, key: str, value: bytes, session: HasId | None, *, alive: Alive
+    conn: sqlite3.Connection, root: str, key: str, value: bytes, session: HasId | None, *, is_alive: IsAlive
 ) -> Entry:
     """Create a key whose suffix is the next number below its parent.
 
@@ -81,7 +81,7 @@ def create_sequential(
         InvalidKey: The parent is bound to a session. The caller must roll back.
     """
     if session is not None:
-        require_alive(session.id, alive)
+        require_alive(session.id, is_alive)
     full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
     while reads.get(conn, root, full):  # another program created this key
         full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
@@ -91,9 +91,9 @@ def create_sequential(
     return written.entries[0]
 
 
-def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, alive: Alive) -> Ordered | Conflict:
+def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, is_alive: IsAlive) -> Ordered | Conflict:
     """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``."""
-    done = commit(conn, root, (), (op,), alive)
+    done = commit(conn, root, (), (op,), is_alive)
     if isinstance(done, Conflict):
         return done
     entry = done.entries[0]
@@ -101,13 +101,13 @@ def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, a
 
 
 def find_failed_checks(
-    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], alive: Alive
+    conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], is_alive: IsAlive
 ) -> list[SimpleCheck]:
     """Return the checks that do not hold."""
-    return [check for check in checks if not _holds(conn, root, check, alive)]
+    return [check for check in checks if not _holds(conn, root, check, is_alive)]
 
 
-def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
+def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
     """Return the ``Conflict`` error for checks that do not hold."""
     first = failed[0]
     if isinstance(first, SessionAlive):
@@ -129,9 +129,9 @@ def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> Non
     _forget_old_deletions(conn)
 
 
-def require_alive(session_id: str, alive: Alive) -> None:
+def require_alive(session_id: str, is_alive: IsAlive) -> None:
     """Raise ``SessionLost`` if the session has ended."""
-    if not alive(session_id):
+    if not is_alive(session_id):
         raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
 
 
@@ -188,9 +188,9 @@ class _Writer:
         return self.token
 
 
-def _holds(conn: sqlite3.Connection, root: str, check: SimpleCheck, alive: Alive) -> bool:
+def _holds(conn: sqlite3.Connection, root: str, check: SimpleCheck, is_alive: IsAlive) -> bool:
     if isinstance(check, SessionAlive):
-        return alive(check.session_id)
+        return is_alive(check.session_id)
     row = conn.execute("SELECT token FROM entries WHERE root = ? AND key = ?", (root, check.key)).fetchone()
     if isinstance(check, At):
         check_version(check.version, VersionKey)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork.backends.base import VersionKey
-from latchwork.backends.grammar import Strangers, is_key
+from latchwork.backends.grammar import InvalidKeys, is_key
 from latchwork.types import Entry
 
 #: Start inclusive, end exclusive.
@@ -22,12 +22,12 @@ class Keys:
 
     Attributes:
         root: The prefix of every raw key.
-        strangers: Invalid keys of other programs below the root.
+        invalid_keys: Invalid keys of other programs below the root.
     """
 
     def __init__(self, root: str) -> None:
         self.root = f"/{root}/".encode()
-        self.strangers = Strangers(f"/{root}")
+        self.invalid_keys = InvalidKeys(f"/{root}")
         self._skip = len(self.root)
 
     def raw_key(self, key: str) -> bytes:
@@ -46,7 +46,7 @@ class Keys:
             name = ""
         if is_key(name):
             return name
-        self.strangers.note([raw])
+        self.invalid_keys.record([raw])
         return None
 
     def session_key(self, session_id: str) -> bytes:

@@ -136,7 +136,7 @@ class Reader:
             next_page = self._page((start, end), asked, prefix, now=self._now) if asked else None
             while next_page is not None:
                 page = yield next_page
-                self._keys.strangers.note(page.strangers())
+                self._keys.invalid_keys.record(page.strangers())
                 next_page, deeper = None, False
                 wanted = page.count(skip)
                 asked = _keys_to_request(_next_size(page), limit, len(found) + wanted) if page.more else 0
@@ -175,7 +175,7 @@ class Reader:
         at, end = span
         while at < end:
             page = yield self._page((at, end), size, prefix, keys_only=True, now=self._now)
-            self._keys.strangers.note(page.strangers())
+            self._keys.invalid_keys.record(page.strangers())
             found.extend(page.names())
             direct += page.count(skip)
             if not page.more or (limit is not None and direct >= limit):

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from latchwork.backends.grammar import Strangers, is_key
+from latchwork.backends.grammar import InvalidKeys, is_key
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.wire import Data
 from latchwork.types import Entry
@@ -180,12 +180,12 @@ class Layout:
         acl: The encoded ACL of created znodes.
 
     Attributes:
-        strangers: Invalid keys of other programs below the root.
+        invalid_keys: Invalid keys of other programs below the root.
     """
 
     def __init__(self, root: str, acl: bytes = b"") -> None:
         self.root = "/" + root
-        self.strangers = Strangers(self.root)
+        self.invalid_keys = InvalidKeys(self.root)
         self._acl = acl
         self.guards = [f"{self.root}/@gen/{number:02x}" for number in range(BUCKETS)]
         self.folders = [f"{self.root}/{name}" for name in _FOLDERS]
@@ -253,7 +253,7 @@ class Layout:
         if is_internal(name):
             key = head if name == BORN else ""
         elif not is_key(key):
-            self.strangers.note([key])
+            self.invalid_keys.record([key])
         return key if is_key(key) else None
 
     def visible(self, names: Iterable[str], key: str) -> list[str]:
@@ -261,5 +261,5 @@ class Layout:
         found = [name for name in names if not is_internal(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found
-        self.strangers.note(child_keys(key, (name for name in found if name not in keys)))
+        self.invalid_keys.record(child_keys(key, (name for name in found if name not in keys)))
         return keys

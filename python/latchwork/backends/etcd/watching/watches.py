@@ -173,7 +173,7 @@ class WatchHub:
         pages = done.result()
         entries = tuple(entry for page in pages for entry in page.entries())
         for page in pages:
-            watch.keys.strangers.note(page.strangers())
+            watch.keys.invalid_keys.record(page.strangers())
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
