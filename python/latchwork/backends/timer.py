@@ -92,7 +92,7 @@ class Timer:
 
 
 class RepeatedCall:
-    """A function that a timer calls again and again, each time when the previous call said. Thread-safe.
+    """A function that a timer calls repeatedly, each time at the time that the previous call has returned. Thread-safe.
 
     Args:
         timer: Its thread calls the function, which must not block.
@@ -106,7 +106,7 @@ class RepeatedCall:
         self._next_at = math.inf
 
     def wake(self) -> None:
-        """Make the next call as soon as possible. The first call is made by this, too. Does not block."""
+        """Make the next call as soon as possible. This also makes the first call. Does not block."""
         with self._mutex:
             self._plan(-math.inf)
 

@@ -30,7 +30,7 @@ def url_of_client(client: object) -> str:
     """Return the URL of the server to which a client of python-etcd3, or of a fork of it, is connected.
 
     Raises:
-        TypeError: this is something else.
+        TypeError: The object is not such a client.
     """
     address = getattr(client, "_url", None) or getattr(getattr(client, "endpoint_in_use", None), "netloc", None)
     if not isinstance(address, str) or not hasattr(client, "channel"):
@@ -39,12 +39,12 @@ def url_of_client(client: object) -> str:
 
 
 def open_backend(url: StoreURL, clock: Clock, client: Any = None) -> Backend:
-    """Connect to the etcd cluster that the URL names, or use the channel and token of a client of python-etcd3.
+    """Connect to the etcd cluster in the URL, or use the channel and token of a client of python-etcd3.
 
     Raises:
-        InvalidURL: TLS options with a client, whose channel is open already.
-        ConnectFailed: no member answered within ``connect_timeout_s``, or TLS could not be agreed.
-        AuthenticationFailed: the server refused the user or the password, or wants one.
+        InvalidURL: TLS options are given together with a client, whose channel is already open.
+        ConnectFailed: No member answered within ``connect_timeout_s``, or the TLS handshake failed.
+        AuthenticationFailed: The server refused the user or the password, or requires them.
     """
     from latchwork.backends.etcd.backend import EtcdBackend
 

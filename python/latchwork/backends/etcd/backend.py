@@ -62,7 +62,7 @@ class EtcdBackend(Backend):
 
     @property
     def waiting(self) -> EtcdBackend:
-        """A form of this backend that makes its calls in the caller's thread."""
+        """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
@@ -87,7 +87,7 @@ class EtcdBackend(Backend):
         return backend
 
     def server_info(self) -> ServerInfo:
-        """Read the version of the server and the size of its database.
+        """Read the version of the server and the size of its database. Blocks.
 
         The result has no clock, because etcd does not report it.
         """
@@ -98,7 +98,7 @@ class EtcdBackend(Backend):
         )
 
     def notices(self) -> tuple[str, ...]:
-        """Return a sentence for each problem that threatens the server's database."""
+        """Return one sentence for each upcoming problem of the server's database. Does not block."""
         return self._link.notices()
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
@@ -122,17 +122,23 @@ class EtcdBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
-        """Read the entries below a prefix, sorted by key. Never stale, because a stale read is not faster."""
+        """Read the entries below a prefix, sorted by key. See ``Backend.list``.
+
+        ``stale_ok`` has no effect, because a stale read is not faster.
+        """
         return self._read_when_resolved(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Read the names directly below a prefix. Never stale, because a stale read is not faster."""
+        """Read the names directly below a prefix, unique and sorted.
+
+        ``stale_ok`` has no effect, because a stale read is not faster.
+        """
         return self._read_when_resolved(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction: check all conditions, and apply all operations if they hold."""
+        """Commit a transaction: apply all operations if all checks hold, otherwise none."""
         commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return (
@@ -148,7 +154,9 @@ class EtcdBackend(Backend):
         return self._sequences.create(key, value, session)
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create a key and read the older keys of its kind in one transaction."""
+        """Create a key and read the older keys with the same stem, in one transaction. See
+        ``Backend.create_ordered``.
+        """
         plan = partial(self._compiler.ordered, stem, Create(stem + unique, value, session), self._sessions.ended)
         try:
             return self._writer.write(plan(), plan, now=self._now)
@@ -158,13 +166,13 @@ class EtcdBackend(Backend):
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at a prefix and all keys below it in one transaction.
 
-        The future returns how many keys existed.
+        The future returns the number of deleted keys.
         """
         txn = tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
         return self._writer.write(txn, lambda: txn, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session, which is a lease of the server."""
+        """Open a session, which is a lease of the server with a marker key."""
         return self._sessions.open(ttl_s, on_gone)
 
     def watch(
@@ -176,7 +184,15 @@ class EtcdBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch all keys at and below a prefix. The option ``siblings`` has no effect here."""
+        """Watch all keys at and below a prefix. ``siblings`` has no effect here.
+
+        Args:
+            prefix: The key prefix.
+            sink: Callback for the events.
+            leaf: Watch a single session-bound key, and report only its deletion.
+            siblings: Ignored.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         return self._watches.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
@@ -205,7 +221,7 @@ class EtcdBackend(Backend):
         release(self._connection, limit_s)
 
     def _read_when_resolved(self, call: Callable[[], Future[Any]]) -> Future[Any]:
-        """Make a read after all writes with an unknown outcome have been settled, so that its answer is final."""
+        """Make a read after the outcome of all earlier writes was found out, so that its result is final."""
         if not self._recovery.unresolved:
             return call()
 
@@ -216,14 +232,14 @@ class EtcdBackend(Backend):
         return drive(steps())
 
     def _commit_checks_only(self, txn: Txn) -> Future[Committed]:
-        """Commit a transaction without operations. It is a read that may be repeated safely."""
+        """Commit a transaction without operations. It is only a read, so it may be repeated."""
         deadline = self._clock.now() + self._call_timeout_s
         return self._read_when_resolved(lambda: drive(self._check(txn, deadline)))
 
     def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
         """Let the server check the conditions of a transaction.
 
-        If one fails, or if there are too many, read the keys instead.
+        If one does not hold, or if there are too many, read the keys instead.
         """
         if not txn.is_flat:
             yield from self._writer.explain(txn, deadline)

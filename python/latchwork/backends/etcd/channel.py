@@ -1,4 +1,4 @@
-"""The gRPC channel: how the members are found, what it is opened with, and the calls that it offers."""
+"""The gRPC channel to a cluster: the selection of members, the options, and the available calls."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ _METHODS: dict[str, tuple[str, Any]] = {
 
 
 class Channel:
-    """A channel to the members of a cluster, and the calls that it offers.
+    """A gRPC channel to the members of a cluster, and the calls that it offers.
 
     Args:
-        channel: gRPC's.
-        is_ours: whether we opened it; only then it may be closed.
+        channel: The gRPC channel.
+        is_ours: Whether we opened it. Only then it may be closed.
 
     Attributes:
-        close: closes a channel of ours; another one stays open.
-        calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
-        watch: the stream of watch requests and answers.
+        close: Closes the channel if we opened it.
+        calls: The calls by method. Requests are messages or bytes. The answers to Range and Txn are bytes.
+        watch: Opens the stream of watch requests and answers.
     """
 
     def __init__(self, channel: grpc.Channel, *, is_ours: bool) -> None:
@@ -85,7 +85,7 @@ class Channel:
         )
 
     def is_connected(self) -> bool:
-        """Return whether a member is connected, including TLS. May take as long as ``_STATE_S``."""
+        """Return whether a member is connected, including TLS. May take up to ``_STATE_S``."""
         states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
         self._channel.subscribe(states.put)
         try:
@@ -96,18 +96,20 @@ class Channel:
             self._channel.unsubscribe(states.put)
 
     def close_in_thread(self) -> None:
-        """Make ``close`` return at once and do its work in a thread, because gRPC may hold a lock of this channel
-        forever.
-        """
+        """Make ``close`` return at once and work in a thread, because gRPC may hold a lock of this channel forever."""
         close = self.close
         self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()
 
 
 def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_s: float) -> Channel:
-    """Open a channel that uses the first member of the cluster that can be reached.
+    """Open a channel to the first member of the cluster that can be reached.
 
-    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name. Each attempt
-    to connect to a member may take ``connect_s``.
+    With TLS it only uses the first host, because gRPC compares all certificates of a channel with one name.
+
+    Args:
+        hosts: The hosts and ports of the members.
+        secured: The TLS credentials, or None.
+        connect_s: Seconds for each attempt to connect to a member.
     """
     target, extra = _target_of_hosts(hosts if secured is None else hosts[:1], secure=secured is not None)
     options = (*_OPTIONS, *extra, ("grpc.min_reconnect_backoff_ms", round(connect_s * 1000)))
@@ -117,16 +119,16 @@ def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_
 
 
 def _encode_request(request: Any) -> bytes:
-    """Return a request as bytes. It may be a message or already encoded."""
+    """Return a request, which is a message or already encoded, as bytes."""
     encoded: bytes = request if isinstance(request, bytes) else request.SerializeToString()
     return encoded
 
 
 def tls_files(url: StoreURL) -> dict[str, bytes]:
-    """Return the contents of the TLS files that the URL names, by the name of the option.
+    """Return the contents of the TLS files in the URL, by the name of the option.
 
     Raises:
-        InvalidURL: half of a key pair, or a file that cannot be read.
+        InvalidURL: Only one file of a key pair is given, or a file cannot be read.
     """
     options = url.options
     files = {name: Path(options[name]) for name in ("tls_ca", "tls_cert", "tls_key") if name in options}
@@ -139,14 +141,14 @@ def tls_files(url: StoreURL) -> dict[str, bytes]:
 
 
 def credentials(tls: dict[str, bytes]) -> grpc.ChannelCredentials | None:
-    """Return the credentials made of TLS files, or None if there are none."""
+    """Return the gRPC credentials for the contents of TLS files, or None if there are none."""
     return grpc.ssl_channel_credentials(tls.get("tls_ca"), tls.get("tls_key"), tls.get("tls_cert")) if tls else None
 
 
 def _target_of_hosts(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """Return gRPC's name for the hosts, and the options of the channel that go with it.
+    """Return gRPC's target name for the hosts, and the options of the channel for it.
 
-    With TLS only one host is used.
+    With TLS only the first host is used.
     """
     if len(hosts) == 1 and not _is_ip(hosts[0][0]):
         return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()

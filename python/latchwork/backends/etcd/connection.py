@@ -79,7 +79,7 @@ _TLS_TROUBLE = (
 
 
 class _Read(Outcome[T]):
-    """A read in progress, and the future of its decoded answer."""
+    """A read in progress, which is also the future of its decoded answer."""
 
     __slots__ = ("_again", "_deadline", "_decode", "_link", "_what")
 
@@ -156,10 +156,10 @@ class Link:
         """Send a request once, and return gRPC's future of the answer.
 
         With ``now``, the call is made in this thread, and a ``CompletedCall`` is returned. This saves the switch to
-        gRPC's thread and back, which is half the cost of a small request.
+        gRPC's thread and back, which takes half of the time of a small request.
 
         Raises:
-            Closed: the connection was closed.
+            Closed: The connection was closed.
         """
         # A stale token would fail even the call that replaces it.
         metadata = () if method == "Authenticate" else self.metadata
@@ -182,9 +182,9 @@ class Link:
             raise
 
     def _abandon_channel(self, channel: Channel) -> None:
-        """Stop using a channel whose call was interrupted, because gRPC may hold a lock of it forever.
+        """Stop using a channel after an interrupted call, because gRPC may hold a lock of it forever.
 
-        Later calls open another.
+        Later calls open another channel.
         """
         if self._client is not None:
             return
@@ -210,7 +210,7 @@ class Link:
         channel.close()
 
     def _refuse_closed(self, error: ValueError) -> None:
-        """Raise ``Closed`` if gRPC refused a call because its channel was closed."""
+        """Raise ``Closed`` if gRPC refused a call because the channel was closed."""
         if self.closed:
             raise Closed(_CLOSED) from error
         if self._client is not None:
@@ -231,10 +231,10 @@ class Link:
         Args:
             method: "Range" or "Txn".
             request: The request as a message, or encoded.
-            what: The action with its key, for messages.
-            decode: Decodes the answer. It raises ``ValueError`` if the answer is malformed.
-            deadline: Local clock time; the call timeout from now by default.
-            now: Make the call in this thread, as in ``send``.
+            what: Description of the call with its key, for messages.
+            decode: Decodes the answer. Raises ``ValueError`` if the answer is malformed.
+            deadline: Local clock time. None is the call timeout from now.
+            now: Make the call in this thread. See ``send``.
         """
         left_s = self.call_timeout_s if deadline is None else max(deadline - self.clock.now(), 0.001)
         deadline = self.clock.now() + left_s
@@ -246,10 +246,10 @@ class Link:
         return outcome
 
     def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Make a call that may be repeated until it is answered, and return the answer as a message.
+        """Make a call that may be repeated, until it is answered. Return the answer as a message.
 
         Raises:
-            LatchworkError: what the server said, or ``Unavailable``.
+            LatchworkError: The error of the server, or ``Unavailable``.
         """
         answer = yield from self.fetch(method, request, what, deadline)
         if not isinstance(answer, bytes):
@@ -260,7 +260,7 @@ class Link:
             raise unreadable_error(what, error) from error
 
     def fetch(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Make a call like ``call``, and return the answer undecoded: as bytes for a Range or a Txn."""
+        """Make a call like ``call``, but return the answer to a Range or a Txn as undecoded bytes."""
         refreshed = False
         while True:
             left_s = max(deadline - self.clock.now(), 0.001)
@@ -275,8 +275,12 @@ class Link:
     def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
         """Pause before the next attempt of a call.
 
+        Args:
+            error: The error of the last attempt.
+            what: Description of the call for messages.
+            deadline: Local clock time.
         Raises:
-            Unavailable: there is no time for a next try.
+            Unavailable: There is no time for another attempt.
         """
         if self.closed:
             raise rpc_errors.with_cause(Closed(f"the store was closed while it was to {what}"), error)
@@ -285,10 +289,10 @@ class Link:
         yield self.timer.after(RETRY_S)
 
     def refresh_token(self, deadline: float | None = None) -> Future[None]:
-        """Log in again to get a new authentication token, unless a login is already in progress.
+        """Log in again to get a new authentication token.
 
-        Concurrent callers share one login, which has the call timeout. Each one waits until its own deadline. The
-        future fails as ``Authenticate`` does.
+        Concurrent callers share one login, which has the call timeout. Each caller waits until its own deadline. The
+        future fails with the error of the login.
         """
         with self._lock:
             refreshing = self._refreshing
@@ -305,8 +309,12 @@ class Link:
         return self.with_deadline(refreshing, deadline, f"log in {self._url.user!r}")
 
     def with_deadline(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
-        """Return a future that completes like a shared one, or fails with ``Unavailable`` if the deadline comes
-        first.
+        """Return a future that completes like ``shared``, but fails with ``Unavailable`` at the deadline.
+
+        Args:
+            shared: A future that several callers wait for.
+            deadline: Local clock time.
+            what: Description of the call for messages.
         """
         ours: Future[T] = Outcome()
 
@@ -323,7 +331,7 @@ class Link:
         return join_hosts(self._url.hosts)
 
     def record_failure(self, error: grpc.RpcError) -> None:
-        """Record that a call failed because of the connection, and disconnect from a member that cannot serve."""
+        """Record that a call failed because of the connection. Disconnect from a member that cannot serve requests."""
         self.healthy = False
         if rpc_errors.classify_effect(error) is Effect.NEVER_SENT:
             self._connect_error = rpc_errors.details(error)
@@ -331,7 +339,7 @@ class Link:
             self._rotate()
 
     def watch_stream(self, requests: Iterable[Any]) -> Any:
-        """Open the stream of watch answers. The member ends it when it loses the other members."""
+        """Open the stream of watch answers. A member ends it when it loses contact with the other members."""
         metadata = (*self.metadata, ("hasleader", "true"))
         # A stream that waits for a member that is gone would keep the watch from the next one.
         try:
@@ -343,9 +351,11 @@ class Link:
     def connect(self, probe: Any) -> None:
         """Block until the cluster has answered a linearizable read.
 
+        Args:
+            probe: The read, as a message.
         Raises:
-            ConnectFailed: it did not within ``connect_timeout_s``, or TLS could not be agreed.
-            AuthenticationFailed: the server refused the account, or wants one.
+            ConnectFailed: There was no answer within ``connect_timeout_s``, or the TLS handshake failed.
+            AuthenticationFailed: The server refused the account, or requires one.
         """
         what, self._probe = f"answer at {join_hosts(self._hosts)}", probe
         deadline = self.clock.now() + self._url.connect_timeout_s
@@ -360,7 +370,7 @@ class Link:
             ) from error
 
     def close(self) -> None:
-        """Close the channel and end the calls in flight. Idempotent."""
+        """Close the channel. Calls in flight fail. Idempotent."""
         with self._lock:
             self.closed = True
             channels, self._channels = self._channels, []
@@ -370,7 +380,7 @@ class Link:
     # Private.
 
     def _connect_trouble(self, error: Unavailable) -> str:
-        """Describe in which phase connecting failed, and what gRPC reported."""
+        """Describe why connecting failed: the phase, and the message of gRPC."""
         said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
         if self._channel.is_connected():
             return f"it got no further than the first answer ({said})"
@@ -397,9 +407,9 @@ class Link:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
     def notices(self) -> tuple[str, ...]:
-        """Return a sentence for each problem that threatens the server's database. Does not block.
+        """Return one sentence for each upcoming problem of the server's database. Does not block.
 
-        Once an hour a call starts a new check in the background.
+        Once an hour, a call starts a new check in the background.
         """
         now = self.clock.now()
         if now - self._noticed_at >= _HISTORY_S and not self.closed:
@@ -416,7 +426,7 @@ class Link:
             _log.debug("etcd did not tell the size of its database: %s", error)
 
     def _warn_of_full_history(self, status: Any, deadline: float) -> Steps[None]:
-        """Warn if the history in the database is about to reach the quota, where etcd refuses all writes."""
+        """Log a warning if the history in the database will soon reach the quota, where etcd refuses all writes."""
         self._noticed_at = self.clock.now()
         hosts, found = join_hosts(self._url.hosts), []
         if status.dbSize > _LARGE_BYTES:
@@ -464,14 +474,29 @@ class Link:
                 return
 
     def retry_read(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
-        """Continue a read whose first attempt has failed."""
+        """Continue a read whose first attempt has failed.
+
+        Args:
+            error: The error of the first attempt.
+            again: The method and the request.
+            what: Description of the call for messages.
+            deadline: Local clock time.
+        """
         yield from self._prepare_retry(error, what, deadline, refreshed=False)
         return (yield from self.fetch(*again, what, deadline))
 
     def _prepare_retry(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
-        """Prepare the next attempt of a failed call, or raise an error if it would be useless.
+        """Prepare the next attempt of a failed call.
 
-        Return True if the token is new.
+        Args:
+            error: The error of the last attempt.
+            what: Description of the call for messages.
+            deadline: Local clock time.
+            refreshed: Whether the authentication token was already refreshed for this call.
+        Returns:
+            Whether the authentication token was refreshed.
+        Raises:
+            LatchworkError: A retry would not help.
         """
         effect = rpc_errors.classify_effect(error)
         may_refresh = self._url.user is not None or self._client is not None
@@ -487,7 +512,7 @@ class Link:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Raise ``ConnectFailed`` for a TLS error, because a retry does not help, unless there is another member."""
+        """Raise ``ConnectFailed`` for a TLS error, unless there is another member, because a retry does not help."""
         said = rpc_errors.details(error)
         if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
@@ -496,10 +521,10 @@ class Link:
             ) from error
 
     def attempt_timeout_s(self, left_s: float) -> float:
-        """Return the timeout of one attempt in seconds, so that time remains for an attempt with another member.
+        """Return the timeout of one attempt in seconds, given the seconds until the deadline.
 
-        A member that forwards to a leader that has just died would keep a call for 6 s. For this reason only, the first
-        attempt is short. Later ones are longer, in case the answer itself takes long.
+        It leaves time for an attempt with another member. A member that forwards to a leader that has just failed would
+        keep a call for 6 s, so the first attempt is short. Later ones are longer, in case the answer itself takes long.
         """
         if len(self._hosts) == 1:
             return left_s
@@ -517,7 +542,7 @@ class Link:
 
 
 class CompletedCall:
-    """A call that was made in the calling thread, with the interface of gRPC's future."""
+    """A call that was made in the calling thread. It has the interface of gRPC's future."""
 
     __slots__ = ("_answer", "_error")
 
@@ -526,7 +551,7 @@ class CompletedCall:
         self._error = error
 
     def code(self) -> grpc.StatusCode:
-        """Return the status of the call."""
+        """Return the gRPC status code of the call."""
         return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
 
     def done(self) -> bool:
@@ -544,15 +569,18 @@ class CompletedCall:
         return self._answer
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn`` at once."""
+        """Call ``fn`` now, because the call has ended."""
         fn(self)
 
 
 def decode_answer(method: str, answer: bytes) -> Any:
-    """Decode the answer to a Range or a Txn.
+    """Decode the bytes of an answer to a message.
 
+    Args:
+        method: "Range" or "Txn".
+        answer: The bytes.
     Raises:
-        ValueError: it is none.
+        ValueError: The bytes are not a valid answer.
     """
     try:
         return (pb.RangeResponse if method == "Range" else pb.TxnResponse).FromString(answer)
@@ -562,5 +590,10 @@ def decode_answer(method: str, answer: bytes) -> Any:
 
 
 def unreadable_error(what: str, error: ValueError) -> LatchworkError:
-    """Return the error to raise for a read whose answer cannot be decoded."""
+    """Return the error for a read whose answer cannot be decoded.
+
+    Args:
+        what: Description of the call for the message.
+        error: The error of the decoding.
+    """
     return rpc_errors.with_cause(Unavailable(f"could not {what}: {error}; try again"), error)

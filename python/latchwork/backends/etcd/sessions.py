@@ -1,4 +1,4 @@
-"""Sessions: a lease with a marker key. They are renewed by the timer of the connection.
+"""Sessions, which are leases with a marker key. The timer of the connection renews them.
 
 The session ID is the lease ID in hexadecimal, 62 random bits, so it is never reused, and the lease of a key names its
 owner. The marker ``@s/<id>`` is bound to the lease and exists exactly as long. Writes of a session compare it.
@@ -32,7 +32,7 @@ _LEAST_PATIENCE_S = 0.5
 
 
 class EtcdSession:
-    """A session: a lease, and a key bound to it that exists as long as the session. Thread-safe."""
+    """A ``BackendSession`` with a lease and a marker key that is bound to the lease. Thread-safe."""
 
     confirm_gap_s = 0.0
 
@@ -48,7 +48,7 @@ class EtcdSession:
         self._owner = owner
 
     def renew(self) -> Future[float]:
-        """Renew the lease for another TTL. The future returns the local time at which the request was sent."""
+        """Renew the lease for another TTL. The future returns the local clock time at which the request was sent."""
         return self._owner.renew(self)
 
     def close(self) -> Future[None]:
@@ -60,11 +60,11 @@ class EtcdSession:
 
 
 class Sessions:
-    """The sessions of one store. Thread-safe.
+    """The open sessions of one store. Thread-safe.
 
     Attributes:
-        ended: IDs of sessions that were closed here and may still exist on the server. Operations that name one are
-            refused before any I/O. The server refuses those that name a session that has ended there.
+        ended: IDs of the sessions that this store has closed and that may still exist on the server. Operations with
+            one of them are refused before any I/O.
         timer: Renews the sessions of all stores that share the connection.
     """
 
@@ -79,17 +79,19 @@ class Sessions:
         self.timer = link.timer
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session: grant a lease, write its key, and watch that key in order to call ``on_gone`` at its end."""
+        """Open a session: grant a lease, write the marker, and watch the marker to call ``on_gone`` when it is
+        deleted.
+        """
         return drive(self._opening(ttl_s, on_gone))
 
     def renew(self, session: EtcdSession) -> Future[float]:
-        """Send one request to renew a session, without a retry."""
+        """Send one request that renews a session, without a retry."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
         return drive(self._renewing(session))
 
     def end(self, session: EtcdSession) -> Future[None]:
-        """Refuse further requests of a session, and revoke its lease."""
+        """End a session and revoke its lease. Its later requests are refused at once."""
         with self._lock:
             if session.closing is not None:
                 return session.closing
@@ -102,7 +104,7 @@ class Sessions:
         return closing
 
     def end_all(self) -> list[Future[None]]:
-        """End all open sessions, and return their futures."""
+        """End all open sessions. Return their futures."""
         with self._lock:
             sessions = [session for session, _ in self._open.values()]
         return [self.end(session) for session in sessions]
@@ -168,7 +170,7 @@ class Sessions:
 
 
 class _MarkerSink:
-    """Receives the events of the watch on a session's key, and reports the deletion of the key once."""
+    """The callback of the watch on a session's marker. It reports the deletion of the marker once."""
 
     def __init__(self, session_id: str, on_gone: Callable[[], None]) -> None:
         self._id = session_id

@@ -23,11 +23,11 @@ _numbers = itertools.count(1)
 
 
 class Connection:
-    """A link to a cluster with its timer and its watches.
+    """A connection to a cluster, with its timer and watches, which several stores may share.
 
     Attributes:
-        key: What the stores that share it have in common; None if it is not shared.
-        users: How many stores use it.
+        key: Identifies the settings that the stores share. None if the connection is not shared.
+        users: The number of stores that use it.
     """
 
     def __init__(self, url: StoreURL, clock: Clock, key: Hashable, client: Any = None) -> None:
@@ -55,7 +55,7 @@ _shared: dict[Hashable, Connection] = {}
 
 
 def _forget_connections() -> None:
-    """Forget the connections of the parent process, in a forked child. A thread of the parent may hold the lock."""
+    """Remove the connections of the parent process, in a forked child. A thread of the parent may hold the lock."""
     global _lock  # noqa: PLW0603
     _lock = mutex()
     _shared.clear()
@@ -66,9 +66,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def acquire(url: StoreURL, clock: Clock, client: Any = None) -> Connection:
-    """Return a connection for a store: one that works and has the same settings, or a new one.
+    """Return a connection for a store: an existing one with the same settings that works, or a new one.
 
     The channel of a user's client is not shared.
+
+    Args:
+        url: The parsed URL.
+        clock: The local clock.
+        client: A client of python-etcd3 whose channel is used, or None.
     """
     if client is not None:
         return Connection(url, clock, None, client)
@@ -84,7 +89,12 @@ def acquire(url: StoreURL, clock: Clock, client: Any = None) -> Connection:
 
 
 def release(connection: Connection, join_s: float) -> None:
-    """Give up the use of a connection, which closes it if no other store uses it."""
+    """Stop using a connection. It is closed if no other store uses it.
+
+    Args:
+        connection: The connection.
+        join_s: Seconds to wait for its threads.
+    """
     with _lock:
         connection.users -= 1
         is_last = not connection.users
@@ -95,7 +105,12 @@ def release(connection: Connection, join_s: float) -> None:
 
 
 def _join(key: Hashable, new: Connection | None = None) -> Connection | None:
-    """Return the connection to share, with one more user. If none works, share the new one and return None."""
+    """Return the connection to use, with one more user, or None if ``new`` must be used.
+
+    Args:
+        key: Identifies the settings.
+        new: A new connection, which is shared if no existing one works.
+    """
     with _lock:
         found = _shared.get(key)
         if found is not None and found.link.healthy:

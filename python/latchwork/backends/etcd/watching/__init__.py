@@ -1,4 +1,4 @@
-"""Watches on etcd: many prefixes over few streams, caught up after each gap.
+"""Watches on etcd. Many prefixes share one stream, and missed changes are read after each disconnect.
 
-Only the backend uses it.
+Only the backend uses this package.
 """

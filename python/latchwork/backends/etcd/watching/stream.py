@@ -1,4 +1,4 @@
-"""Watches, their ranges, and the request stream of a connection."""
+"""A watch, its ranges, and the stream of requests and answers for all watches of a connection."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _END = object()
 
 
 class WatchRange:
-    """A range of a watch, and the revision from which it continues.
+    """A range of raw keys in a watch, and the revision from which it continues.
 
     Attributes:
-        ticket: The number of its newest creation on the stream; 0 if it is on none.
-        watch_id: The server's ID of it; None until the server has sent it.
-        behind: The number of revisions that the server had to catch up with when it created this watch.
-        resumes: Whether it continues after a disconnect instead of after a fresh snapshot.
+        ticket: The number of its last create request on the stream. 0 if it is not on a stream.
+        watch_id: The server's ID of it. None until the server has sent it.
+        behind: The number of revisions that it was behind when the server created it.
+        resumes: Whether it continues after a disconnect. Otherwise it continues after a new snapshot.
     """
 
     __slots__ = ("behind", "resume_at", "resumes", "span", "ticket", "watch", "watch_id")
@@ -88,19 +88,21 @@ class EtcdWatch:
         self._drop = drop
 
     def close(self) -> None:
-        """Stop the watch. Nothing is delivered afterwards, except when called from inside the sink."""
+        """Stop the watch. No event is delivered afterwards, except when this is called from the watch's own
+        callback.
+        """
         with self.lock:
             self.closed = True
         self._drop(self)
 
 
 class Stream:
-    """The stream from a connect to the next disconnect.
+    """The stream of watch requests and answers from a connect to the next disconnect.
 
     Attributes:
         parts: The ranges that the server watches, by its IDs.
-        creating: Creations that have not been answered. The server answers them in order.
-        call: The server's side, once it is open.
+        creating: The create requests that were not answered yet. The server answers them in order.
+        call: The gRPC call, once the stream is open.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -113,7 +115,12 @@ class Stream:
         self._answered_ask: float | None = None
 
     def create(self, part: WatchRange, ticket: int) -> None:
-        """Ask the server to watch a range."""
+        """Send a request to watch a range.
+
+        Args:
+            part: The range.
+            ticket: The number of the request.
+        """
         part.ticket = ticket
         self.creating.append((part, ticket))
         start, end = part.span
@@ -121,7 +128,7 @@ class Stream:
         self._requests.put(pb.WatchRequest(create_request=request))
 
     def cancel(self, watch_id: int) -> None:
-        """Ask the server to stop watching a range."""
+        """Send a request to stop watching a range."""
         self._requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
 
     def end(self) -> None:
@@ -131,9 +138,12 @@ class Stream:
             self.call.cancel()
 
     def yield_requests(self, closing: Signal) -> Iterator[Any]:
-        """Yield the requests to send as they arrive, and progress requests in between.
+        """Yield the requests to send as they arrive, and regular progress requests.
 
         Runs in gRPC's sending thread.
+
+        Args:
+            closing: Set when the store is being closed.
         """
         next_at = self._clock.now() + _PROGRESS_EVERY_S
         while True:
@@ -152,15 +162,15 @@ class Stream:
         """Handle the answer to a progress request.
 
         Returns:
-            The local clock time as of which the answer proves the state current, or None. That is when the previous
-                request was sent, because between two answers the server has sent all events.
+            The local clock time at which the state is now known to have been up to date, or None. It is the time of the
+                previous progress request, because the server sends all earlier events between two answers.
         """
         asked_at, proven_at = self._asked_at, self._answered_ask
         self._answered_ask, self._asked_at = asked_at or proven_at, None
         return proven_at
 
     def _progress_request(self) -> Any:
-        """Return a progress request, or None while the previous one is unanswered or nothing needs to be asked."""
+        """Return a progress request. None while the previous one is unanswered, or if no watch needs it."""
         now = self._clock.now()
         if not self.parts or (self._asked_at is not None and now < self._asked_at + _ANSWER_WITHIN_S):
             return None

@@ -70,14 +70,29 @@ class StoreWatches:
         self._closed = False
 
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
-        """Watch a key and, unless ``leaf`` is true, all keys below it."""
+        """Watch a key, and all keys below it unless ``leaf`` is true.
+
+        Args:
+            prefix: The key.
+            sink: Callback for the events.
+            leaf: Watch a single session-bound key, and report only its deletion.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
         return self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
 
     def watch_spans(
         self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
     ) -> EtcdWatch:
-        """Watch ranges of raw keys."""
+        """Watch ranges of raw keys.
+
+        Args:
+            spans: The ranges.
+            sink: Callback for the events.
+            what: Description of the watch for messages.
+            leaf: Watch a single session-bound key, and report only its deletion.
+            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+        """
         watch = EtcdWatch(self._hub.drop, self._keys, self._codec, spans, sink, what=what, leaf=leaf, beats=beats)
         self._hub.add(watch)
         if self._closed:  # meanwhile, so that ``close`` may have missed this one
@@ -107,7 +122,7 @@ class WatchHub:
         self._name = name
 
     def add(self, watch: EtcdWatch) -> None:
-        """Start a watch."""
+        """Add a watch and read its current state."""
         with self._lock:
             if self._closing.is_set():
                 raise Closed(_CLOSED)
@@ -125,13 +140,13 @@ class WatchHub:
             return [watch for watch in self._watches if watch.keys is keys]
 
     def drop(self, watch: EtcdWatch) -> None:
-        """Remove a closed watch and inform the server."""
+        """Remove a closed watch. Also tell the server to stop watching its ranges."""
         with self._lock:
             self._watches.discard(watch)
             self._cancel(watch)
 
     def close(self, join_s: float) -> None:
-        """End all watches, and wait at most ``join_s`` seconds for the thread to end. Idempotent."""
+        """End all watches, and wait at most ``join_s`` seconds for the thread. Idempotent."""
         with self._lock:
             self._closing.set()
             watches, stream, thread = list(self._watches), self._stream, self._thread
@@ -145,7 +160,9 @@ class WatchHub:
     # From the snapshot to the stream.
 
     def _start(self, watch: EtcdWatch) -> None:
-        """Read the current state for a new watch, which continues from there. A leaf is added to the stream first."""
+        """Read the current state of a new watch, then watch its changes. A watch of a single key is added to the stream
+        first.
+        """
         if watch.leaf:
             with self._lock:
                 if self._stream is not None:
@@ -200,7 +217,7 @@ class WatchHub:
             self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
 
     def _read_again(self, watch: EtcdWatch) -> None:
-        """Read the state of a watch again after a gap, and deliver nothing more of its old ranges."""
+        """Read the state of a watch again, because changes may be missing. Its old ranges deliver no more events."""
         with self._lock:
             self._cancel(watch)
             for part in watch.parts:
@@ -266,7 +283,7 @@ class WatchHub:
             self._link.clock.wait(self._closing, _RETRY_S / 4)
 
     def _follow(self, stream: Stream) -> None:
-        """Open a stream, add all watches to it, and deliver its events until it ends."""
+        """Open a stream, add all watches to it, and deliver events until the stream ends."""
         stream.call = self._link.watch_stream(stream.yield_requests(self._closing))
         with self._lock:
             if self._closing.is_set():
@@ -338,9 +355,9 @@ class WatchHub:
             self._deliver(watch, Delta(tuple(changes.values())))
 
     def _on_created(self, stream: Stream, response: Any) -> None:
-        """Handle the server's answer to a request to watch a range.
+        """Handle the answer to a request to watch a range.
 
-        Answers are in the order of the requests. A refusal may lack the ID of the range.
+        Answers arrive in the order of the requests. A refusal may lack the ID of the range.
         """
         with self._lock:
             if not stream.creating:
@@ -369,9 +386,9 @@ class WatchHub:
             self._read(part.watch)
 
     def _note_live(self, watch: EtcdWatch) -> None:
-        """Record that a watch has caught up.
+        """Record that a watch has received all earlier events.
 
-        From then on progress answers count for it, which an old server sends earlier too.
+        From now on progress answers count for it. An old server sends them earlier, too.
         """
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
@@ -411,7 +428,7 @@ class WatchHub:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
-        """Read the state with a new token, and move all watches to a new stream that uses it."""
+        """Read the state of a watch again, and move all watches to a new stream that uses the new token."""
         self._read_again(watch)
         stream.end()
 
@@ -428,7 +445,7 @@ class WatchHub:
                     self._deliver(watch, Current(proven_at))
 
     def _deliver(self, watch: EtcdWatch, event: Any) -> None:
-        """Deliver an event to a watch, which does not block. The caller holds the lock of the watch."""
+        """Pass an event to a watch, which must not block. The caller holds the lock of the watch."""
         try:
             watch.sink(event)
         except Exception:
@@ -436,10 +453,10 @@ class WatchHub:
 
 
 class PermissionChecks:
-    """Checks permissions while there are watches. Thread-safe.
+    """Checks regularly whether the account may still read what is watched. Thread-safe.
 
     Args:
-        watched: Returns the watches to check now, and none once the connection is closing.
+        watched: Returns the watches to check now. Empty when the connection is being closed.
         end: Ends a watch with the error of a refused read.
     """
 
