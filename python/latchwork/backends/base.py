@@ -366,7 +366,7 @@ class Backend(Protocol):
         ...
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
     ) -> BackendWatch:
         """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``). "" is the root.
 
@@ -382,7 +382,7 @@ class Backend(Protocol):
                 may be old if it contains the key.
             siblings: With ``leaf``: the caller needs the names next to the key after its deletion, so the backend may
                 read them at once.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         ...
 

@@ -182,7 +182,7 @@ class Core:
             )
 
     def add_feed(
-        self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, beats: bool = False
+        self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = False
     ) -> None:
         """Watch an absolute prefix on behalf of a ``Watch`` or ``Mirror``, which is closed with the store.
 
@@ -191,12 +191,12 @@ class Core:
             prefix: The absolute prefix.
             leaf: Watch a single session-bound key, and report only its deletion.
             siblings: With ``leaf``, also read the names next to the key after its deletion.
-            beats: Request heartbeats, which confirm that an unchanged state is up to date.
+            heartbeats: Request heartbeats, which confirm that an unchanged state is up to date.
         """
         self.ensure_usable()
         with self._lock:
             self._feeds[feed] = None
-        watch = self.backend.watch(prefix, feed, leaf=leaf, siblings=siblings, beats=beats)
+        watch = self.backend.watch(prefix, feed, leaf=leaf, siblings=siblings, heartbeats=heartbeats)
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:

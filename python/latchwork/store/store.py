@@ -345,7 +345,7 @@ class Store:
         """
         absolute = self._scope.absolute_prefix_for_read(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
-        self._core.add_feed(mirror, absolute, beats=True)
+        self._core.add_feed(mirror, absolute, heartbeats=True)
         return run(self.ready(mirror)) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:

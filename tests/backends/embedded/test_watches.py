@@ -127,7 +127,7 @@ def test_a_thread_in_memory_does_not_wake_while_nothing_changes_and_nobody_asks_
     store = opened("memory://asleep")
     sinks = [collector() for _ in range(20)]
     for sink in sinks:
-        store.watch("a", sink, beats=False)
+        store.watch("a", sink, heartbeats=False)
     eventually(lambda: all(sink.events for sink in sinks))
     polls.clear()
     assert not threading.Event().wait(2.5)

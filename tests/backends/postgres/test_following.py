@@ -150,10 +150,10 @@ def hand_to_the_server(server):
             shutil.chown(path, user)
 
 
-@pytest.mark.parametrize("beats", [True, False])
-def test_a_put_is_told_to_another_store_in_milliseconds(postgresql, root, opened, beats):
+@pytest.mark.parametrize("heartbeats", [True, False])
+def test_a_put_is_told_to_another_store_in_milliseconds(postgresql, root, opened, heartbeats):
     store, other = opened(postgresql.url(root)), opened(postgresql.url(root))
-    with other.watch("k", leaf=not beats) as watch:
+    with other.watch("k", leaf=not heartbeats) as watch:
         watch.next(5.0)
         took = []
         for number in range(20):

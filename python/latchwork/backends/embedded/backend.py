@@ -243,7 +243,7 @@ class EmbeddedBackend(Backend):
         *,
         leaf: bool = False,  # noqa: ARG002
         siblings: bool = False,  # noqa: ARG002
-        beats: bool = True,
+        heartbeats: bool = True,
     ) -> EmbeddedWatch:
         """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
 
@@ -252,10 +252,10 @@ class EmbeddedBackend(Backend):
             sink: Callback for the events.
             leaf: Ignored.
             siblings: Ignored.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         self._require_open()
-        return self._poller.watch(prefix, sink, beats=beats)
+        return self._poller.watch(prefix, sink, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End all watches and sessions, join the thread and close the connections. Idempotent."""

@@ -101,7 +101,7 @@ class Poller:
         self._wake = wake
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
-        self._beating: list[EmbeddedWatch] = []  # those that are notified when nothing has changed
+        self._with_heartbeats: list[EmbeddedWatch] = []  # those that are notified when nothing has changed
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
@@ -118,19 +118,19 @@ class Poller:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> EmbeddedWatch:
+    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool = True) -> EmbeddedWatch:
         """Add a watch. The thread delivers its first event at once.
 
         Args:
             prefix: The key prefix.
             sink: Callback for the events.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         watch = EmbeddedWatch(prefix, sink, self._forget)
         with self._lock:
             self._watches.append(watch)
-            if beats:
-                self._beating.append(watch)
+            if heartbeats:
+                self._with_heartbeats.append(watch)
         self.poll_soon()
         return watch
 
@@ -167,7 +167,7 @@ class Poller:
 
     def _forget(self, watch: EmbeddedWatch) -> None:
         with self._lock:
-            for watches in (self._watches, self._beating):
+            for watches in (self._watches, self._with_heartbeats):
                 if watch in watches:
                     watches.remove(watch)
 
@@ -229,7 +229,7 @@ class Poller:
         Args:
             as_of: Local clock time at which the state was known to be up to date.
         """
-        for watch in self._beating.copy():
+        for watch in self._with_heartbeats.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of
                 watch.deliver(Current(as_of))
@@ -275,7 +275,7 @@ class Poller:
         if self._look_again:
             return 0.0
         if not self._source.polled:
-            return _CURRENT_EVERY_S if self._beating else None
+            return _CURRENT_EVERY_S if self._with_heartbeats else None
         if isinstance(self._wake, FileSignal):
             return _SIGNALED_POLL_S
         return _POLL_BUSY_S if now < self._busy_until else POLL_S

@@ -182,7 +182,7 @@ class EtcdBackend(Backend):
         *,
         leaf: bool = False,
         siblings: bool = False,  # noqa: ARG002
-        beats: bool = True,
+        heartbeats: bool = True,
     ) -> BackendWatch:
         """Watch all keys at and below a prefix. ``siblings`` has no effect here.
 
@@ -191,9 +191,9 @@ class EtcdBackend(Backend):
             sink: Callback for the events.
             leaf: Watch a single session-bound key, and report only its deletion.
             siblings: Ignored.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        return self._watches.watch(prefix, sink, leaf=leaf, beats=beats)
+        return self._watches.watch(prefix, sink, leaf=leaf, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End the watches, sessions and writes, and close the connection if no other store uses it. Idempotent."""

@@ -187,7 +187,7 @@ class PostgresBackend(Backend):
         *,
         leaf: bool = False,  # noqa: ARG002
         siblings: bool = False,  # noqa: ARG002
-        beats: bool = True,
+        heartbeats: bool = True,
     ) -> BackendWatch:
         """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
 
@@ -196,9 +196,9 @@ class PostgresBackend(Backend):
             sink: Callback for the events.
             leaf: Ignored.
             siblings: Ignored.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        return self._hub.watch(prefix, sink, beats=beats)
+        return self._hub.watch(prefix, sink, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End all watches and sessions, join the threads and close the connections. Idempotent."""

@@ -49,9 +49,9 @@ _IDLE_SWEEP_S = 5.0
 class PostgresWatch(DeliveringWatch):
     """A watch of a prefix. The thread of the ``ChangeWatcher`` delivers its events."""
 
-    def __init__(self, hub: ChangeWatcher, prefix: str, sink: Sink, *, beats: bool) -> None:
+    def __init__(self, hub: ChangeWatcher, prefix: str, sink: Sink, *, heartbeats: bool) -> None:
         super().__init__(prefix, sink, hub.remove)
-        self.beats = beats
+        self.heartbeats = heartbeats
         self.is_new = True
         self.told_at = 0.0
 
@@ -97,15 +97,15 @@ class ChangeWatcher:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink, *, beats: bool) -> PostgresWatch:
+    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool) -> PostgresWatch:
         """Add a watch. The thread delivers its first event.
 
         Args:
             prefix: The key prefix.
             sink: Callback for the events.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        watch = PostgresWatch(self, prefix, sink, beats=beats)
+        watch = PostgresWatch(self, prefix, sink, heartbeats=heartbeats)
         with self._lock:
             if self._closing:
                 raise Closed(f"the store on {self._link.server_name} was closed; connect again")
@@ -286,7 +286,7 @@ class ChangeWatcher:
         if watch.is_new and not isinstance(event, Snapshot):
             return
         watch.is_new = False
-        if event is None and watch.beats and as_of - watch.told_at >= _CURRENT_EVERY_S * 0.9:
+        if event is None and watch.heartbeats and as_of - watch.told_at >= _CURRENT_EVERY_S * 0.9:
             event = Current(as_of)
         if event is not None:
             watch.told_at = as_of
@@ -302,8 +302,8 @@ class ChangeWatcher:
         if self._link.pooled:
             return POLL_S
         with self._lock:
-            beats = any(watch.beats for each in self._watches.values() for watch in each)
-        return _CURRENT_EVERY_S if beats else _FALLBACK_S
+            heartbeats = any(watch.heartbeats for each in self._watches.values() for watch in each)
+        return _CURRENT_EVERY_S if heartbeats else _FALLBACK_S
 
     def _fail(self, error: Exception) -> None:
         self._disconnect()

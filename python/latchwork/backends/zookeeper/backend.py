@@ -194,12 +194,12 @@ class ZooKeeperBackend(Backend):
         return session.connection.has_ended and session.connection.join(0)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
     ) -> BackendWatch:
         """Watch all keys at and below a prefix, or with ``leaf`` a single session-bound key. See ``Backend.watch``."""
         if leaf:
             return self._hub.watch_leaf(prefix, sink, siblings=siblings)
-        return self._hub.watch(prefix, sink, beats=beats)
+        return self._hub.watch(prefix, sink, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End the watches and sessions, and close the connections. Idempotent.

@@ -141,10 +141,10 @@ class FaultyBackend(Backend):
         return then(opening, self._opened)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
     ) -> FaultyWatch:
         """Watch the keys below a prefix. Faults can delay and break the watch."""
-        watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, beats=beats)
+        watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, heartbeats=heartbeats)
         with self._lock:
             self._watches.append(watch)
             silent = self._cut is not None

@@ -63,7 +63,7 @@ class EtcdWatch:
         *,
         what: str,
         leaf: bool,
-        beats: bool,
+        heartbeats: bool,
     ) -> None:
         #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
         self.what = what
@@ -73,7 +73,7 @@ class EtcdWatch:
         self.sink = sink
         self.leaf = leaf
         #: Whether it is notified when its state is known to be current.
-        self.beats = beats
+        self.heartbeats = heartbeats
         #: Of a leaf: the answers with events that came before its snapshot; None once that was told.
         self.held: list[Any] | None = [] if leaf else None
         #: Of a leaf: the revision of its snapshot. Others begin behind theirs, each part at one of its own.

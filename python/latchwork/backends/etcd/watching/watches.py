@@ -69,20 +69,20 @@ class StoreWatches:
         self._codec = codec
         self._closed = False
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
+    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, heartbeats: bool = True) -> EtcdWatch:
         """Watch a key, and all keys below it unless ``leaf`` is true.
 
         Args:
             prefix: The key.
             sink: Callback for the events.
             leaf: Watch a single session-bound key, and report only its deletion.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
-        return self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
+        return self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, heartbeats=heartbeats)
 
     def watch_spans(
-        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
+        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, heartbeats: bool = False
     ) -> EtcdWatch:
         """Watch ranges of raw keys.
 
@@ -91,9 +91,11 @@ class StoreWatches:
             sink: Callback for the events.
             what: Description of the watch for messages.
             leaf: Watch a single session-bound key, and report only its deletion.
-            beats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        watch = EtcdWatch(self._hub.drop, self._keys, self._codec, spans, sink, what=what, leaf=leaf, beats=beats)
+        watch = EtcdWatch(
+            self._hub.drop, self._keys, self._codec, spans, sink, what=what, leaf=leaf, heartbeats=heartbeats
+        )
         self._hub.add(watch)
         if self._closed:  # meanwhile, so that ``close`` may have missed this one
             watch.close()
@@ -437,7 +439,7 @@ class WatchHub:
         if proven_at is None:
             return
         with self._lock:
-            watches = {part.watch for part in stream.parts.values() if part.watch.beats}
+            watches = {part.watch for part in stream.parts.values() if part.watch.heartbeats}
         for watch in watches:
             with watch.lock:
                 live_at = watch.live_at

@@ -56,11 +56,11 @@ class ZooKeeperWatch(DeliveringWatch):
         sink: Sink,
         drop: Callable[[ZooKeeperWatch], None],
         *,
-        beats: bool,
+        heartbeats: bool,
         prove: Callable[[], None],
     ) -> None:
         super().__init__(prefix, sink, drop)
-        self.beats = beats  # whether it is notified when its state is known to be current
+        self.heartbeats = heartbeats  # whether it is notified when its state is known to be current
         self.prove_current = prove
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
@@ -110,9 +110,9 @@ class WatchHub:
         """Watch a single session-bound key. The first event has its current state. See ``Backend.watch``."""
         return self._leaves.watch(prefix, sink, siblings=siblings)
 
-    def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
+    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool = True) -> ZooKeeperWatch:
         """Watch a prefix. The first event has its current state. See ``Backend.watch``."""
-        watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats, prove=self._prove)
+        watch = ZooKeeperWatch(prefix, sink, self._drop, heartbeats=heartbeats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -286,7 +286,7 @@ class WatchHub:
             else:
                 assert current is not None
                 for watch in self._all():
-                    if watch.live and watch.beats:
+                    if watch.live and watch.heartbeats:
                         watch.deliver(Current(current))
 
     def _report(self, keys: list[str]) -> Steps[None]:

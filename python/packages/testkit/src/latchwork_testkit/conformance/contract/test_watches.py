@@ -343,7 +343,7 @@ def test_store_close_ends_its_watches(backend_url):
 
 def test_a_quiet_watch_that_wants_beats_is_known_to_be_current_and_one_that_wants_none_hears_nothing(store):
     heard = {True: [], False: []}
-    watches = [store._core.backend.watch("w", heard[beats].append, beats=beats) for beats in heard]
+    watches = [store._core.backend.watch("w", heard[heartbeats].append, heartbeats=heartbeats) for heartbeats in heard]
     try:
         if hasattr(watches[0], "prove_current"):
             watches[0].prove_current()

@@ -154,9 +154,9 @@ class JsonFileBackend(Backend):
 
     # Watches.
 
-    def watch(self, prefix, sink, *, leaf=False, siblings=False, beats=True):
+    def watch(self, prefix, sink, *, leaf=False, siblings=False, heartbeats=True):
         """Send the changes of the key at a prefix, and of all keys below it, to a sink."""
-        return self._poller.watch(prefix, sink, beats=beats)
+        return self._poller.watch(prefix, sink, heartbeats=heartbeats)
 
     def current_state(self):
         """Return the newest state."""
@@ -308,10 +308,10 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="latchwork-jsonfile-poll", daemon=True)
         self._thread.start()
 
-    def watch(self, prefix, sink, *, beats):
+    def watch(self, prefix, sink, *, heartbeats):
         """Add a watch. Its first event is a snapshot of the current state."""
         watch = DeliveringWatch(prefix, sink, self._forget)
-        watch.beats, watch.is_new, watch.heard_at = beats, True, 0.0
+        watch.heartbeats, watch.is_new, watch.heard_at = heartbeats, True, 0.0
         with self._mutex:
             self._watches.append(watch)
         self.wake()
@@ -374,7 +374,7 @@ class Poller:
         if changes:
             return Delta(changes, as_of)
         is_due = as_of - watch.heard_at >= _CURRENT_EVERY_S
-        return Current(as_of) if watch.beats and is_due else None
+        return Current(as_of) if watch.heartbeats and is_due else None
 
 
 def _refuse_late(deadline):
