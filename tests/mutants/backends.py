@@ -100,7 +100,7 @@ DEFECTS = (
         "later writes are sent before an earlier one is settled",
         "backends/zookeeper/connection.py",
         "            waiting = self._settling if self._unsettled else self._outbox\n",
-        "            waiting = self._settling if self._recovery else self._outbox\n",
+        "            waiting = self._settling if self._settling else self._outbox\n",
         id_of("backends/zookeeper/connection", "only_what_settles_is_sent_until_everything_is_settled"),
     ),
     Defect(

@@ -11,7 +11,7 @@ from latchwork.errors import LockLost
 from latchwork.store.core import Core
 from latchwork.store.store import Store
 
-NEW = {"waiting", "for_event_loop", "within", "create_ordered"}
+NEW = {"for_blocking_calls", "for_event_loop", "within", "create_ordered"}
 OLD = [name for name in vars(Backend) if not name.startswith("_") and name not in NEW]
 
 
@@ -71,6 +71,6 @@ def test_backend_that_names_the_protocol_as_its_base_needs_no_help(memory):
         """Takes the defaults."""
 
     newer = Newer()
-    assert (newer.waiting, newer.within(1.0)) == (newer, newer)
+    assert (newer.for_blocking_calls, newer.within(1.0)) == (newer, newer)
     assert with_defaults(newer) is newer
     assert with_defaults(memory) is memory

@@ -12,7 +12,8 @@ Rules for every method that returns a future:
     ``OutcomeUnknown`` it may have been applied, or may still be.
 - Callbacks of the future may run in a thread of a client library and must not block.
 
-``waiting``, ``for_event_loop``, ``within`` and ``create_ordered`` have defaults that subclasses of ``Backend`` inherit.
+``for_blocking_calls``, ``for_event_loop``, ``within`` and ``create_ordered`` have defaults, which subclasses of
+``Backend`` inherit.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def waiting(self) -> Backend:
+    def for_blocking_calls(self) -> Backend:
         """A variant of this backend for callers that block until each answer arrives. The default is the backend
         itself.
 
@@ -423,7 +424,7 @@ class DescribesServer(Protocol):
         ...
 
 
-_DEFAULTS = ("waiting", "for_event_loop", "within", "create_ordered")
+_DEFAULTS = ("for_blocking_calls", "for_event_loop", "within", "create_ordered")
 
 
 class _WithDefaults:

@@ -58,7 +58,7 @@ class Core:
     ) -> None:
         self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
         self._observers = observers
-        self.waiting = self.backend.waiting
+        self.for_blocking_calls = self.backend.for_blocking_calls
         self.for_event_loop = self.backend.for_event_loop
         self.clock = clock
         self.url = url
@@ -181,7 +181,7 @@ class Core:
                 session.ttl_s,
             )
 
-    def add_feed(
+    def start_watch(
         self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = False
     ) -> None:
         """Watch an absolute prefix on behalf of a ``Watch`` or ``Mirror``, which is closed with the store.

@@ -179,7 +179,7 @@ class Scope:
         return self._with_prefix(self.absolute_key(prefix))
 
     @property
-    def is_inside_system(self) -> bool:
+    def is_reserved(self) -> bool:
         """Whether the namespace is below a reserved segment, and so belongs to a component of latchwork."""
         return self.prefix.startswith("@") or "/@" in self.prefix
 
@@ -189,7 +189,7 @@ class Scope:
         This is the reserved segment ``@name`` below this scope. If this scope already belongs to a component, it is
         this scope.
         """
-        return self if self.is_inside_system else self._with_prefix(self.join(f"@{name}"))
+        return self if self.is_reserved else self._with_prefix(self.join(f"@{name}"))
 
     @staticmethod
     def _with_prefix(prefix: str) -> Scope:

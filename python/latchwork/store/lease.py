@@ -73,7 +73,7 @@ class Lease:
         """Return whether the lease has expired or was ended. A lease that has ended is never active again."""
         return now >= min(self._ended_at, self._counted + self._ttl_s)
 
-    def silent_s(self, now: float) -> float:
+    def since_renewal_s(self, now: float) -> float:
         """Return the number of seconds since the last confirmed renewal was sent."""
         return now - self._confirmed_at
 
@@ -197,10 +197,10 @@ class Renewer:
         with self._lock:  # a timely confirmation may not be recorded in the lease yet
             return self._lease.remaining_s(self._clock.now())
 
-    def silent_s(self) -> float:
+    def since_renewal_s(self) -> float:
         """Return the number of seconds since the last confirmed renewal was sent."""
         with self._lock:
-            return self._lease.silent_s(self._clock.now())
+            return self._lease.since_renewal_s(self._clock.now())
 
     @property
     def expires_at(self) -> float:

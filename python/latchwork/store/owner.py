@@ -82,7 +82,7 @@ class StoreOwner:
             self._kept.pop(holder, None)
         return not self._is_dropped
 
-    def forget(self, holder: CallbackHolder[Any]) -> None:
+    def remove_callbacks(self, holder: CallbackHolder[Any]) -> None:
         """Remove the reference to the callbacks of a holder."""
         self._kept.pop(holder, None)
 
@@ -122,11 +122,11 @@ def keep_with_owner(owner: Owner | None, holder: CallbackHolder[Any], value: T) 
     return weakref.ref(value)
 
 
-def forget(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
+def remove_callbacks(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
     """Remove the owner's reference to the callbacks of a holder, such as a watch or a session."""
     ownership = owner() if owner is not None else None
     if ownership is not None:
-        ownership.forget(holder)
+        ownership.remove_callbacks(holder)
 
 
 def _close(core: Closable, created: Origin, kept: dict[CallbackHolder[Any], Any]) -> None:

@@ -26,7 +26,7 @@ from latchwork.store.dispatch import CallbackThread
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observers import call_each, check_listener, listen, register
-from latchwork.store.owner import Owner, forget, keep_with_owner
+from latchwork.store.owner import Owner, keep_with_owner, remove_callbacks
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Session:
             if self._has_expired():
                 return "lost"
         every_s = self._backend.renew_every_s
-        late = self._renewer.silent_s() > every_s + min(1.5 * every_s, self.ttl_s / 4) + 0.05
+        late = self._renewer.since_renewal_s() > every_s + min(1.5 * every_s, self.ttl_s / 4) + 0.05
         return "suspect" if self._renewer.is_failing or late else "active"
 
     @property
@@ -316,7 +316,7 @@ class Session:
                 end_listeners += each.end_listeners.values()
                 each.listeners.clear()
                 each.end_listeners.clear()
-        forget(self._owner, self)
+        remove_callbacks(self._owner, self)
         return listeners, end_listeners
 
     def _has_expired(self) -> bool:

@@ -61,7 +61,9 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._timeouts = core.timeouts if limit is None else core.timeouts.with_limit(limit)
-        self._calls = Calls(core.waiting, scope, core.ensure_usable) if limit is None else self._calls_in_flight()
+        self._calls = (
+            Calls(core.for_blocking_calls, scope, core.ensure_usable) if limit is None else self._calls_in_flight()
+        )
         self._event_loop_calls = Calls(core.for_event_loop, scope, core.ensure_usable, limit)
         self._systems: dict[str, Store] = {}
 
@@ -328,7 +330,7 @@ class Store:
         """
         absolute = self._scope.absolute_prefix_for_read(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
-        self._core.add_feed(watch, absolute, leaf=leaf, siblings=siblings)
+        self._core.start_watch(watch, absolute, leaf=leaf, siblings=siblings)
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:
@@ -345,7 +347,7 @@ class Store:
         """
         absolute = self._scope.absolute_prefix_for_read(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
-        self._core.add_feed(mirror, absolute, heartbeats=True)
+        self._core.start_watch(mirror, absolute, heartbeats=True)
         return run(self.ready(mirror)) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:

@@ -215,7 +215,7 @@ def test_merged_reads_find_every_write_that_was_answered_before_they_were_asked_
 
     def write():
         for number in range(1, 200):
-            bearing.waiting.commit([], [Put("k", b"%d" % number)]).result(5)
+            bearing.for_blocking_calls.commit([], [Put("k", b"%d" % number)]).result(5)
             written[0] = number
 
     writer = threading.Thread(target=write)

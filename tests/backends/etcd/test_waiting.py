@@ -39,7 +39,7 @@ def cut_off(server, proxied, root, opened):
 def test_operation_is_one_request_made_in_the_thread_that_waits(operation, backend, sent):
     entry = backend.commit([], [Put("k", b"1"), Put("k/below", b"1")]).result(5).entries[0]
     sent.clear()
-    waiting = backend.waiting
+    waiting = backend.for_blocking_calls
     done = {
         "get": lambda: waiting.get("k", stale_ok=False),
         "put": lambda: waiting.commit([], [Put("k", b"2")]),
@@ -53,7 +53,7 @@ def test_operation_is_one_request_made_in_the_thread_that_waits(operation, backe
 
 def test_many_gets_are_one_request_made_in_the_thread_that_waits_where_the_server_can_bear_it(backend, sent):
     backend._link.survives_cut_reads = True
-    done = backend.waiting.get_many([f"k{n}" for n in range(100)])
+    done = backend.for_blocking_calls.get_many([f"k{n}" for n in range(100)])
     assert done.done()
     assert sent == [("Txn", True)]
 
@@ -75,7 +75,7 @@ def test_write_that_waits_is_settled_when_its_answer_is_lost(cut_off, backend):
     proxy.hold("answers", open_only=True)
     timer = threading.Timer(0.3, proxy.cut_clients)
     timer.start()
-    told = writer.waiting.commit([], [Put("k", b"1")]).result(8)
+    told = writer.for_blocking_calls.commit([], [Put("k", b"1")]).result(8)
     timer.join()
     found = backend.get("k", stale_ok=False).result(5)
     assert told.entries == (found,)
@@ -89,7 +89,7 @@ def test_closing_the_store_ends_a_call_that_waits_in_another_thread(cut_off):
 
     def read():
         try:
-            backend.waiting.get("k", stale_ok=False).result(20)
+            backend.for_blocking_calls.get("k", stale_ok=False).result(20)
         except LatchworkError as error:
             errors.append(error)
 
@@ -116,7 +116,7 @@ def test_write_that_an_interrupt_cut_short_is_settled_before_the_next_read(backe
 
     link.send = interrupted
     with pytest.raises(KeyboardInterrupt):
-        backend.waiting.commit([], [Put("k", b"1")])
+        backend.for_blocking_calls.commit([], [Put("k", b"1")])
     assert len(backend._recovery.unresolved) == 1
     assert backend.get("k", stale_ok=False).result(5).value == b"1"
     assert not backend._recovery.unresolved
@@ -148,6 +148,6 @@ def test_next_page_of_a_list_is_on_its_way_before_the_one_before_is_decoded(back
         return read(method, request, what, lambda answer: Page(decode(answer)), **how)
 
     link.read = spy
-    found = backend.waiting.list("k", recursive=False, limit=None, start_after=None).result(5)
+    found = backend.for_blocking_calls.list("k", recursive=False, limit=None, start_after=None).result(5)
     assert [entry.key for entry in found] == names
     assert happened == ["asked", "asked", "decoded", "decoded"]

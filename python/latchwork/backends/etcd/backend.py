@@ -61,7 +61,7 @@ class EtcdBackend(Backend):
         self._closed = False
 
     @property
-    def waiting(self) -> EtcdBackend:
+    def for_blocking_calls(self) -> EtcdBackend:
         """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own

@@ -91,7 +91,7 @@ class PostgresBackend(Backend):
         )
 
     @property
-    def waiting(self) -> PostgresBackend:
+    def for_blocking_calls(self) -> PostgresBackend:
         """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own

@@ -356,7 +356,9 @@ class KeeperMaintenance:
         if due is None:
             return 0.0  # it ran out just now
         if due[1]:
-            self._report_renewal_failure(owner, Unavailable(f"no renewal was answered for {owner.silent_s():.2f} s"))
+            self._report_renewal_failure(
+                owner, Unavailable(f"no renewal was answered for {owner.since_renewal_s():.2f} s")
+            )
         return min(due[0], self.clock.now() + owner.remaining_s())
 
     def handle_renewal_result(self, owner: LockOwner, error: BaseException | None) -> None:

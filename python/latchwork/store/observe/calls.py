@@ -61,9 +61,9 @@ class ObservedBackend:
         return partial(self._told, name, found) if name in CALLS else found
 
     @property
-    def waiting(self) -> Backend:
+    def for_blocking_calls(self) -> Backend:
         """The variant of this backend for callers that block until each answer arrives, also observed."""
-        return observed(self._backend.waiting, self._observers)
+        return observed(self._backend.for_blocking_calls, self._observers)
 
     @property
     def for_event_loop(self) -> Backend:
