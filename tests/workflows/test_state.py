@@ -102,7 +102,7 @@ def an_event(run, random, step):
 
 def check(plan, before, run, now):
     done = {TaskState.SUCCESS, TaskState.SKIPPED, TaskState.FORCED_SUCCESS}
-    for name in run.changed_since(before):
+    for name in run.get_changed_tasks(before):
         task = run.tasks[name]
         was = before.tasks.get(name, task)
         if task.is_overdue and was.n == task.n:

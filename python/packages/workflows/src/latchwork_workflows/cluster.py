@@ -54,7 +54,7 @@ class StoreCluster:
         prefix, wanted = f"{self._keys.backlog}/partitions/{partition}", limit + 1
         while True:
             sort_keys = self._names(f"{prefix}/sort_keys", wanted)
-            items = self._first_items(f"{prefix}/items", sort_keys, wanted)
+            items = self._load_first_items(f"{prefix}/items", sort_keys, wanted)
             holders = self._store.children(f"{prefix}/holders")
             free = [each.key[len(prefix) + len("/items/") :] for each in items if _get_holder(each) not in holders]
             is_whole = max(len(items), len(sort_keys)) < wanted
@@ -64,7 +64,7 @@ class StoreCluster:
                 return None
             wanted *= 2
 
-    def _first_items(self, prefix: str, sort_keys: Sequence[str], wanted: int) -> list[Entry]:
+    def _load_first_items(self, prefix: str, sort_keys: Sequence[str], wanted: int) -> list[Entry]:
         """Return about ``wanted`` queue items, in the order of their sort keys.
 
         Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.

@@ -170,7 +170,7 @@ class Serve:
             server = HttpServer(app, bound_socket=taken, trusted_proxies=trusted, tls=tls)
             server.start()
             stack.callback(server.close)
-            self.url = self._url_of(server)
+            self.url = self._get_server_url(server)
             self._link = lambda: create_admin_link(app, self.url)
             self._can_sign_in = DatabaseAccounts(database).has_password
 
@@ -178,7 +178,7 @@ class Serve:
         certificate, key = self.options.tls_cert, self.options.tls_key
         return None if certificate is None or key is None else load_tls_context(certificate, key)
 
-    def _url_of(self, server: HttpServer) -> str:
+    def _get_server_url(self, server: HttpServer) -> str:
         """Return the URL of a server for browsers. Its host name is one that the server accepts."""
         parts, names = urlsplit(server.url), self.options.names
         own = parts.netloc.rpartition(":")[0]

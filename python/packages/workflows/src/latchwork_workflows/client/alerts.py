@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.client.transport import Transport, build_request, resource_path
+from latchwork_workflows.client.transport import Transport, build_request, build_resource_path
 from latchwork_workflows.schemas.alerts import Alert, Channel, ChannelChange, ChannelStored, ChannelTest
 
 
@@ -36,7 +36,7 @@ class AlertsClient:
         Raises:
             UnknownWorkflow: There is no alert with this ID.
         """
-        return self._api.get(resource_path("alerts", alert_id), Alert)
+        return self._api.get(build_resource_path("alerts", alert_id), Alert)
 
     def resend(self, delivery_id: int) -> None:
         """Send an alert again to one of its channels, as a new message. Recipients may get the message twice.
@@ -45,7 +45,7 @@ class AlertsClient:
             UnknownWorkflow: There is no delivery with this ID.
             WrongState: The delivery is being sent right now.
         """
-        self._api.post(resource_path("deliveries", delivery_id, action="resend"), None, type(None))
+        self._api.post(build_resource_path("deliveries", delivery_id, action="resend"), None, type(None))
 
 
 class ChannelsClient:
@@ -70,7 +70,7 @@ class ChannelsClient:
             BadRequest: An option is invalid.
         """
         body = build_request(ChannelChange, kind=kind, options=dict(options), enabled=enabled)
-        return self._api.put(resource_path("channels", name), body, ChannelStored).is_new
+        return self._api.put(build_resource_path("channels", name), body, ChannelStored).is_new
 
     def remove(self, name: str) -> None:
         """Delete an alert channel.
@@ -78,7 +78,7 @@ class ChannelsClient:
         Raises:
             UnknownWorkflow: There is no such channel.
         """
-        self._api.delete(resource_path("channels", name), type(None))
+        self._api.delete(build_resource_path("channels", name), type(None))
 
     def test(self, name: str) -> int:
         """Send a test message through a channel, and return the ID of the test alert. Its delivery shows whether
@@ -87,4 +87,4 @@ class ChannelsClient:
         Raises:
             UnknownWorkflow: There is no such channel.
         """
-        return self._api.post(resource_path("channels", name, action="test"), None, ChannelTest).alert
+        return self._api.post(build_resource_path("channels", name, action="test"), None, ChannelTest).alert

@@ -13,9 +13,9 @@ from latchwork_workflows.client.transport import (
     PollDeadline,
     Transport,
     build_request,
+    build_resource_path,
     check_params,
-    project_and_name,
-    resource_path,
+    split_workflow_name,
 )
 from latchwork_workflows.model.backfill_dates import DateRange
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun, FollowingBackfills
@@ -111,7 +111,7 @@ class BackfillsClient:
             no_cache=no_cache,
             dependents=dependents,
         )
-        where = resource_path("workflows", *project_and_name(name), action="backfill")
+        where = build_resource_path("workflows", *split_workflow_name(name), action="backfill")
         return BackfillRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
 
     def dependents(self, name: str, dependents: str = "all") -> builtins.list[str]:
@@ -120,7 +120,7 @@ class BackfillsClient:
         Raises:
             NotAllowed: The account may not run one of them.
         """
-        where = resource_path("workflows", *project_and_name(name), "following-backfills")
+        where = build_resource_path("workflows", *split_workflow_name(name), "following-backfills")
         return self._api.get(where, FollowingBackfills, dependents=dependents).workflows
 
     def list(self, name: str | None = None, *, before: int | None = None, limit: int = 50) -> builtins.list[Backfill]:
@@ -133,7 +133,7 @@ class BackfillsClient:
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
-        project, workflow = ("", "") if name is None else project_and_name(name)
+        project, workflow = ("", "") if name is None else split_workflow_name(name)
         return self._api.get(
             "/backfills", list[Backfill], project=project, workflow=workflow, before=before, limit=limit
         )
@@ -144,7 +144,7 @@ class BackfillsClient:
         Raises:
             UnknownWorkflow: There is no backfill with this ID.
         """
-        return self._api.get(resource_path("backfills", backfill), Backfill)
+        return self._api.get(build_resource_path("backfills", backfill), Backfill)
 
     def runs(
         self, backfill: int, *, state: str = "", after: float | None = None, limit: int = 1000
@@ -157,7 +157,7 @@ class BackfillsClient:
             after: Return only runs with a later schedule time, for the next page.
             limit: The maximum number of results, up to 1,000.
         """
-        where = resource_path("backfills", backfill, "runs")
+        where = build_resource_path("backfills", backfill, "runs")
         return self._api.get(where, list[BackfillRun], state=state, after=after, limit=limit)
 
     def stop(self, backfill: int) -> int:
@@ -167,7 +167,7 @@ class BackfillsClient:
             UnknownWorkflow: There is no backfill with this ID.
             WrongState: It has ended, or is stopping.
         """
-        return self._api.post(resource_path("backfills", backfill, action="stop"), None, CommandSent).command
+        return self._api.post(build_resource_path("backfills", backfill, action="stop"), None, CommandSent).command
 
     def wait(self, backfill: int, timeout_s: float | None = None) -> Backfill:
         """Wait until a backfill has ended, and return it.

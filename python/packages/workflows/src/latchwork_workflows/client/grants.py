@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 
-from latchwork_workflows.client.transport import Transport, build_request, resource_path
+from latchwork_workflows.client.transport import Transport, build_request, build_resource_path
 from latchwork_workflows.schemas.grants import Grant, GrantChange
 
 
@@ -30,7 +30,7 @@ class GrantsClient:
             BadRequest: A value is invalid.
         """
         body = build_request(GrantChange, grantee=grantee, role=role)
-        self._api.put(resource_path("projects", project, "grants"), body, type(None))
+        self._api.put(build_resource_path("projects", project, "grants"), body, type(None))
 
     def remove(self, project: str, grantee: str) -> None:
         """Remove the grant of a project.
@@ -41,4 +41,4 @@ class GrantsClient:
             UnknownWorkflow: There is no such grant.
         """
         body = build_request(GrantChange, grantee=grantee, role=None)
-        self._api.put(resource_path("projects", project, "grants"), body, type(None))
+        self._api.put(build_resource_path("projects", project, "grants"), body, type(None))

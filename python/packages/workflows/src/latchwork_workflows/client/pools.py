@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 
-from latchwork_workflows.client.transport import Transport, build_request, resource_path
+from latchwork_workflows.client.transport import Transport, build_request, build_resource_path
 from latchwork_workflows.schemas.pools import Pool, PoolChange, PoolDetail, PoolSettings
 
 
@@ -27,7 +27,7 @@ class PoolsClient:
         Raises:
             UnknownWorkflow: There is no pool of this name.
         """
-        return self._api.get(resource_path("pools", name), PoolDetail, limit=limit)
+        return self._api.get(build_resource_path("pools", name), PoolDetail, limit=limit)
 
     def set(self, name: str, size: int, admission: str = "suspend") -> PoolSettings:
         """Create or change a pool. If it becomes smaller, running tasks are not stopped.
@@ -41,7 +41,7 @@ class PoolsClient:
             BadRequest: A value is invalid.
         """
         body = build_request(PoolChange, size=size, admission=admission)
-        return self._api.put(resource_path("pools", name), body, PoolSettings)
+        return self._api.put(build_resource_path("pools", name), body, PoolSettings)
 
     def remove(self, name: str) -> None:
         """Remove a pool that no workflow uses.
@@ -50,4 +50,4 @@ class PoolsClient:
             UnknownWorkflow: There is no pool of this name.
             WrongState: Workflows use the pool.
         """
-        self._api.delete(resource_path("pools", name), type(None))
+        self._api.delete(build_resource_path("pools", name), type(None))

@@ -11,9 +11,9 @@ from latchwork_workflows.client.transport import (
     PollDeadline,
     Transport,
     build_request,
+    build_resource_path,
     check_params,
-    project_and_name,
-    resource_path,
+    split_workflow_name,
 )
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.logs.store import LogPart
@@ -36,7 +36,7 @@ class CommandsClient:
         Raises:
             UnknownWorkflow: There is no command with this ID.
         """
-        return self._api.get(resource_path("commands", command), Command)
+        return self._api.get(build_resource_path("commands", command), Command)
 
     def stop(self, command: int) -> None:
         """Withdraw a start command that no master has executed yet, or stop the run that it created.
@@ -44,7 +44,7 @@ class CommandsClient:
         Raises:
             WrongState: The command started no run, was refused, or its run has ended.
         """
-        self._api.post(resource_path("commands", command, action="stop"), None, type(None))
+        self._api.post(build_resource_path("commands", command, action="stop"), None, type(None))
 
     def wait(self, command: int, timeout_s: float | None = 30.0) -> Command:
         """Wait until a master has executed a command, and return the command.
@@ -154,7 +154,7 @@ class RunsClient:
             no_cache=no_cache,
             schedule_time=schedule_time,
         )
-        where = resource_path("workflows", *project_and_name(name), action="start")
+        where = build_resource_path("workflows", *split_workflow_name(name), action="start")
         return RunRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
 
     def list(
@@ -171,7 +171,7 @@ class RunsClient:
             UnknownWorkflow: There is no such workflow.
             BadRequest: There is no such state.
         """
-        project, workflow = ("", "") if name is None else project_and_name(name)
+        project, workflow = ("", "") if name is None else split_workflow_name(name)
         query = {"project": project, "workflow": workflow, "state": state, "before": before, "limit": limit}
         return self._api.get("/runs", list[Run], **query)
 
@@ -181,7 +181,7 @@ class RunsClient:
         Raises:
             UnknownWorkflow: There is no run with this ID.
         """
-        return self._api.get(resource_path("runs", run), RunDetail)
+        return self._api.get(build_resource_path("runs", run), RunDetail)
 
     def wait(self, run: int, timeout_s: float | None = None) -> RunDetail:
         """Wait until a run has ended or paused, and return it.
@@ -208,11 +208,11 @@ class RunsClient:
             run: The ID of the run.
             round: Return the tasks of this start or rerun of the run, counted from 1. None: the current tasks.
         """
-        return self._api.get(resource_path("runs", run, "tasks"), list[Task], round=round)
+        return self._api.get(build_resource_path("runs", run, "tasks"), list[Task], round=round)
 
     def attempts(self, run: int) -> builtins.list[Attempt]:
         """Return all attempts of a run, including those before a rerun, newest first."""
-        return self._api.get(resource_path("runs", run, "attempts"), list[Attempt])
+        return self._api.get(build_resource_path("runs", run, "attempts"), list[Attempt])
 
     def children(self, run: int, *, before: int | None = None, limit: int = 50) -> builtins.list[ChildRun]:
         """Return the runs that tasks of a run started, newest first.
@@ -222,11 +222,11 @@ class RunsClient:
             before: Return only runs with lower IDs, for the next page.
             limit: The maximum number of results.
         """
-        return self._api.get(resource_path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
+        return self._api.get(build_resource_path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
 
     def explain(self, run: int) -> Explanation:
         """Return why a run waits or has failed, and why each of its tasks is in its state."""
-        return self._api.get(resource_path("runs", run, "why"), Explanation)
+        return self._api.get(build_resource_path("runs", run, "why"), Explanation)
 
     def act(
         self,
@@ -251,7 +251,9 @@ class RunsClient:
             NotAllowed: Only masters send this command.
         """
         body = build_request(RecoverRequest, start_from=list(start_from), no_cache=no_cache)
-        return self._api.post(resource_path("runs", run, action=action), body, CommandSent, key=unique_key).command
+        return self._api.post(
+            build_resource_path("runs", run, action=action), body, CommandSent, key=unique_key
+        ).command
 
     def pause(self, run: int) -> int:
         """Pause a run: start no more tasks, and let running tasks complete. The errors are those of ``act``."""
@@ -289,7 +291,7 @@ class TasksClient:
         Raises:
             UnknownWorkflow: There is no task with this ID.
         """
-        return self._api.get(resource_path("tasks", task), TaskDetail)
+        return self._api.get(build_resource_path("tasks", task), TaskDetail)
 
     def elements(
         self, task: int, *, state: str = "", after: int | None = None, limit: int = 100
@@ -303,7 +305,7 @@ class TasksClient:
             limit: The maximum number of results.
         """
         return self._api.get(
-            resource_path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit
+            build_resource_path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit
         )
 
     def force_success(self, task: int) -> int:
@@ -313,7 +315,7 @@ class TasksClient:
             UnknownWorkflow: There is no task with this ID.
             WrongState: The task has not failed.
         """
-        return self._api.post(resource_path("tasks", task, action="force-success"), None, CommandSent).command
+        return self._api.post(build_resource_path("tasks", task, action="force-success"), None, CommandSent).command
 
     def force_start(self, task: int) -> int:
         """Start a queued task without waiting for a pool slot, and return the ID of the command.
@@ -322,7 +324,7 @@ class TasksClient:
             UnknownWorkflow: There is no task with this ID.
             WrongState: The task is not queued.
         """
-        return self._api.post(resource_path("tasks", task, action="force-start"), None, CommandSent).command
+        return self._api.post(build_resource_path("tasks", task, action="force-start"), None, CommandSent).command
 
 
 class AttemptsClient:
@@ -342,7 +344,7 @@ class AttemptsClient:
             UnknownWorkflow: There is no such attempt.
             Unavailable: The API cannot read logs.
         """
-        where = resource_path("attempts", attempt, "log", "raw")
+        where = build_resource_path("attempts", attempt, "log", "raw")
         answer = self._api.send("GET", where, query={"offset": offset, "limit": limit})
         return LogPart(answer.content, int(answer.headers["X-Log-Next"]), answer.headers["X-Log-Ended"] == "1")
 

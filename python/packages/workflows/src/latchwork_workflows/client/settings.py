@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latchwork_workflows.client.transport import Transport, build_request, resource_path
+from latchwork_workflows.client.transport import Transport, build_request, build_resource_path
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.settings import (
     Connection,
@@ -52,7 +52,7 @@ class ConnectionsClient:
             BadRequest: The name or the URL is invalid, or the URL has a password. No message contains the password.
         """
         body = build_request(ConnectionChange, url=url, secret=secret)
-        return self._api.put(resource_path("connections", name), body, SettingStored, project=project).is_new
+        return self._api.put(build_resource_path("connections", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete a connection, and return the workflows that still use it.
@@ -60,7 +60,7 @@ class ConnectionsClient:
         Raises:
             UnknownWorkflow: There is no connection of this name.
         """
-        return self._api.delete(resource_path("connections", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(build_resource_path("connections", name), SettingRemoved, project=project).missed_by
 
     def test(self, name: str, *, project: str = "", test_project: str = "", group: str = "default") -> CommandSent:
         """Test a connection on a worker. Return the command that starts the run of the test.
@@ -74,7 +74,9 @@ class ConnectionsClient:
             UnknownWorkflow: There is no connection of this name.
         """
         body = build_request(ConnectionTest, within=test_project, group=group)
-        return self._api.post(resource_path("connections", name, action="test"), body, CommandSent, project=project)
+        return self._api.post(
+            build_resource_path("connections", name, action="test"), body, CommandSent, project=project
+        )
 
 
 class EnvironmentsClient:
@@ -111,7 +113,7 @@ class EnvironmentsClient:
             BadRequest: A name is invalid, or a value is too large.
         """
         body = build_request(EnvironmentChange, variables=dict(variables), keep=keep, drop=list(drop))
-        return self._api.put(resource_path("environments", name), body, SettingStored, project=project).is_new
+        return self._api.put(build_resource_path("environments", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete an environment. Return the workflows that still refer to it.
@@ -119,7 +121,7 @@ class EnvironmentsClient:
         Raises:
             UnknownWorkflow: There is no environment of this name.
         """
-        return self._api.delete(resource_path("environments", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(build_resource_path("environments", name), SettingRemoved, project=project).missed_by
 
 
 class ParametersClient:
@@ -142,7 +144,7 @@ class ParametersClient:
             BadRequest: The name is invalid or built in, or the value is too large.
         """
         body = build_request(ParameterChange, value=value)
-        return self._api.put(resource_path("parameters", name), body, SettingStored, project=project).is_new
+        return self._api.put(build_resource_path("parameters", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete a parameter. Return the workflows that still refer to it.
@@ -150,4 +152,4 @@ class ParametersClient:
         Raises:
             UnknownWorkflow: There is no parameter of this name.
         """
-        return self._api.delete(resource_path("parameters", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(build_resource_path("parameters", name), SettingRemoved, project=project).missed_by

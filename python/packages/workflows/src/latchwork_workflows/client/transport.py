@@ -27,13 +27,13 @@ _PREFIX = "/api/v1"
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
-def project_and_name(workflow: str) -> tuple[str, str]:
+def split_workflow_name(workflow: str) -> tuple[str, str]:
     """Split ``project.name`` into project and name. A name without project belongs to the project ``default``."""
     project, dot, name = workflow.partition(".")
     return (project, name) if dot else ("default", workflow)
 
 
-def resource_path(*parts: object, action: str = "") -> str:
+def build_resource_path(*parts: object, action: str = "") -> str:
     """Return the URL path of a resource, such as ``/runs/12:stop``.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from latchwork_workflows.bundles import pack_bundle
-from latchwork_workflows.client.transport import Transport, project_and_name, resource_path
+from latchwork_workflows.client.transport import Transport, build_resource_path, split_workflow_name
 from latchwork_workflows.deployment import find_code_path, list_workflows, set_bundle
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as DefinitionProblem
@@ -61,7 +61,9 @@ class WorkflowsClient:
         Raises:
             UnknownWorkflow: There is no such workflow or version.
         """
-        return self._api.get(resource_path("workflows", *project_and_name(name)), WorkflowDetail, version=version)
+        return self._api.get(
+            build_resource_path("workflows", *split_workflow_name(name)), WorkflowDetail, version=version
+        )
 
     def versions(self, name: str, *, before: int | None = None, limit: int = 50) -> builtins.list[WorkflowVersion]:
         """Return the versions of a workflow, newest first.
@@ -73,7 +75,7 @@ class WorkflowsClient:
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
-        where = resource_path("workflows", *project_and_name(name), "versions")
+        where = build_resource_path("workflows", *split_workflow_name(name), "versions")
         return self._api.get(where, list[WorkflowVersion], before=before, limit=limit)
 
     def validate(self, definition: Given) -> builtins.list[DefinitionProblem]:
@@ -131,7 +133,7 @@ class WorkflowsClient:
 
     def set_online(self, name: str, *, online: bool) -> None:
         """Set a workflow online, so that it may be started, or offline. Active runs continue."""
-        where = resource_path("workflows", *project_and_name(name), "online")
+        where = build_resource_path("workflows", *split_workflow_name(name), "online")
         self._api.put(where, OnlineChange(online=online), type(None))
 
 
@@ -151,7 +153,7 @@ class SchedulesClient:
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
-        project, workflow = project_and_name(name)
+        project, workflow = split_workflow_name(name)
         found = self._api.get("/schedules", list[Schedule], project=project, workflow=workflow, count=count)
         return found[0] if found else None
 
@@ -160,7 +162,7 @@ class SchedulesClient:
 
         Fire times that pass while the schedule is disabled are not caught up.
         """
-        where = resource_path("workflows", *project_and_name(name), "schedule")
+        where = build_resource_path("workflows", *split_workflow_name(name), "schedule")
         self._api.put(where, ScheduleChange(enabled=enabled), type(None))
 
     def preview(self, cron: str, tz: str = "UTC", count: int = 5) -> builtins.list[float]:

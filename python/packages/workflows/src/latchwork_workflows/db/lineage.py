@@ -27,7 +27,9 @@ class ReferenceCache:
         self._lock = threading.Lock()
         self._found: dict[int, tuple[int, tuple[WorkflowReference, ...]]] = {}
 
-    def references_of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[WorkflowReference, ...]]:
+    def get_references(
+        self, connection: sa.Connection, rows: Sequence[Row]
+    ) -> dict[int, tuple[WorkflowReference, ...]]:
         """Return the references to other workflows in each of the given workflows, by workflow code."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}

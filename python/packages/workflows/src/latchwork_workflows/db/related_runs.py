@@ -20,7 +20,7 @@ from latchwork_workflows.errors import Problem, WrongState
 from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.master_tasks import qualify_name
 from latchwork_workflows.state import RunState, TaskState, element_name
-from latchwork_workflows.state.conditions import RunSucceeded, leaves
+from latchwork_workflows.state.conditions import RunSucceeded, iter_leaves
 from latchwork_workflows.state.related_runs import Span, may_command_child
 from latchwork_workflows.types.master_tasks import DependentParams
 
@@ -516,6 +516,6 @@ def _awaited_workflows(body: Definition) -> Iterator[str]:
             condition = DependentParams.model_validate(spec.params).on.condition()
         except ValidationError:
             continue
-        for leaf in leaves(condition):
+        for leaf in iter_leaves(condition):
             if isinstance(leaf, RunSucceeded):
                 yield from {leaf.workflow, qualify_name(leaf.workflow)}

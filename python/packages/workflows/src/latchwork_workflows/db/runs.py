@@ -205,7 +205,7 @@ def save(
         outputs: The outputs of each task that has ended by this change.
     """
     _save_run(connection, before, after, now)
-    changed = after.changed_since(before.known)
+    changed = after.get_changed_tasks(before.known)
     keys, ended = queue_keys or {}, outputs or {}
     is_new_run = after.round != before.known.round
     ids = {} if is_new_run else dict(before.ids)

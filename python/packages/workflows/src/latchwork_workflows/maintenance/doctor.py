@@ -271,14 +271,14 @@ class Doctor:
             return [Finding("wrong store", self._store.url, None, str(error), can_repair=False)]
         first = find_problems(self._read_facts(), self._now())
         if not any(each.can_repair or each.kind == "unknown key" for each in first):
-            return [*first, *self._missing()]
+            return [*first, *self._find_missing_settings()]
         self._wait(BETWEEN_S)
         second = find_problems(self._read_facts(), self._now())
         before = {(each.kind, each.subject) for each in first}
         both = [each for each in second if (each.kind, each.subject) in before]
-        return [*both, *self._missing()]
+        return [*both, *self._find_missing_settings()]
 
-    def _missing(self) -> list[Finding]:
+    def _find_missing_settings(self) -> list[Finding]:
         """Return the references of workflows to settings that do not exist. Tasks with such a reference will fail."""
         with self._database.read() as connection:
             found = find_missing_references(connection)

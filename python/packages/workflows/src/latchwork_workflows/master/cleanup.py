@@ -126,7 +126,7 @@ class Cleanup:
             self._commands()
             self._fires()
             self._events()
-            while count := self._transaction(result_cache.delete_expired, self._now()):
+            while count := self._run_in_transaction(result_cache.delete_expired, self._now()):
                 self._gone.outputs += count
             if self._database.is_sqlite:
                 self._shrink_database()
@@ -146,7 +146,7 @@ class Cleanup:
             return False
         return True
 
-    def _transaction(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _run_in_transaction(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run one deletion in its own transaction and return its result. Then pause, so that other writers can proceed.
 
         Args:
@@ -190,9 +190,9 @@ class Cleanup:
                 after = page.next
 
     def _delete_runs(self, shard: int, ids: list[int], before: float) -> bool:
-        while rows := self._transaction(retention.trim_history, shard, ids, before):
+        while rows := self._run_in_transaction(retention.trim_history, shard, ids, before):
             self._gone.events += rows
-        self._gone.runs += len(self._transaction(retention.delete_runs, shard, ids, before))
+        self._gone.runs += len(self._run_in_transaction(retention.delete_runs, shard, ids, before))
         return self._delete_pending_logs()
 
     def _delete_pending_logs(self) -> bool:
@@ -216,17 +216,17 @@ class Cleanup:
             done.append(run)
         if done:
             self._gone.logs += len(done)
-            self._transaction(retention.record_logs_deleted, done)
+            self._run_in_transaction(retention.record_logs_deleted, done)
         return failed is None
 
     # The rest
 
     def _commands(self) -> None:
         before, after = self._cutoff(self._keep.commands_days), 0
-        while self._transaction(alerts.delete_test_alerts, before):
+        while self._run_in_transaction(alerts.delete_test_alerts, before):
             pass
         while True:
-            count, more = self._transaction(retention.delete_commands, before, after)
+            count, more = self._run_in_transaction(retention.delete_commands, before, after)
             self._gone.commands += count
             if more is None:
                 return
@@ -237,17 +237,17 @@ class Cleanup:
         with self._database.read() as connection:
             codes = retention.list_workflow_codes(connection, with_fires_before=before)
         for code in codes:
-            while count := self._transaction(retention.delete_fires, code, before):
+            while count := self._run_in_transaction(retention.delete_fires, code, before):
                 self._gone.fires += count
 
     def _events(self) -> None:
         before = self._cutoff(self._keep.audit_days)
-        while count := self._transaction(retention.delete_events, before):
+        while count := self._run_in_transaction(retention.delete_events, before):
             self._gone.events += count
-        self._transaction(retention.delete_sessions, self._now())
+        self._run_in_transaction(retention.delete_sessions, self._now())
 
     def _shrink_database(self) -> None:
-        while count := self._transaction(retention.shrink_database):
+        while count := self._run_in_transaction(retention.shrink_database):
             self._gone.pages += count
 
 

@@ -266,7 +266,7 @@ class Master:
         while not clock.wait(self._closing, _LOOK_S):
             self._tools.database.break_connections(STUCK_S)
             without_s = clock.now() - self._answered_at
-            if without_s > 2 * _LOOK_S and self._database_answers():
+            if without_s > 2 * _LOOK_S and self._is_database_reachable():
                 without_s = 0.0
             try:
                 if without_s >= WITHOUT_S and self._manager is not None:
@@ -281,7 +281,7 @@ class Master:
             except LatchworkError as error:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
-    def _database_answers(self) -> bool:
+    def _is_database_reachable(self) -> bool:
         """Return whether the database answers a query in time.
 
         The query runs in another thread, because it may block forever.

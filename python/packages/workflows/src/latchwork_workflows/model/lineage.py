@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.master_tasks import qualify_name
-from latchwork_workflows.state.conditions import RunSucceeded, leaves
+from latchwork_workflows.state.conditions import RunSucceeded, iter_leaves
 from latchwork_workflows.types.master_tasks import DependentParams, SubProcessParams
 
 #: Task types that name other workflows.
@@ -48,7 +48,7 @@ def list_references_of_task(task: TaskSpec) -> list[WorkflowReference]:
                 )
             ]
         if task.type == "dependent":
-            found = leaves(DependentParams.model_validate(task.params).on.condition())
+            found = iter_leaves(DependentParams.model_validate(task.params).on.condition())
             others = [each for each in found if isinstance(each, RunSucceeded)]
             return [
                 WorkflowReference(qualify_name(each.workflow), task.type, task.name, each.window, each.task)

@@ -13,7 +13,7 @@ from latchwork_workflows.model.definition import Definition, TaskSpec
 from latchwork_workflows.model.expressions import Budget, Expression, ExpressionError
 from latchwork_workflows.model.templates import CONNECTION, SECRET, iter_references
 from latchwork_workflows.state import LOGICAL
-from latchwork_workflows.state.conditions import TaskEnded, leaves
+from latchwork_workflows.state.conditions import TaskEnded, iter_leaves
 from latchwork_workflows.types.master_tasks import ConditionsParams, SubProcessParams, SwitchParams
 
 M = TypeVar("M", bound=BaseModel)
@@ -94,7 +94,7 @@ def _conditions(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -
     given = _parse_params(ConditionsParams, task)
     if given is None:
         return
-    for leaf in leaves(given.when.condition()) if given.when is not None else ():
+    for leaf in iter_leaves(given.when.condition()) if given.when is not None else ():
         if isinstance(leaf, TaskEnded) and leaf.task not in task.after:
             yield Problem(f"{path}.params.when", f"it looks at {leaf.task!r}, which is not in 'after'")
     for field in ("success", "failure"):

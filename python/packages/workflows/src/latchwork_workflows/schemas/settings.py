@@ -8,10 +8,10 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from latchwork_workflows.model.definition import NAME_PATTERN
 from latchwork_workflows.schemas.base import Document
-from latchwork_workflows.schemas.values import plain_json
+from latchwork_workflows.schemas.values import check_json
 
 SettingKind = Literal["connection", "environment", "parameter"]
-_Variables = Annotated[dict[str, Annotated[str, StringConstraints(max_length=100_000)]], AfterValidator(plain_json)]
+_Variables = Annotated[dict[str, Annotated[str, StringConstraints(max_length=100_000)]], AfterValidator(check_json)]
 
 
 class Setting(Document):
@@ -55,8 +55,8 @@ class Parameter(Setting):
 class ConnectionChange(Document):
     """A connection to store. A URL with a password is refused."""
 
-    url: Annotated[str, StringConstraints(max_length=4000), AfterValidator(plain_json)]
-    secret: Annotated[str, StringConstraints(max_length=100), AfterValidator(plain_json)] = ""
+    url: Annotated[str, StringConstraints(max_length=4000), AfterValidator(check_json)]
+    secret: Annotated[str, StringConstraints(max_length=100), AfterValidator(check_json)] = ""
 
 
 class EnvironmentChange(Document):
@@ -70,7 +70,7 @@ class EnvironmentChange(Document):
 class ParameterChange(Document):
     """The value of a parameter: any JSON."""
 
-    value: Annotated[Any, AfterValidator(plain_json)]
+    value: Annotated[Any, AfterValidator(check_json)]
 
 
 class ConnectionTest(Document):

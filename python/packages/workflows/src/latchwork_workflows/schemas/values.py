@@ -13,7 +13,7 @@ from latchwork_workflows.model.json_values import find_storage_problems
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
-def plain_json(value: Any) -> Any:
+def check_json(value: Any) -> Any:
     """Check that databases and browsers can represent a JSON value, and return it.
 
     Raises:
@@ -24,8 +24,8 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-Plain = Annotated[dict[str, Any], AfterValidator(plain_json)]
-Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(plain_json)]
+Plain = Annotated[dict[str, Any], AfterValidator(check_json)]
+Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(check_json)]
 TaskNames = Annotated[list[Name], Field(max_length=5000)]
 Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]
 NoCache = Annotated[bool, Field(description="run every task, and ignore cached outputs")]

@@ -36,7 +36,7 @@ from latchwork_workflows.services.context import ServiceContext, UnclaimedItems,
 from latchwork_workflows.services.workers import list_tasks_of_attempts
 from latchwork_workflows.state import RunState, TaskState, get_map_name
 from latchwork_workflows.state.concurrency import GOING
-from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, leaves
+from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, iter_leaves
 from latchwork_workflows.state.related_runs import combine_span_results, list_time_spans
 from latchwork_workflows.state.related_runs import is_fulfilled as outcome_of
 from latchwork_workflows.types.master_tasks import DependentParams
@@ -328,7 +328,7 @@ def load_dependency_states(
     without = [row.id, *related_runs.list_ancestors(connection, row.parent_task)]
     return [
         (each, _is_fulfilled(connection, body.project, each, scheduled_at, without))
-        for each in dict.fromkeys(leaves(condition))
+        for each in dict.fromkeys(iter_leaves(condition))
         if not isinstance(each, TaskEnded)
     ]
 

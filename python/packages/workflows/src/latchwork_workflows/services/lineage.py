@@ -56,7 +56,7 @@ def build_lineage(context: ServiceContext, user: Identity, *, project: str = "",
                 user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}"
             )
         rows = workflow_queries.list_newest_versions(connection, user.get_projects())
-        names = context.lineage.references_of(connection, rows)
+        names = context.lineage.get_references(connection, rows)
     known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
     links = [
         LineageEdge(f"{row.project}.{row.name}", each)

@@ -70,10 +70,10 @@ def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | N
     return None if None in found else not decides
 
 
-def leaves(condition: Condition) -> Iterator[TaskEnded | RunSucceeded]:
+def iter_leaves(condition: Condition) -> Iterator[TaskEnded | RunSucceeded]:
     """Yield the leaf conditions of a nested condition, from left to right."""
     if isinstance(condition, (AllOf, AnyOf)):
         for each in condition.conditions:
-            yield from leaves(each)
+            yield from iter_leaves(each)
     else:
         yield condition

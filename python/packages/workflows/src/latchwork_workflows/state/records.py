@@ -354,7 +354,7 @@ class WorkflowRun:
             times.append(self.warn_at)
         return min(times, default=None)
 
-    def changed_since(self, before: WorkflowRun) -> Mapping[str, TaskRun]:
+    def get_changed_tasks(self, before: WorkflowRun) -> Mapping[str, TaskRun]:
         """Return the tasks that have changed since an earlier state of the run, by name."""
         return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
 

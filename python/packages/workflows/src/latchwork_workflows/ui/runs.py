@@ -87,7 +87,7 @@ def show_run(
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(first, len(all_tasks)))
     shown = all_tasks[start : start + _MAX_TASKS]
-    why = explanations.explain_tasks(context, user, row, body, all_tasks, _tasks_to_explain(all_tasks, shown))
+    why = explanations.explain_tasks(context, user, row, body, all_tasks, _select_tasks_to_explain(all_tasks, shown))
     states = {each.name: each.state for each in all_tasks}
     is_drawn = len(body.tasks) <= MAX_DRAWN or bool(draw)
     links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
@@ -121,7 +121,7 @@ def show_run(
     )
 
 
-def _tasks_to_explain(tasks: list[Any], shown: list[Any]) -> set[str]:
+def _select_tasks_to_explain(tasks: list[Any], shown: list[Any]) -> set[str]:
     """Return the names of the tasks whose state is explained: up to five failed ones, and the unfinished ones on the
     page.
 

@@ -112,7 +112,7 @@ class AttemptRunner:
             return RunOutcome(Outcome.FATAL if error.is_final else Outcome.FAILURE, str(error))
         log.mask = prepared.mask
         if context.should_stop or attempt.is_cancelled or attempt.is_disconnected:
-            return self._outcome_unless_released(attempt, context, None, log)
+            return self._determine_outcome(attempt, context, None, log)
         try:
             child = self._start(prepared, attempt)
         except (CannotStart, ValueError, TypeError) as error:
@@ -128,7 +128,7 @@ class AttemptRunner:
             log.note(f"stopped {processes} that it left running")
         if end.why == "exited":
             return self._store_rows(attempt, prepared, _build_outcome(end, log, prepared))
-        return self._outcome_unless_released(attempt, context, end, log)
+        return self._determine_outcome(attempt, context, end, log)
 
     def _store_rows(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
         """Copy the query result of a task that is mailed later to the log store. This happens before the task counts as
@@ -189,7 +189,7 @@ class AttemptRunner:
         finally:
             forget()
 
-    def _outcome_unless_released(
+    def _determine_outcome(
         self, attempt: ActiveAttempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog
     ) -> RunOutcome:
         """Return the outcome of an attempt that was stopped by a user, by its time limit or from outside.

@@ -56,7 +56,7 @@ _OPTIONS = ("after", "retries", "retry_interval_s", "timeout_s", "worker_group")
 
 
 @router.get("/edit", response_class=HTMLResponse)
-def new_workflow(request: Request, user: CurrentUser) -> HTMLResponse:
+def show_new_workflow(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the editor for a new workflow."""
     if not user.has_any_role(Role.EDITOR):
         raise HttpProblem(403, f"{user.name} is not an editor of any project; ask an administrator for that role")
