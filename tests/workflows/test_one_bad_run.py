@@ -9,6 +9,7 @@ from latchwork.errors import Unavailable, ValueTooLarge
 from latchwork_workflows.db import attempts, runs
 from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import attempt, command, event, schedule, task
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
@@ -272,7 +273,7 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     with stage.database.write() as connection:
         connection.execute(sa.update(schedule).values(cursor=at))
     computed = Fault(monkeypatch, OverflowError("too large"))
-    computed.at("next_firenext_fire", lambda self, now: self.code == broken)
+    computed.at(ScheduleRow, "get_next_fire", lambda self, now: self.code == broken)
     started = Fault(monkeypatch, OverflowError("too large"))
     started.at("latchwork_workflows.db.schedules", "start_fire", lambda connection, row, _: row.code == refused)
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
