@@ -165,9 +165,8 @@ class ExecutorWorkerSession:
         names = [each.name for each in self._node.functions]
         offer = MemberFunctions(frozenset(names), self._node.allow_pickle, self._options.slots)
         key = self._keys.functions_key(self._node.member_id)
-        offered = self._store.start_call("put", key, encode(offer), session=self.session)
-        self._view = self.group.wait(None)  # meanwhile
-        offered.result()
+        self._store.put(key, encode(offer), session=self.session)
+        self._view = self.group.wait(None)
         self.group.on_view(self._on_view_changed)
         self.worker_loop.start()
         self._submitters.subscribe(self._on_submitters_changed, self._on_watch_ended)
