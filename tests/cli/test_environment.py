@@ -61,7 +61,7 @@ prctl = ctypes.CDLL(None).prctl
 def resolve_home(*_):
     raise SystemExit(prctl(3, 0, 0, 0, 0))
 nodes.resolve_home = serve.resolve_home = resolve_home
-for command in (nodes.master, nodes.worker, serve.serve, serve.api):
+for command in (nodes.run_master, nodes.run_worker, serve.serve_all, serve.serve_api):
     prctl(4, 1, 0, 0, 0)
     try:
         command()
@@ -72,4 +72,6 @@ for command in (nodes.master, nodes.worker, serve.serve, serve.api):
 
 def test_every_command_that_holds_secrets_refuses_to_be_read_before_it_has_any():
     done = subprocess.run([sys.executable, "-c", NODES], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["master", "0", "worker", "0", "serve", "0", "api", "0"], done.stderr
+    assert done.stdout.split() == ["run_master", "0", "run_worker", "0", "serve_all", "0", "serve_api", "0"], (
+        done.stderr
+    )

@@ -341,13 +341,13 @@ def lists_are_in_reverse(monkeypatch):
 
 
 def watches_miss_deletions(monkeypatch):
-    real = reads.changed_since
+    real = reads.read_changes_since
 
-    def changed_since(*args):
+    def read_changes_since(*args):
         found = real(*args)
         return found and [change for change in found if change.entry is not None]
 
-    monkeypatch.setattr(reads, "changed_since", changed_since)
+    monkeypatch.setattr(reads, "read_changes_since", read_changes_since)
 
 
 def overwriting_counts_as_creation(monkeypatch):

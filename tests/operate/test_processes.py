@@ -22,7 +22,7 @@ from latchwork_testkit.ports import reserve_port
 from latchwork_testkit.postgres import PostgresServer, find_postgres
 from missing import found_or_skipped
 from operate.files import COMPOSE, FOLDER, UNITS, command_of, read_unit
-from patience import eventually
+from patience import came_true
 
 LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
 WAIT_S = 120.0
@@ -98,24 +98,32 @@ def on_free_port(words):
 def running(commands, folder, env):
     """Start commands, wait until each is ready, and end each as its supervisor does."""
     with ExitStack() as stack:
-        started = []
-        for number, words in enumerate(commands):
-            words, url = on_free_port(words)  # noqa: PLW2901
-            log = stack.enter_context((folder / f"{number}.log").open("wb"))
+
+        def start(words, log):
             process = subprocess.Popen([LATCHWORK, *words], cwd=folder, env=clean(env), stdout=log, stderr=log)
             stack.callback(process.wait, WAIT_S)
             stack.callback(process.kill)
-            started.append((process, url, words))
-        logs = partial(list, folder.glob("*.log"))
-        for process, url, words in started:
-            eventually(
-                lambda url=url, process=process: answers(url) or process.poll() is not None, WAIT_S, f"{words} is ready"
-            )
-            assert process.poll() is None, "\n".join(each.read_text() for each in logs())
+            return process
+
+        def is_ready(number):
+            words, url, log, process = started[number]
+            if process.poll() is not None:  # started again, as by its supervisor: no master has marked the logs yet
+                started[number] = (words, url, log, start(words, log))
+            return answers(url)
+
+        started = []
+        for number, words in enumerate(commands):
+            words, url = on_free_port(words)  # noqa: PLW2901
+            log = stack.enter_context((folder / f"{number}.log").open("ab"))
+            started.append((words, url, log, start(words, log)))
+        for number, (words, *_) in enumerate(started):
+            is_up = came_true(partial(is_ready, number), WAIT_S, every_s=0.2)
+            assert is_up, f"{words} is not ready:\n" + "\n".join(each.read_text() for each in folder.glob("*.log"))
         yield
-        for process, _, _ in started:
+        processes = [process for *_, process in started]
+        for process in processes:
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(WAIT_S) for process, _, _ in started] == [0] * len(started)
+        assert [process.wait(WAIT_S) for process in processes] == [0] * len(processes)
 
 
 @pytest.mark.parametrize("unit", [unit for unit in UNITS if unit not in FLEET], ids=lambda path: path.name)

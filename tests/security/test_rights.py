@@ -14,7 +14,7 @@ import latchwork
 from backends_table import BY_NAME, ETCD
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
 from latchwork.backends.etcd.watching import watches as etcd_watches
-from latchwork.backends.zookeeper.watching import leaves, watches
+from latchwork.backends.zookeeper.watching import single_keys, watches
 from latchwork_testkit.proxy import Proxy
 from levels import LONG
 from security.accounts import Accounts
@@ -207,7 +207,7 @@ def test_an_open_watch_on_zookeeper_ends_with_the_next_connection_when_it_may_no
 
 
 def test_a_watched_leaf_on_zookeeper_ends_when_its_account_loses_the_right_to_it(ann, monkeypatch):
-    monkeypatch.setattr(leaves, "_RIGHTS_EVERY_S", 0.2)
+    monkeypatch.setattr(single_keys, "_RIGHTS_EVERY_S", 0.2)
     ann.put("k", b"1", session=ann.session)
     with ann.watch("k", leaf=True) as watch:
         watch.next(SOON_S)
