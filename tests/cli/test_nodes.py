@@ -52,8 +52,8 @@ def test_a_node_is_drained_and_restarted_from_the_command_line(cli, nodes, wait_
 
 
 def test_a_node_that_does_not_live_is_refused_with_those_that_do(cli, nodes):
-    cli("drain", "n9", "--url", URL).refused(1, "node 'n9' does not live", "n1, n2")
-    cli("restart", "n9", "--url", URL).refused(1, "node 'n9' does not live", "n1, n2")
+    cli("drain", "n9", "--url", URL).refused(1, "node 'n9' is not known to this cluster", "n1, n2")
+    cli("restart", "n9", "--url", URL).refused(1, "node 'n9' is not known to this cluster", "n1, n2")
 
 
 def test_without_a_cluster_the_exit_code_is_3(cli):

@@ -35,8 +35,8 @@ MISTAKES = (
     Mistake(
         "a transaction is checked against a state that was read before the lock was taken",
         "backend.py",
-        "            with self._file.locked(deadline):\n                state = self._expire()\n",
-        "            state = self._file.read()\n            with self._file.locked(deadline):\n",
+        "            with self._file.lock(deadline):\n                state = self._expire()\n",
+        "            state = self._file.read()\n            with self._file.lock(deadline):\n",
         "commit",
     ),
     Mistake(
