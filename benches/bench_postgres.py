@@ -51,7 +51,7 @@ class RawCalls:
     def __init__(self, connection, store):
         backend = store._core.backend
         self.cursor = connection.cursor(binary=True)
-        self.root = backend._link.root
+        self.root = backend._connector.root
         self.reads = backend._read_statements._get.sql.decode()
         self.writes = backend._writes._write.sql.decode()
         for at in range(14, 0, -1):

@@ -64,7 +64,7 @@ DEFECTS = (
         "a renewal counts from its answer",
         "backends/etcd/sessions.py",
         "                return sent_at\n",
-        "                return self._link.clock.now()\n",
+        "                return self._connection.clock.now()\n",
         id_of("backends/etcd/following", "opening_and_renewals_count_from_before_they_were_sent"),
     ),
     Defect(

@@ -209,7 +209,7 @@ def test_an_open_watch_on_zookeeper_ends_with_the_next_connection_when_it_may_no
 def test_a_watched_leaf_on_zookeeper_ends_when_its_account_loses_the_right_to_it(ann, monkeypatch):
     monkeypatch.setattr(single_keys, "_RIGHTS_EVERY_S", 0.2)
     ann.put("k", b"1", session=ann.session)
-    with ann.watch("k", leaf=True) as watch:
+    with ann.watch("k", single_key=True) as watch:
         watch.next(SOON_S)
         ann.give_to_bob("k")
         assert "'k'" in str(ended(watch))

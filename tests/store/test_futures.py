@@ -11,7 +11,17 @@ from concurrent.futures import CancelledError, Future, as_completed, wait
 
 import pytest
 
-from latchwork.backends.futures import Outcome, attempt, completed, drive, failed, mapped, reject, resolve, then
+from latchwork.backends.futures import (
+    LightFuture,
+    attempt,
+    completed,
+    failed,
+    mapped,
+    reject,
+    resolve,
+    run_generator,
+    then,
+)
 from patience import eventually
 
 
@@ -24,7 +34,7 @@ def test_steps_go_on_with_each_result_and_see_each_error():
             second = yield completed(10)
         return first + second
 
-    assert drive(steps()).result(0) == 11
+    assert run_generator(steps()).result(0) == 11
 
 
 def test_a_long_chain_of_ended_futures_needs_no_deep_stack():
@@ -34,7 +44,7 @@ def test_a_long_chain_of_ended_futures_needs_no_deep_stack():
             total += yield completed(number)
         return total
 
-    assert drive(steps()).result(0) == sum(range(50_000))
+    assert run_generator(steps()).result(0) == sum(range(50_000))
 
 
 def test_an_error_that_is_not_caught_ends_the_outcome():
@@ -42,7 +52,7 @@ def test_an_error_that_is_not_caught_ends_the_outcome():
         yield failed(ValueError("bad"))
 
     with pytest.raises(ValueError, match="bad"):
-        drive(steps()).result(0)
+        run_generator(steps()).result(0)
 
 
 def test_steps_go_on_in_the_thread_that_ends_the_future():
@@ -76,7 +86,7 @@ def in_thread(call, *args):
 
 @pytest.mark.parametrize("end", [resolve, reject])
 def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
-    outcome = Outcome()
+    outcome = LightFuture()
     value = ValueError("no")
     seen = []
     threads = [in_thread(lambda: seen.append(outcome.exception(10) or outcome.result(0))) for _ in range(3)]
@@ -88,7 +98,7 @@ def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
 
 
 def test_outcome_that_does_not_end_is_waited_for_as_long_as_told():
-    outcome = Outcome()
+    outcome = LightFuture()
     with pytest.raises(TimeoutError):
         outcome.result(0.01)
     with pytest.raises(TimeoutError):
@@ -97,7 +107,7 @@ def test_outcome_that_does_not_end_is_waited_for_as_long_as_told():
 
 
 def test_outcomes_can_be_waited_for_together():
-    outcomes = [Outcome() for _ in range(3)]
+    outcomes = [LightFuture() for _ in range(3)]
     resolve(outcomes[0], 0)
     thread = in_thread(lambda: [resolve(outcomes[2], 2), reject(outcomes[1], ValueError("no"))])
     done, pending = wait(outcomes, timeout=10)
@@ -108,7 +118,7 @@ def test_outcomes_can_be_waited_for_together():
 
 def test_outcome_can_be_awaited_in_an_event_loop():
     async def run():
-        outcome = Outcome()
+        outcome = LightFuture()
         wrapped = asyncio.wrap_future(outcome)
         in_thread(resolve, outcome, 7).join()
         return await asyncio.wait_for(wrapped, 10)
@@ -117,7 +127,7 @@ def test_outcome_can_be_awaited_in_an_event_loop():
 
 
 def test_cancelled_outcome_takes_no_value():
-    outcome = Outcome()
+    outcome = LightFuture()
     called = []
     outcome.add_done_callback(called.append)
     assert outcome.cancel()
@@ -130,7 +140,7 @@ def test_cancelled_outcome_takes_no_value():
 
 
 def test_callbacks_of_an_outcome_are_called_in_order_and_a_raising_one_spoils_no_other(caplog):
-    outcome, called = Outcome(), []
+    outcome, called = LightFuture(), []
     outcome.add_done_callback(lambda _: called.append(1))
     outcome.add_done_callback(lambda _: 1 / 0)
     outcome.add_done_callback(lambda done: called.append(done.result(0)))
@@ -142,20 +152,20 @@ def test_callbacks_of_an_outcome_are_called_in_order_and_a_raising_one_spoils_no
 
 
 def test_outcome_nobody_waits_for_makes_no_condition():
-    outcome = Outcome()
+    outcome = LightFuture()
     resolve(outcome, 1)
     assert (outcome.result(0), vars(outcome)) == (1, {})
 
 
 def test_outcome_names_no_field_of_its_base_class():
-    source = inspect.getsource(Outcome)
+    source = inspect.getsource(LightFuture)
     assert [name for name in vars(Future()) if re.search(rf"\b{name}\b", source)] == []
 
 
 @pytest.mark.parametrize("end", [resolve, reject])
 def test_outcome_that_ends_as_somebody_begins_to_wait_is_heard_of(end):
     for _ in range(500):
-        outcome = Outcome()
+        outcome = LightFuture()
         thread = in_thread(end, outcome, KeyError("k"))
         done, _ = wait([outcome], timeout=10)
         thread.join(10)
@@ -164,7 +174,7 @@ def test_outcome_that_ends_as_somebody_begins_to_wait_is_heard_of(end):
 
 
 def test_callbacks_from_before_and_after_somebody_waited_are_called_in_order():
-    outcome, called = Outcome(), []
+    outcome, called = LightFuture(), []
     outcome.add_done_callback(lambda _: called.append(1))
     assert wait([outcome], timeout=0).not_done == {outcome}
     outcome.add_done_callback(lambda _: called.append(2))
@@ -176,7 +186,7 @@ def test_callbacks_from_before_and_after_somebody_waited_are_called_in_order():
 
 
 def test_outcome_that_somebody_waits_for_is_mapped_by_another_one():
-    outcome = Outcome()
+    outcome = LightFuture()
     mapped(outcome, lambda value: value + 1)
     assert wait([outcome], timeout=0).not_done == {outcome}
     other = mapped(outcome, str)
@@ -201,7 +211,7 @@ def test_errors_can_be_explained_on_the_way():
 
 
 def test_a_mapped_outcome_ends_with_what_the_function_makes_of_it():
-    outcome = Outcome()
+    outcome = LightFuture()
     assert mapped(outcome, str) is outcome
     resolve(outcome, 7)
     assert outcome.result(0) == "7"
@@ -209,13 +219,13 @@ def test_a_mapped_outcome_ends_with_what_the_function_makes_of_it():
 
 
 def test_a_mapped_outcome_can_be_mapped_again():
-    for outcome in (Outcome(), completed(7)):
+    for outcome in (LightFuture(), completed(7)):
         twice = mapped(mapped(outcome, str), lambda text: text + "!")
         resolve(outcome, 7)
         assert twice.result(0) == "7!"
 
 
-@pytest.mark.parametrize("make", [Outcome, Future])
+@pytest.mark.parametrize("make", [LightFuture, Future])
 def test_errors_of_a_mapped_future_are_explained_and_its_function_may_raise(make):
     refused, broken = make(), make()
     explained = mapped(refused, str, lambda error: ValueError(f"explained {error}"))
@@ -227,7 +237,7 @@ def test_errors_of_a_mapped_future_are_explained_and_its_function_may_raise(make
 
 
 def test_outcome_that_is_mapped_while_it_ends_is_mapped_all_the_same():
-    class Late(Outcome):
+    class Late(LightFuture):
         """Mapped between the moment when its end begins and the moment when it is told."""
 
         @property

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from latchwork.backends.futures import Outcome
+from latchwork.backends.futures import LightFuture
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.pipeline import Pipeline
 
@@ -24,7 +24,7 @@ class Calls:
         del stale_ok
         if key == "refused":
             raise ValueError(key)
-        self.futures.append(Outcome())
+        self.futures.append(LightFuture())
         return self.futures[-1]
 
 

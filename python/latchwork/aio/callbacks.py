@@ -20,7 +20,7 @@ from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, acting_for, current
 from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
 from latchwork.aio.twin import twin_of
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import LoopMailbox, share_caller
@@ -77,7 +77,7 @@ class TaskStep(Step[Any]):
         caller = current()
         if caller is not None:
             share_caller(task, caller)
-        future: Future[Any] = Outcome()
+        future: Future[Any] = LightFuture()
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
             if isinstance(work, Work):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.store.steps import Step
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class ThreadStep(Step[T]):
 
     def as_future(self) -> Future[T]:
         """Make the call in a new thread, and return a future of its result."""
-        future: Future[T] = Outcome()
+        future: Future[T] = LightFuture()
         _start(self._make, future)
         return future
 

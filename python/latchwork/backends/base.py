@@ -97,7 +97,7 @@ class Broken:
 
 WatchEvent = Snapshot | Delta | Current | Broken
 #: Called by one thread at a time for each watch, in order. Never blocks and never raises; does not call the backend.
-Sink = Callable[[WatchEvent], None]
+WatchCallback = Callable[[WatchEvent], None]
 
 
 class BackendWatch(Protocol):
@@ -367,7 +367,13 @@ class Backend(Protocol):
         ...
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
+        self,
+        prefix: str,
+        callback: WatchCallback,
+        *,
+        single_key: bool = False,
+        siblings: bool = False,
+        heartbeats: bool = True,
     ) -> BackendWatch:
         """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``). "" is the root.
 
@@ -378,11 +384,11 @@ class Backend(Protocol):
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
-            leaf: Watch a single session-bound key, and report only its deletion. This may be cheaper. The first state
-                may be old if it contains the key.
-            siblings: With ``leaf``: the caller needs the names next to the key after its deletion, so the backend may
-                read them at once.
+            callback: Callback for the events.
+            single_key: Watch a single session-bound key, and report only its deletion. This may be cheaper. The first
+                state may be old if it contains the key.
+            siblings: With ``single_key``: the caller needs the names next to the key after its deletion, so the backend
+                may read them at once.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         ...

@@ -1,4 +1,4 @@
-"""Delivery of watch events to a sink until the watch is closed."""
+"""Delivery of watch events to a callback until the watch is closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Sink, WatchEvent
+from latchwork.backends.base import WatchCallback, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
 
 _log = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ class DeliveringWatch:
 
     Args:
         prefix: The watched prefix.
-        sink: Callback for the events.
+        callback: Callback for the events.
         drop: Called once with the watch when it is closed.
     """
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[Any], None]) -> None:
+    def __init__(self, prefix: str, callback: WatchCallback, drop: Callable[[Any], None]) -> None:
         self.prefix = prefix
         self.closed = False
-        self._sink = sink
+        self._callback = callback
         self._drop = drop
         self._mutex = mutex()
         self._idle: Signal | None = None  # for a close that waits
@@ -45,9 +45,9 @@ class DeliveringWatch:
                 return
             self._deliverer = threading.get_ident()
         try:
-            self._sink(event)
+            self._callback(event)
         except Exception:
-            _log.exception("the sink of the watch on %r raised, the event is lost; please report this", self.prefix)
+            _log.exception("the callback of the watch on %r raised, the event is lost; please report this", self.prefix)
         finally:
             with self._mutex:
                 self._deliverer = None
@@ -68,4 +68,4 @@ class DeliveringWatch:
                 return
             idle = self._idle = self._idle or Signal()
         if not SYSTEM_CLOCK.wait(idle, _CLOSE_TIMEOUT_S):
-            _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
+            _log.error("the callback of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)

@@ -22,7 +22,7 @@ _INTERRUPTED = "the thread that did a part of this call was interrupted; it may 
 
 T = TypeVar("T")
 U = TypeVar("U")
-Steps = Generator["Future[Any]", Any, T]
+FutureGenerator = Generator["Future[Any]", Any, T]
 
 
 _Explain = Callable[[BaseException], BaseException]
@@ -32,7 +32,7 @@ _Callback = Callable[["Future[Any]"], object]
 CallbackQueue = Callable[[_Callback, "Future[Any]"], None]
 
 
-class Outcome(Future[T]):
+class LightFuture(Future[T]):
     """A future that is cheaper than ``concurrent.futures.Future``: it creates no condition until a thread waits for it.
 
     It can be used everywhere instead of a ``Future``. The fields of the base class are created when they are accessed,
@@ -201,13 +201,13 @@ class _Field:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, outcome: Outcome[Any], _: type) -> Any:
+    def __get__(self, outcome: LightFuture[Any], _: type) -> Any:
         outcome._become_plain()  # noqa: SLF001 - its own field
         return vars(outcome)[self._name]
 
 
 for _name in vars(Future()):
-    setattr(Outcome, _name, _Field(_name))
+    setattr(LightFuture, _name, _Field(_name))
 
 
 def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
@@ -233,14 +233,14 @@ def _raise_interrupt(error: BaseException | None, before: BaseException | None) 
 
 def completed(value: T) -> Future[T]:
     """Return a future that is already completed with this value."""
-    future: Future[T] = Outcome()
+    future: Future[T] = LightFuture()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> Future[Any]:
     """Return a future that has already failed with this error."""
-    future: Future[Any] = Outcome()
+    future: Future[Any] = LightFuture()
     future.set_exception(error)
     return future
 
@@ -292,7 +292,7 @@ def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = Non
         fn: Converts the result. Called in the thread that completes the source future.
         explain: Converts the error. None passes it on unchanged.
     """
-    outcome: Outcome[Any] = Outcome()
+    outcome: LightFuture[Any] = LightFuture()
     outcome.map(fn, explain)
     chain(future, outcome)
     return outcome
@@ -303,7 +303,7 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
 
     Only the exclusive owner of the future may call this. ``fn`` and ``explain`` must be fast and take no locks.
     """
-    if isinstance(future, Outcome) and future.map(fn, explain):
+    if isinstance(future, LightFuture) and future.map(fn, explain):
         return future
     return then(future, fn, explain)
 
@@ -311,13 +311,13 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
 def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
     """Return a future of the results of several futures, in order. It fails with the first error."""
 
-    def steps() -> Steps[list[T]]:
+    def steps() -> FutureGenerator[list[T]]:
         found: list[T] = []
         for future in futures:
             found.append((yield future))  # noqa: PERF401 - a generator's yield is none of a comprehension
         return found
 
-    return drive(steps())
+    return run_generator(steps())
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
@@ -325,7 +325,7 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
     ``fn`` must be fast.
     """
-    if isinstance(future, Outcome):
+    if isinstance(future, LightFuture):
         future.call_at_once(fn)
     else:
         future.add_done_callback(fn)
@@ -335,24 +335,24 @@ def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Fut
     """Return a future whose callbacks run in a callback queue, to be given to a user. Reuse the same future if
     possible.
     """
-    outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
-    assert isinstance(outcome, Outcome)
+    outcome = future if isinstance(future, LightFuture) else then(future, lambda value: value)
+    assert isinstance(outcome, LightFuture)
     outcome.callback_queue = callback_queue
     return outcome
 
 
-def drive(steps: Steps[T]) -> Future[T]:
+def run_generator(steps: FutureGenerator[T]) -> Future[T]:
     """Run a generator that yields futures, and return a future of its return value.
 
     The generator continues in the thread that completes the yielded future. Futures that are already done are handled
     in a loop, without recursion.
     """
-    outcome: Future[T] = Outcome()
+    outcome: Future[T] = LightFuture()
     _advance(steps, outcome, None)
     return outcome
 
 
-def _advance(steps: Steps[T], outcome: Future[T], ready: Future[Any] | None) -> None:
+def _advance(steps: FutureGenerator[T], outcome: Future[T], ready: Future[Any] | None) -> None:
     while True:
         try:
             ready = _step(steps, ready)
@@ -370,7 +370,7 @@ def _advance(steps: Steps[T], outcome: Future[T], ready: Future[Any] | None) -> 
             return
 
 
-def _step(steps: Steps[Any], ready: Future[Any] | None) -> Future[Any]:
+def _step(steps: FutureGenerator[Any], ready: Future[Any] | None) -> Future[Any]:
     if ready is None:
         return next(steps)
     error = ready.exception()

@@ -33,7 +33,7 @@ _REMEMBERED, _NAMED = 1_000, 5
 _SHOWN = 100
 
 
-def numbered(key: str, number: int) -> str:
+def append_number(key: str, number: int) -> str:
     """Return a key with a sequential number appended, padded with zeros to ten digits.
 
     Raises:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from latchwork._base.interrupts import condition, mutex
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed
 
@@ -47,7 +47,7 @@ class Timer:
         """Return a future that completes after ``delay_s`` seconds. It fails with ``Closed`` if the timer is closed
         first.
         """
-        future: Future[None] = Outcome()
+        future: Future[None] = LightFuture()
         with self._mutex:
             closed = self._closed
             if not closed:

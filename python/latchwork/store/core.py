@@ -182,21 +182,21 @@ class Core:
             )
 
     def start_watch(
-        self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = False
+        self, feed: Feed, prefix: str, *, single_key: bool = False, siblings: bool = False, heartbeats: bool = False
     ) -> None:
         """Watch an absolute prefix on behalf of a ``Watch`` or ``Mirror``, which is closed with the store.
 
         Args:
             feed: The watch or mirror, which receives the events.
             prefix: The absolute prefix.
-            leaf: Watch a single session-bound key, and report only its deletion.
-            siblings: With ``leaf``, also read the names next to the key after its deletion.
+            single_key: Watch a single session-bound key, and report only its deletion.
+            siblings: With ``single_key``, also read the names next to the key after its deletion.
             heartbeats: Request heartbeats, which confirm that an unchanged state is up to date.
         """
         self.ensure_usable()
         with self._lock:
             self._feeds[feed] = None
-        watch = self.backend.watch(prefix, feed, leaf=leaf, siblings=siblings, heartbeats=heartbeats)
+        watch = self.backend.watch(prefix, feed, single_key=single_key, siblings=siblings, heartbeats=heartbeats)
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:

@@ -21,7 +21,7 @@ from latchwork._base import interrupts
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import in_loop, warn_in_loop
 from latchwork._base.interrupts import call_outside, here
-from latchwork.backends.futures import Outcome, resolve
+from latchwork.backends.futures import LightFuture, resolve
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
 
@@ -422,7 +422,7 @@ def future_when(listen: Listen) -> Future[bool]:
     Args:
         listen: Registers a function, and returns a function that removes it. It is removed when the future is done.
     """
-    future: Outcome[bool] = Outcome()
+    future: LightFuture[bool] = LightFuture()
     remove = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: remove())
     return future

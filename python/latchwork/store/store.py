@@ -315,22 +315,22 @@ class Store:
 
     # Watching
 
-    def watch(self, prefix: str, *, leaf: bool = False, siblings: bool = False) -> Watch:
+    def watch(self, prefix: str, *, single_key: bool = False, siblings: bool = False) -> Watch:
         """Watch all keys at and below a prefix.
 
         The first batch of changes is the current state. Close the watch after use.
 
         Args:
             prefix: A key, or "" for the root.
-            leaf: Watch a single session-bound key, which is cheaper on some servers. Its changes and its deletion are
-                reported. If a key with the same name is created afterwards, that may not be reported. The first state
-                may be an older one.
-            siblings: With ``leaf``, read the names next to the key as soon as it is deleted, if that is faster than a
-                later request. See ``Watch.siblings``.
+            single_key: Watch a single session-bound key, which is cheaper on some servers. Its changes and its deletion
+                are reported. If a key with the same name is created afterwards, that may not be reported. The first
+                state may be an older one.
+            siblings: With ``single_key``, read the names next to the key as soon as it is deleted, if that is faster
+                than a later request. See ``Watch.siblings``.
         """
         absolute = self._scope.absolute_prefix_for_read(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
-        self._core.start_watch(watch, absolute, leaf=leaf, siblings=siblings)
+        self._core.start_watch(watch, absolute, single_key=single_key, siblings=siblings)
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:

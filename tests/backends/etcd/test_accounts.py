@@ -86,7 +86,7 @@ def test_key_without_rights_is_denied_by_name_also_in_a_watch(guarded, opened, c
 
 def test_one_key_without_rights_spoils_no_other_read_in_flight(guarded, opened):
     backend = opened(_url(guarded, "part"))
-    backend._link.survives_cut_reads = True  # so that reads are merged
+    backend._connection.survives_cut_reads = True  # so that reads are merged
     names = [f"open/{n}" for n in range(150)]
     names[77] = "shut/k"
     futures = [backend.get(name, stale_ok=False) for name in names]
@@ -121,10 +121,10 @@ def test_stale_token_alone_fails_no_call(guarded, opened, collector):
         lambda: backend.get("u/k", stale_ok=False),
         lambda: backend.open_session(5, lambda: None),
     ):
-        backend._link.metadata = (("token", "stale.1"),)
+        backend._connection.metadata = (("token", "stale.1"),)
         call().result(5)
-        assert backend._link.metadata != (("token", "stale.1"),)
-    backend._link.metadata = (("token", "stale.1"),)
+        assert backend._connection.metadata != (("token", "stale.1"),)
+    backend._connection.metadata = (("token", "stale.1"),)
     backend.watch("u", seen)
     seen.wait_until(lambda it: it.values() == {"u/k": b"2"})
     backend.commit([], [Put("u/k", b"3")]).result(5)

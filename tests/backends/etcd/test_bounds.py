@@ -72,8 +72,8 @@ def test_a_call_waits_for_a_login_that_others_wait_for_no_longer_than_its_own_de
     with EtcdServer("3.5") as server, Proxy(server.endpoint) as proxy:
         backend = opened(f"etcd://u:p@{proxy.endpoint}/{root}?call_timeout_s=30")
         proxy.hold()
-        patient = backend._link.refresh_token()
-        impatient = backend._link.refresh_token(SYSTEM_CLOCK.now() + 0.2)
+        patient = backend._connection.refresh_token()
+        impatient = backend._connection.refresh_token(SYSTEM_CLOCK.now() + 0.2)
         with pytest.raises(Unavailable, match="log in 'u' in time"):
             impatient.result(15)
         assert not patient.done()

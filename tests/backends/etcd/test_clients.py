@@ -74,7 +74,7 @@ def test_a_closed_store_sends_nothing_on_the_open_channel(made, root):
     with pytest.raises(Closed, match="store was closed"):
         backend.get("k", stale_ok=False).result(5)
     with pytest.raises(Closed, match="store was closed"):
-        backend._link.send("Range", pb.RangeRequest(key=b"k"), 5)
+        backend._connection.send("Range", pb.RangeRequest(key=b"k"), 5)
 
 
 def test_a_store_whose_client_was_closed_says_so_and_closes(made, root):

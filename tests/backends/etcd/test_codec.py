@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import VersionKey
-from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, Compiler
+from latchwork.backends.etcd.layout import EtcdKeys
+from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, TxnCompiler
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
@@ -25,8 +25,8 @@ class SessionName:
     id: str
 
 
-KEYS = Keys("the-root")
-COMPILER = Compiler(KEYS)
+KEYS = EtcdKeys("the-root")
+COMPILER = TxnCompiler(KEYS)
 CODEC = COMPILER.codec
 REVISIONS = st.integers(1, 2**62)
 SEGMENT = st.text("ab", min_size=1, max_size=2) | st.sampled_from(["x" * 120, "y~%@:+=,"])

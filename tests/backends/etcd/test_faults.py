@@ -50,7 +50,7 @@ def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, c
     shutil.copytree(own.data_dir, tmp_path / "backup")
     own.restart()
     backend.watch("w", seen)
-    backend.watch("leaf", leaf, leaf=True)
+    backend.watch("leaf", leaf, single_key=True)
     for number in range(20):
         backend.commit([], [Put("w/lost", str(number).encode()), Put("leaf", b"2")]).result(5)
     seen.wait_until(lambda it: it.values().get("w/lost") == b"19")
@@ -70,7 +70,7 @@ def test_calls_while_the_server_is_down_are_exact_and_on_time(own, opened):
     backend.commit([], [Put("k", b"1")]).result(5)
     own.kill()
     started = time.monotonic()
-    while backend._link.healthy and time.monotonic() < started + 5:
+    while backend._connection.healthy and time.monotonic() < started + 5:
         backend.get("k", stale_ok=False)
         time.sleep(0.02)
     started = time.monotonic()

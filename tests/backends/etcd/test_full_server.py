@@ -109,7 +109,7 @@ def test_what_a_full_server_holds_can_be_deleted(small, root, opened, fill, make
 
 def hurt_delete(backend, proxy, way, eventually):
     """Hold this way of the connection as a delete without a guard is sent; the function waits for that, and cuts it."""
-    send, held = backend._link.send, []
+    send, held = backend._connection.send, []
 
     def send_and_hold(method, request, timeout_s, **more):
         operations = pb.TxnRequest.FromString(request).success if method == "Txn" else []
@@ -122,7 +122,7 @@ def hurt_delete(backend, proxy, way, eventually):
         time.sleep(0.5)
         proxy.cut_clients()
 
-    backend._link.send = send_and_hold
+    backend._connection.send = send_and_hold
     return cut
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 import latchwork
-from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.connection import EtcdConnection
 from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -17,8 +17,8 @@ from latchwork.clock import SYSTEM_CLOCK
 def test_close_ends_in_time_although_the_channel_does_not(backend, monkeypatch, caplog):
     backend.commit([], [])
     go_on = threading.Event()
-    close = backend._link.close
-    monkeypatch.setattr(backend._link, "close", lambda: (go_on.wait(20.0), close()))
+    close = backend._connection.close
+    monkeypatch.setattr(backend._connection, "close", lambda: (go_on.wait(20.0), close()))
     began = time.monotonic()
     backend.close()
     assert time.monotonic() - began < 5.0
@@ -42,7 +42,7 @@ def interrupted_once(link, method):
 def test_a_call_after_an_interrupted_one_has_another_channel(etcd35, root, method, ask):
     with latchwork.connect(etcd35.url(root)) as store:
         store.put("k", b"v")
-        link = store._core.backend._link
+        link = store._core.backend._connection
         before = link._channel
         interrupted_once(link, method)
         with pytest.raises(KeyboardInterrupt):
@@ -56,7 +56,7 @@ def test_a_channel_that_never_closes_after_an_interrupt_keeps_no_store_from_clos
     go_on = threading.Event()
     store = latchwork.connect(etcd35.url(root))
     store.put("k", b"v")
-    link = store._core.backend._link
+    link = store._core.backend._connection
     close, link._channel.close = link._channel.close, lambda: (go_on.wait(30.0), close())
     interrupted_once(link, "Range")
     with pytest.raises(KeyboardInterrupt):
@@ -70,7 +70,7 @@ def test_a_channel_that_never_closes_after_an_interrupt_keeps_no_store_from_clos
 def test_another_threads_watch_is_told_of_changes_after_an_interrupt(etcd35, root):
     with latchwork.connect(f"{etcd35.url(root)}?call_timeout_s=1") as store, store.watch("k") as watch:
         assert watch.next(20.0) == ()
-        interrupted_once(store._core.backend._link, "Range")
+        interrupted_once(store._core.backend._connection, "Range")
         with pytest.raises(KeyboardInterrupt):
             store.get("k")
         for number in range(4):  # also once the channel that was left is closed
@@ -93,7 +93,7 @@ class Delayed:
 @pytest.fixture
 def link():
     """A link that never connects; its timer is driven by the test."""
-    one = Link(parse_url("etcd://localhost:1"), SYSTEM_CLOCK, Delayed())
+    one = EtcdConnection(parse_url("etcd://localhost:1"), SYSTEM_CLOCK, Delayed())
     yield one
     one.close()
 

@@ -65,7 +65,7 @@ def test_a_leaf_is_watched_from_the_present_so_that_the_server_does_not_put_it_a
     create = watches.pb.WatchCreateRequest
     monkeypatch.setattr(watches.pb, "WatchCreateRequest", lambda **fields: made.append(fields) or create(**fields))
     seen = collector()
-    backend.watch("w/k", seen, leaf=True)
+    backend.watch("w/k", seen, single_key=True)
     seen.wait_until(lambda it: it.values() == {"w/k": b"1"})
     assert [(fields["start_revision"], fields["range_end"][-1:]) for fields in made] == [(0, b"\0")]
 
@@ -79,7 +79,7 @@ def test_what_is_written_between_the_watch_and_the_read_is_told_once(backend, ot
         time.sleep(0.3)  # the event is there before the read is even sent
 
     around_read(before=write)
-    backend.watch("w/k", seen, leaf=True)
+    backend.watch("w/k", seen, single_key=True)
     seen.wait_until(lambda it: it.values() == {"w/k": b"2"})
     put(other, "w/k", b"3")
     seen.wait_until(lambda it: it.values() == {"w/k": b"3"})
@@ -97,7 +97,7 @@ def test_what_is_written_between_the_read_and_its_answer_is_held_until_that_was_
         time.sleep(0.3)
 
     around_read(after=write)
-    backend.watch("w/k", seen, leaf=True)
+    backend.watch("w/k", seen, single_key=True)
     seen.wait_until(lambda it: len(told(it)) == 2)
     assert told(seen) == [[b"1"], None]
 
@@ -106,7 +106,7 @@ def test_a_leaf_hears_of_an_end_that_came_while_it_was_cut_off(server, root, ope
     with Proxy(server.endpoint) as proxy:
         backend, seen = opened(f"etcd://{proxy.endpoint}/{root}"), collector()
         put(other, "w/k", b"1")
-        backend.watch("w/k", seen, leaf=True)
+        backend.watch("w/k", seen, single_key=True)
         seen.wait_until(lambda it: it.values() == {"w/k": b"1"})
         proxy.refuse()
         other.commit([], [Delete("w/k")]).result(10)

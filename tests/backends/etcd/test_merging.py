@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import _AT_ONCE, _MOST, MergedReads
-from latchwork.backends.etcd.writing.plan import Compiler
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.etcd.writing.plan import TxnCompiler
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable
 from latchwork.types import Put
 from latchwork_testkit.etcd_rpc import pb
 
-KEYS = Keys("r")
-CODEC = Compiler(KEYS).codec
+KEYS = EtcdKeys("r")
+CODEC = TxnCompiler(KEYS).codec
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
         return self.at
 
 
-class Request(Outcome):
+class Request(LightFuture):
     """A read that was sent; the test ends it."""
 
     def __init__(self, method, request, what, decode, deadline):
@@ -168,13 +168,13 @@ def test_stale_reads_are_merged_apart(link):
 def calls_of(backend):
     """Methods of the calls that the backend sends from now on."""
     calls = []
-    send = backend._link.send
+    send = backend._connection.send
 
     def spy(method, request, timeout_s, **how):
         calls.append(method)
         return send(method, request, timeout_s, **how)
 
-    backend._link.send = spy
+    backend._connection.send = spy
     return calls
 
 
@@ -182,7 +182,7 @@ def calls_of(backend):
 def bearing(etcd34, root, opened):
     """A backend of a server that bears transactions of reads."""
     backend = opened(etcd34.url(root))
-    assert backend._link.survives_cut_reads
+    assert backend._connection.survives_cut_reads
     return backend
 
 
@@ -202,7 +202,7 @@ def test_five_hundred_reads_in_flight_are_a_few_requests(etcd34, proxied, root, 
 
 def test_old_server_gets_every_read_alone(backend):
     sent = calls_of(backend)
-    backend._link.survives_cut_reads = False
+    backend._connection.survives_cut_reads = False
     for future in [backend.get(f"k{n}", stale_ok=False) for n in range(50)]:
         assert future.result(5) is None
     assert sent == ["Range"] * 50

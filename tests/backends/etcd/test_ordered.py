@@ -24,8 +24,10 @@ def test_the_oldest_are_named_up_to_a_limit_and_nothing_of_them_stays(backend, r
 def test_creators_do_not_refuse_each_other(backend, monkeypatch):
     """A counter would be compared and written by all of them."""
     make(backend, "first")
-    sent, send = [], backend._link.send
-    monkeypatch.setattr(backend._link, "send", lambda *args, **options: sent.append(args[0]) or send(*args, **options))
+    sent, send = [], backend._connection.send
+    monkeypatch.setattr(
+        backend._connection, "send", lambda *args, **options: sent.append(args[0]) or send(*args, **options)
+    )
     futures = [backend.create_ordered("q/t-", f"{number}", b"", None) for number in range(40)]
     assert len({future.result(5).entry.created for future in futures}) == 40
     assert sent == ["Txn"] * 40

@@ -20,7 +20,7 @@ CONTROL_S = 30.0
 def dangerous(backend):
     """Requests sent that could end an old server: transactions that read, and cannot write."""
     found = []
-    send = backend._link.send
+    send = backend._connection.send
 
     def spy(method, request, timeout_s, **how):
         if method == "Txn":
@@ -30,8 +30,8 @@ def dangerous(backend):
                 found.append(message)
         return send(method, request, timeout_s, **how)
 
-    backend._link.send = spy
-    backend._link.survives_cut_reads = False
+    backend._connection.send = spy
+    backend._connection.survives_cut_reads = False
     return found
 
 
@@ -60,7 +60,7 @@ def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
 
 def test_backend_asks_the_server_for_its_version(raw, backend):
     version = Stub(raw.channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version
-    assert backend._link.survives_cut_reads is survives_cut_reads(version)
+    assert backend._connection.survives_cut_reads is survives_cut_reads(version)
 
 
 def test_many_gets_are_right_on_an_old_server_and_do_not_endanger_it(backend, dangerous):
@@ -104,7 +104,7 @@ def test_watch_begins_with_the_state_and_does_not_endanger_an_old_server(backend
 def test_checks_that_never_failed_together_are_not_named_together(server, root, backend, opened):
     other = opened(server.url(root), call_timeout_s=9)  # on another connection: it is used in a callback
     (a,) = other.commit([], [Put("a", b"1")]).result(5).entries
-    send, ranges = backend._link.send, []
+    send, ranges = backend._connection.send, []
 
     def send_and_meddle(method, request, timeout_s, **more):
         ranges.extend([method] if method == "Range" else [])
@@ -114,7 +114,7 @@ def test_checks_that_never_failed_together_are_not_named_together(server, root, 
             other.commit([], [Put("c", b"1"), Delete("a")]).result(5)
         return send(method, request, timeout_s, **more)
 
-    backend._link.send = send_and_meddle
+    backend._connection.send = send_and_meddle
     with pytest.raises(Conflict) as refused:
         backend.commit([Exists("c"), At(a)], []).result(5)
     assert list(refused.value.failed) == [Exists("c")]

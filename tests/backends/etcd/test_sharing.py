@@ -147,7 +147,7 @@ def test_the_last_store_closes_the_connection_and_the_next_one_opens_another(sto
     one.close()
     assert other.put("k", b"v").value == b"v"
     other.close()
-    assert before.link.closed
+    assert before.connection.closed
     (again,) = stores(1)
     assert connection_of(again) is not before
     assert again.get("k").value == b"v"
@@ -239,7 +239,7 @@ def test_a_store_that_cannot_be_opened_leaves_nothing_to_share(server, root, pro
 def test_an_interrupted_call_of_one_store_leaves_the_others_working(stores):
     one, other = stores(2)
     mirror, session = use(other, 2), other.session
-    interrupted_once(one._core.backend._link, "Range")
+    interrupted_once(one._core.backend._connection, "Range")
     with pytest.raises(KeyboardInterrupt):
         one.get("k")
     other.put("2/after", b"")

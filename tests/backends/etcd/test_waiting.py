@@ -16,13 +16,13 @@ from latchwork.types import At, Put
 def sent(backend):
     """Method and way of each call that the backend sends."""
     calls = []
-    send = backend._link.send
+    send = backend._connection.send
 
     def spy(method, request, timeout_s, **how):
         calls.append((method, how.get("now", False)))
         return send(method, request, timeout_s, **how)
 
-    backend._link.send = spy
+    backend._connection.send = spy
     return calls
 
 
@@ -52,7 +52,7 @@ def test_operation_is_one_request_made_in_the_thread_that_waits(operation, backe
 
 
 def test_many_gets_are_one_request_made_in_the_thread_that_waits_where_the_server_can_bear_it(backend, sent):
-    backend._link.survives_cut_reads = True
+    backend._connection.survives_cut_reads = True
     done = backend.for_blocking_calls.get_many([f"k{n}" for n in range(100)])
     assert done.done()
     assert sent == [("Txn", True)]
@@ -62,7 +62,7 @@ def test_store_makes_its_calls_in_a_thread_that_waits_and_its_pipeline_does_not(
     with latchwork.connect(server.url(root)) as store:
         store.put("warm", b"up")
         calls = []
-        link = store._core.backend._link
+        link = store._core.backend._connection
         send = link.send
         link.send = lambda *args, now=False: (calls.append(now), send(*args, now=now))[1]
         store.put("k", b"1")
@@ -106,7 +106,7 @@ def test_closing_the_store_ends_a_call_that_waits_in_another_thread(cut_off):
 
 def test_write_that_an_interrupt_cut_short_is_settled_before_the_next_read(backend, eventually):
     backend.commit([], [Put("warm", b"up")]).result(5)
-    link = backend._link
+    link = backend._connection
     send = link.send
 
     def interrupted(*args, **how):
@@ -127,7 +127,7 @@ def test_next_page_of_a_list_is_on_its_way_before_the_one_before_is_decoded(back
     for at in range(0, 600, 100):
         backend.commit([], [Put(name, b"v") for name in names[at : at + 100]]).result(5)
     happened = []
-    link, read = backend._link, backend._link.read
+    link, read = backend._connection, backend._connection.read
 
     class Page:
         def __init__(self, page):

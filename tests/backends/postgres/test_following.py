@@ -101,7 +101,7 @@ def test_old_changes_are_forgotten_but_never_the_last_ones(postgresql, root, ope
 def test_a_change_whose_notification_was_lost_is_seen_within_two_seconds(postgresql, root, opened, sql):
     store = opened(postgresql.url(root))
     store.put("k", b"1")
-    with store.watch("k", leaf=True) as watch:
+    with store.watch("k", single_key=True) as watch:
         watch.next(5.0)
         sql(
             postgresql,
@@ -153,7 +153,7 @@ def hand_to_the_server(server):
 @pytest.mark.parametrize("heartbeats", [True, False])
 def test_a_put_is_told_to_another_store_in_milliseconds(postgresql, root, opened, heartbeats):
     store, other = opened(postgresql.url(root)), opened(postgresql.url(root))
-    with other.watch("k", leaf=not heartbeats) as watch:
+    with other.watch("k", single_key=not heartbeats) as watch:
         watch.next(5.0)
         took = []
         for number in range(20):
@@ -172,7 +172,7 @@ def test_the_end_of_a_session_is_told_to_other_stores_at_once(postgresql, root, 
     for _ in range(4):
         store = opened(postgresql.url(root))
         store.create("bound", b"", session=store.session)
-        with other.watch("bound", leaf=True) as watch:
+        with other.watch("bound", single_key=True) as watch:
             watch.next(5.0)
             began = time.monotonic()
             store.close()
@@ -184,7 +184,7 @@ def test_the_end_of_a_session_is_told_to_other_stores_at_once(postgresql, root, 
 def test_a_store_does_not_look_for_writes_that_concern_none_of_its_watches(opened):
     with PostgresServer(settings={"log_statement": "all"}) as server:
         store, other = opened(server.url("app")), opened(server.url("app"))
-        with other.watch("mine", leaf=True) as watch:
+        with other.watch("mine", single_key=True) as watch:
             watch.next(5.0)
             before = looks(server)
             for number in range(100):

@@ -7,13 +7,13 @@ from contextlib import closing
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from latchwork.backends.futures import drive
+from latchwork.backends.futures import run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply
-from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.reads import Lister, Reader
+from latchwork.backends.zookeeper.layout import ZnodeLayout
+from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import GET_DATA, NO_NODE, OK, Reply
 from latchwork.backends.zookeeper.writing.states import read_states
@@ -44,8 +44,10 @@ def up(connection):
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
-        opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
+        settings = ConnectionSettings(
+            (("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False)
+        )
+        opened = ZooKeeperConnection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         yield opened
 
@@ -65,7 +67,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_linearizable_read_begins_with_a_barrier(connection, read):
-    drive(read(Reader(Layout("r")), connection, connection.deadline()))
+    run_generator(read(ZooKeeperReader(ZnodeLayout("r")), connection, connection.deadline()))
     barrier, *reads = connection.take(ALL)
     assert barrier.payload == BARRIER
     assert reads, "it costs no round trip of its own"
@@ -73,7 +75,7 @@ def test_a_linearizable_read_begins_with_a_barrier(connection, read):
 
 @pytest.mark.parametrize("read", [READS["level"], READS["subtree"], READS["children"]])
 def test_names_do_not_count_if_the_barrier_before_them_was_not_answered(connection, read):
-    names = drive(read(Reader(Layout("r")), connection, connection.deadline()))
+    names = run_generator(read(ZooKeeperReader(ZnodeLayout("r")), connection, connection.deadline()))
     barrier, asked = connection.take(ALL)
     barrier.set_exception(ConnectionLoss())
     asked.answer(Reply(NO_NODE, 50, b""))  # by a server that has not seen the latest writes, perhaps

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from latchwork._core import ZooKeeperCodec
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.layout import BUCKETS, Layout, Version, bucket, read_entry
+from latchwork.backends.zookeeper.layout import BUCKETS, Version, ZnodeLayout, bucket, read_entry
 from latchwork.types import Entry
 
-LAYOUT = Layout("ro/ot")
+LAYOUT = ZnodeLayout("ro/ot")
 CODEC = ZooKeeperCodec(LAYOUT.root, entry=Entry, version=Version)
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 LONG, INT = st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)

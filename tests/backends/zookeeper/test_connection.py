@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import Reply
@@ -36,8 +36,10 @@ class Deaf:
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
-        opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
+        settings = ConnectionSettings(
+            (("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False)
+        )
+        opened = ZooKeeperConnection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         opened.evidence = EVIDENCE
         yield opened

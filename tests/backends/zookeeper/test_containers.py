@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 import latchwork
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.errors import Conflict
 from latchwork.primitives import Lock
 from latchwork.types import Absent, Create, Delete, Exists, Put
@@ -68,7 +68,7 @@ def remove_childless(raw, root):
 @pytest.fixture
 def before_requests(monkeypatch):
     """Install a function that is called before each request of one backend, with the number of the request."""
-    submit = Connection._submit
+    submit = ZooKeeperConnection._submit
 
     def install(backend, act):
         numbers, inside = itertools.count(), threading.local()
@@ -82,7 +82,7 @@ def before_requests(monkeypatch):
                     inside.on = False
             submit(connection, call, **options)
 
-        monkeypatch.setattr(Connection, "_submit", submitting)
+        monkeypatch.setattr(ZooKeeperConnection, "_submit", submitting)
         return numbers
 
     return install
@@ -201,7 +201,7 @@ def test_a_removal_before_each_single_request_changes_nothing_that_is_stored(con
     for at in range(40):
         backend = connect()
         backend.delete_tree("").result(WAIT_S)
-        submit, numbers = Connection._submit, itertools.count()
+        submit, numbers = ZooKeeperConnection._submit, itertools.count()
 
         def submitting(connection, call, **options):
             if connection is backend._main and next(numbers) == at:  # noqa: B023
@@ -209,7 +209,7 @@ def test_a_removal_before_each_single_request_changes_nothing_that_is_stored(con
             submit(connection, call, **options)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(Connection, "_submit", submitting)
+            patch.setattr(ZooKeeperConnection, "_submit", submitting)
             assert _life(backend) == {"a/b": b"7", "a/q/r": b"8"}, at
         backend.close()
 
@@ -218,7 +218,7 @@ def test_a_lock_keeps_its_order_and_its_fences_while_its_name_is_removed_and_cre
     zookeeper, raw, root, monkeypatch
 ):
     """Before each request of the three users the server removes what is childless: tokens grow all the same."""
-    submit, inside = Connection._submit, threading.local()
+    submit, inside = ZooKeeperConnection._submit, threading.local()
 
     def submitting(connection, call, **options):
         if not getattr(inside, "on", False):
@@ -229,7 +229,7 @@ def test_a_lock_keeps_its_order_and_its_fences_while_its_name_is_removed_and_cre
                 inside.on = False
         submit(connection, call, **options)
 
-    monkeypatch.setattr(Connection, "_submit", submitting)
+    monkeypatch.setattr(ZooKeeperConnection, "_submit", submitting)
     tokens, holders, overlaps = [], [], []
 
     def use(url):

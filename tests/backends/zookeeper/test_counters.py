@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, Layout, Version, Znode
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, Version, Znode, ZnodeLayout
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.writing import sequences
 from latchwork.backends.zookeeper.writing.compiler import KnownStates, NeedStates, compile_plan
 from latchwork.errors import QuotaExceeded, Unavailable
@@ -96,7 +96,7 @@ def key(data, gen=7):
 
 def compiled(checks, ops, *, fresh=True, **nodes):
     absent = {each.key: Znode(exists=False, gen=7) for each in (*checks, *ops) if each.key not in nodes}
-    return compile_plan(Layout("root"), checks, ops, KnownStates({**nodes, **absent}, fresh=fresh))
+    return compile_plan(ZnodeLayout("root"), checks, ops, KnownStates({**nodes, **absent}, fresh=fresh))
 
 
 @pytest.mark.parametrize("data", [2**31 - 1, -(2**31), -2, 0])
@@ -138,7 +138,9 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
         reads.append(known)
         if len(reads) > 1:
             return known
-        nodes = {name: Znode(n.exists, n.version, n.data, n.children, ANY, n.leaf) for name, n in known.nodes.items()}
+        nodes = {
+            name: Znode(n.exists, n.version, n.data, n.children, ANY, n.ephemeral) for name, n in known.nodes.items()
+        }
         return KnownStates(nodes, known.gone, fresh=True)
 
     monkeypatch.setitem(backend._writer._read_states.__func__.__globals__, "read_states", read_states)
@@ -150,7 +152,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
 
 
 def test_what_was_learned_of_a_guard_comes_round_with_it():
-    reader = Reader(Layout("root"))
+    reader = ZooKeeperReader(ZnodeLayout("root"))
     assert reader.guard_versions()[3] == UNKNOWN
     for gen, learned in (
         (5, 5),

@@ -16,7 +16,7 @@ from kazoo.security import make_acl
 
 from latchwork.backends.base import Broken, Current, Delta, Snapshot
 from latchwork.backends.url import open_backend, parse_url
-from latchwork.backends.zookeeper.loop import Loop
+from latchwork.backends.zookeeper.loop import KazooLoop
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
 from latchwork.types import At, Create, Delete, Put
@@ -463,7 +463,7 @@ def test_a_host_that_cannot_be_looked_up_keeps_nobody_from_the_others(connect, z
 
 def test_a_connection_goes_on_after_an_error_that_nobody_foresaw(connect, proxy, monkeypatch):
     backend = connect(proxy.endpoint)
-    really, raised = Loop._receive, []
+    really, raised = KazooLoop._receive, []
 
     def receive(loop):
         if not raised:
@@ -471,6 +471,6 @@ def test_a_connection_goes_on_after_an_error_that_nobody_foresaw(connect, proxy,
             raise RuntimeError("not foreseen")
         really(loop)
 
-    monkeypatch.setattr(Loop, "_receive", receive)
+    monkeypatch.setattr(KazooLoop, "_receive", receive)
     assert put(backend, "k").value == b"v"
     assert raised

@@ -10,9 +10,9 @@ import pytest
 from latchwork.backends.base import Broken, Delta, Snapshot
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Settings
-from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
+from latchwork.backends.zookeeper.layout import ZnodeLayout
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.single_keys import SingleKeyWatches
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
@@ -41,12 +41,18 @@ class Stage:
     """A hub of leaf watches on a connection whose server is this test."""
 
     def __init__(self, timer):
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
-        self.connection = Connection(settings, 5.0, Deaf(), "latchwork-test")
+        settings = ConnectionSettings(
+            (("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False)
+        )
+        self.connection = ZooKeeperConnection(settings, 5.0, Deaf(), "latchwork-test")
         self.connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
         self.others = set()
         self.hub = SingleKeyWatches(
-            self.connection, Reader(Layout("r")), timer, lock=threading.Lock(), is_watched=self.others.__contains__
+            self.connection,
+            ZooKeeperReader(ZnodeLayout("r")),
+            timer,
+            lock=threading.Lock(),
+            is_watched=self.others.__contains__,
         )
         self.told = []
 
@@ -212,7 +218,7 @@ def test_it_hears_of_an_end_that_came_while_it_was_cut_off(connect, proxy, backe
     backend.commit([], [Put("q/a", b"")]).result(5)
     told = []
     cut_off = connect(proxy.endpoint)
-    cut_off.watch("q/a", told.append, leaf=True)
+    cut_off.watch("q/a", told.append, single_key=True)
     wait_until(lambda: told)
     proxy.refuse.set()
     proxy.cut()
@@ -233,7 +239,7 @@ def test_a_leaf_and_another_watch_of_the_same_key_both_hear_of_every_change(back
         )
 
     for leaf in (leaf_first, not leaf_first):
-        backend.watch("q/a", note(leaf), leaf=leaf)
+        backend.watch("q/a", note(leaf), single_key=leaf)
         backend.get("q/a", stale_ok=True).result(5)
     for number in range(1, 6):
         value = b"%d" % number
@@ -246,7 +252,7 @@ def test_a_leaf_and_another_watch_of_the_same_key_both_hear_of_every_change(back
 def test_a_leaf_lives_on_when_another_watch_of_its_key_is_closed(backend, wait_until):
     backend.commit([], [Put("q/a", b"0")]).result(5)
     told = []
-    leaf = backend.watch("q/a", told.append, leaf=True)
+    leaf = backend.watch("q/a", told.append, single_key=True)
     wait_until(lambda: told)
     backend.watch("q/a", lambda event: None).close()
     backend.commit([], [Put("q/a", b"1")]).result(5)
@@ -259,7 +265,7 @@ def test_a_leaf_lives_on_when_another_watch_of_its_key_is_closed(backend, wait_u
 def test_another_watch_lives_on_when_a_leaf_of_its_key_is_closed(backend, wait_until):
     backend.commit([], [Put("q/a", b"0")]).result(5)
     told, leaf_told = [], []
-    leaf = backend.watch("q/a", leaf_told.append, leaf=True)
+    leaf = backend.watch("q/a", leaf_told.append, single_key=True)
     wait_until(lambda: leaf_told)
     backend.watch("q/a", told.append)
     wait_until(lambda: told)
@@ -279,7 +285,7 @@ def test_without_rights_it_ends_with_permission_denied(backend, raw, root, wait_
     backend.commit([], [Put("q/a", b"")]).result(5)
     raw.set_acls(f"/{root}/q/a", [make_digest_acl("ann", "secret", all=True)])
     told = []
-    backend.watch("q/a", told.append, leaf=True)
+    backend.watch("q/a", told.append, single_key=True)
     wait_until(lambda: told)
     assert isinstance(told[0], Broken)
     assert isinstance(told[0].error, PermissionDenied)

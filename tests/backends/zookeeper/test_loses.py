@@ -11,7 +11,7 @@ import pytest
 from latchwork import connect
 from latchwork.backends import versions
 from latchwork.backends.versions import parse_server_info, zookeeper_may_lose_data
-from latchwork.backends.zookeeper.link import Link
+from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
 from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer_the_question(zookeeper, 
         asks_no_more.wait(10)
         return ""
 
-    monkeypatch.setattr(Link, "ask_server", silent)
+    monkeypatch.setattr(KazooConnection, "ask_server", silent)
     with connect(zookeeper.url("versions")) as store:
         store.put("k", b"v")
         assert asked.wait(5)
@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer_the_question(zookeeper, 
 
 def test_a_question_that_is_not_answered_is_over_in_time(zookeeper):
     with connect(zookeeper.url("versions")) as store, socket.create_server(("127.0.0.1", 0)) as mute:
-        link = store._core.backend._main._link
+        link = store._core.backend._main._kazoo
         link.loop.server = mute.getsockname()
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(link.ask_server, b"srvr", 0.2).result(5) == ""

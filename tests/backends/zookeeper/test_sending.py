@@ -48,7 +48,7 @@ def test_with_an_answer_outstanding_the_connections_thread_sends_many_requests_a
     threads = senders(backend)
     proxy.drop_requests.set()  # the first is never answered on this connection
     asked = [backend.get("k", stale_ok=True) for _ in range(100)]
-    wait_until(lambda: backend._main._link.oldest_sent_at() is not None)
+    wait_until(lambda: backend._main._kazoo.oldest_sent_at() is not None)
     mine = threading.current_thread().name
     assert threads.count(mine) <= 1
     proxy.drop_requests.clear()
@@ -59,7 +59,7 @@ def test_with_an_answer_outstanding_the_connections_thread_sends_many_requests_a
 
 def test_what_a_full_socket_does_not_take_is_sent_by_the_connections_thread(backend, other):
     put(backend, "k")
-    backend._main._link.loop._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    backend._main._kazoo.loop._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     value = bytes(range(256)) * 3_500
     for number in range(3):
         put(backend, f"large{number}", value)
@@ -105,7 +105,7 @@ def in_many_threads():
 
 def test_what_an_interrupted_sender_had_taken_and_not_sent_is_sent_by_the_next_connection(backend, monkeypatch):
     put(backend, "k")
-    loop, sends = backend._main._link.loop, []
+    loop, sends = backend._main._kazoo.loop, []
     next_batch = loop._take_batch
 
     def interrupted():

@@ -23,7 +23,7 @@ def put(backend, key, value=b"v", session=None):
 
 def expire(zookeeper, session):
     """End its ZooKeeper session from outside, as an operator could."""
-    client = session.connection._link._client
+    client = session.connection._kazoo._client
     thief = KazooClient(zookeeper.endpoint, client_id=client.client_id, timeout=5.0)
     thief.start()
     thief.stop()

@@ -67,7 +67,7 @@ def test_a_write_that_was_cut_off_is_not_sent_again_once_its_session_was_closed(
     result(cut_off.commit([], [Put("bound", b"1", session)]))
     proxy.drop_requests.set()
     sent = cut_off.commit([], [Put("bound", b"2", session), Put("plain", b"late")])
-    wait_until(lambda: session.connection._link.oldest_sent_at() is not None)
+    wait_until(lambda: session.connection._kazoo.oldest_sent_at() is not None)
     proxy.refuse.set()
     proxy.cut()
     wait_until(lambda: not session.connection.is_connected)
@@ -98,7 +98,7 @@ def test_a_session_outlives_a_server_that_answers_nothing_to_its_renewals(connec
     store = connect(",".join(way.endpoint for way in between))
     session = result(store.open_session(4.0, lambda: None))
     result(store.commit([], [Put("bound", b"1", session)]))
-    port = session.connection._link.loop._socket.getpeername()[1]
+    port = session.connection._kazoo.loop._socket.getpeername()[1]
     (used,) = [way for way in between if way.endpoint.endswith(f":{port}")]
     used.drop_answers.set()
     used.drop_requests.set()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Snapshot, WatchCallback, WatchEvent
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, open_memory_database
@@ -239,23 +239,23 @@ class EmbeddedBackend(Backend):
     def watch(
         self,
         prefix: str,
-        sink: Sink,
+        callback: WatchCallback,
         *,
-        leaf: bool = False,  # noqa: ARG002
+        single_key: bool = False,  # noqa: ARG002
         siblings: bool = False,  # noqa: ARG002
         heartbeats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
+        """Watch all keys at and below a prefix. ``single_key`` and ``siblings`` have no effect here.
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
-            leaf: Ignored.
+            callback: Callback for the events.
+            single_key: Ignored.
             siblings: Ignored.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         self._require_open()
-        return self._poller.watch(prefix, sink, heartbeats=heartbeats)
+        return self._poller.watch(prefix, callback, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End all watches and sessions, join the thread and close the connections. Idempotent."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Current, Sink, WatchEvent
+from latchwork.backends.base import Current, WatchCallback, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.embedded.file_signal import FileSignal
 from latchwork.clock import SYSTEM_CLOCK, Clock
@@ -79,8 +79,8 @@ class WatchSource(Protocol):
 class EmbeddedWatch(DeliveringWatch):
     """A watch of a prefix. The thread of the poller delivers its events."""
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[EmbeddedWatch], None]) -> None:
-        super().__init__(prefix, sink, drop)
+    def __init__(self, prefix: str, callback: WatchCallback, drop: Callable[[EmbeddedWatch], None]) -> None:
+        super().__init__(prefix, callback, drop)
         self.is_new = True
         self.told_at = 0.0
 
@@ -118,15 +118,15 @@ class Poller:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool = True) -> EmbeddedWatch:
+    def watch(self, prefix: str, callback: WatchCallback, *, heartbeats: bool = True) -> EmbeddedWatch:
         """Add a watch. The thread delivers its first event at once.
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
+            callback: Callback for the events.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        watch = EmbeddedWatch(prefix, sink, self._forget)
+        watch = EmbeddedWatch(prefix, callback, self._forget)
         with self._lock:
             self._watches.append(watch)
             if heartbeats:

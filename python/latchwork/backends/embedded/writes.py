@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.embedded import reads
-from latchwork.backends.grammar import numbered
+from latchwork.backends.grammar import append_number
 from latchwork.errors import Conflict, InvalidKey, SessionLost
 from latchwork.types import (
     Absent,
@@ -82,9 +82,9 @@ def create_sequential(
     """
     if session is not None:
         require_alive(session.id, is_alive)
-    full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
+    full = append_number(key, _take_number(conn, root, key.rpartition("/")[0]))
     while reads.get(conn, root, full):  # another program created this key
-        full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
+        full = append_number(key, _take_number(conn, root, key.rpartition("/")[0]))
     written = _Writer(conn, root)
     written.apply(Create(full, value, session))
     _check_leaves(conn, root, written.entries)

@@ -13,21 +13,21 @@ from functools import partial
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import decode_answer
-from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.reads import Reader
-from latchwork.backends.etcd.sessions import Sessions
+from latchwork.backends.etcd.layout import EtcdKeys
+from latchwork.backends.etcd.reads import EtcdReader
+from latchwork.backends.etcd.sessions import EtcdSessions
 from latchwork.backends.etcd.sharing import acquire, release
 from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.etcd.writing.plan import Commit, Compiler
-from latchwork.backends.etcd.writing.sequences import Sequences
+from latchwork.backends.etcd.writing.plan import EtcdCommit, TxnCompiler
+from latchwork.backends.etcd.writing.sequences import SequentialKeys
 from latchwork.backends.etcd.writing.txn import Txn, tree_deletion
-from latchwork.backends.etcd.writing.writes import Writer
-from latchwork.backends.futures import Steps, drive, failed
+from latchwork.backends.etcd.writing.writes import EtcdWriter
+from latchwork.backends.futures import FutureGenerator, failed, run_generator
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
@@ -47,16 +47,18 @@ class EtcdBackend(Backend):
     def __init__(self, url: StoreURL, clock: Clock, client: Any = None) -> None:
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
-        self._keys = Keys(url.root)
-        self._connection = acquire(url, clock, client)
-        self._link = self._connection.link
-        self._writer = Writer(self._link, self._keys)
+        self._keys = EtcdKeys(url.root)
+        self._shared = acquire(url, clock, client)
+        self._connection = self._shared.connection
+        self._writer = EtcdWriter(self._connection, self._keys)
         self._recovery = self._writer.recovery
-        self._compiler = Compiler(self._keys)
-        self._reader = Reader(self._link, self._keys, self._compiler.codec)
-        self._watches = StoreWatches(self._connection.hub, self._keys, self._compiler.codec)
-        self._sessions = Sessions(self._link, self._keys, self._writer, self._watches)
-        self._sequences = Sequences(self._link, self._keys, self._writer, self._compiler, self._sessions.ended)
+        self._compiler = TxnCompiler(self._keys)
+        self._reader = EtcdReader(self._connection, self._keys, self._compiler.codec)
+        self._watches = StoreWatches(self._shared.hub, self._keys, self._compiler.codec)
+        self._sessions = EtcdSessions(self._connection, self._keys, self._writer, self._watches)
+        self._sequences = SequentialKeys(
+            self._connection, self._keys, self._writer, self._compiler, self._sessions.ended
+        )
         self._lock = mutex()
         self._closed = False
 
@@ -65,7 +67,7 @@ class EtcdBackend(Backend):
         """A variant of this backend that makes its calls in the caller's thread and blocks until they end."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
-        face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
+        face._reader = EtcdReader(self._connection, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
         return face
 
     @classmethod
@@ -80,7 +82,7 @@ class EtcdBackend(Backend):
         """
         backend = cls(url, clock, client)
         try:
-            backend._link.connect(pb.RangeRequest(key=backend._keys.unused_key(0), count_only=True))
+            backend._connection.connect(pb.RangeRequest(key=backend._keys.unused_key(0), count_only=True))
         except BaseException:
             backend.close()
             raise
@@ -92,14 +94,16 @@ class EtcdBackend(Backend):
         The result has no clock, because etcd does not report it.
         """
         deadline = self._clock.now() + self._call_timeout_s
-        found = drive(self._link.call("Status", pb.StatusRequest(), "tell its version", deadline)).result()
+        found = run_generator(
+            self._connection.call("Status", pb.StatusRequest(), "tell its version", deadline)
+        ).result()
         return ServerInfo(
             found.version, "3.4", None, f"{found.dbSize / 1e6:,.0f} MB of the space quota, by default 2,147"
         )
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each upcoming problem of the server's database. Does not block."""
-        return self._link.notices()
+        return self._connection.notices()
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None."""
@@ -139,7 +143,7 @@ class EtcdBackend(Backend):
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit a transaction: apply all operations if all checks hold, otherwise none."""
-        commit = Commit(self._compiler, checks, ops, self._sessions.ended)
+        commit = EtcdCommit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return (
                 self._writer.write(commit, commit.replan, now=self._now)
@@ -178,9 +182,9 @@ class EtcdBackend(Backend):
     def watch(
         self,
         prefix: str,
-        sink: Sink,
+        callback: WatchCallback,
         *,
-        leaf: bool = False,
+        single_key: bool = False,
         siblings: bool = False,  # noqa: ARG002
         heartbeats: bool = True,
     ) -> BackendWatch:
@@ -188,12 +192,12 @@ class EtcdBackend(Backend):
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
-            leaf: Watch a single session-bound key, and report only its deletion.
+            callback: Callback for the events.
+            single_key: Watch a single session-bound key, and report only its deletion.
             siblings: Ignored.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        return self._watches.watch(prefix, sink, leaf=leaf, heartbeats=heartbeats)
+        return self._watches.watch(prefix, callback, single_key=single_key, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End the watches, sessions and writes, and close the connection if no other store uses it. Idempotent."""
@@ -216,27 +220,27 @@ class EtcdBackend(Backend):
         """
         self._watches.close()
         deadline = self._clock.now() + limit_s
-        ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
+        ending = [*self._sessions.end_all(), run_generator(self._writer.slots.close(deadline))]
         wait_for(ending, timeout=limit_s)
-        release(self._connection, limit_s)
+        release(self._shared, limit_s)
 
     def _read_when_resolved(self, call: Callable[[], Future[Any]]) -> Future[Any]:
         """Make a read after the outcome of all earlier writes was found out, so that its result is final."""
         if not self._recovery.unresolved:
             return call()
 
-        def steps() -> Steps[Any]:
+        def steps() -> FutureGenerator[Any]:
             yield from self._recovery.wait_until_resolved(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
-        return drive(steps())
+        return run_generator(steps())
 
     def _commit_checks_only(self, txn: Txn) -> Future[Committed]:
         """Commit a transaction without operations. It is only a read, so it may be repeated."""
         deadline = self._clock.now() + self._call_timeout_s
-        return self._read_when_resolved(lambda: drive(self._check(txn, deadline)))
+        return self._read_when_resolved(lambda: run_generator(self._check(txn, deadline)))
 
-    def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
+    def _check(self, txn: Txn, deadline: float) -> FutureGenerator[Committed]:
         """Let the server check the conditions of a transaction.
 
         If one does not hold, or if there are too many, read the keys instead.
@@ -246,7 +250,7 @@ class EtcdBackend(Backend):
             return Committed(0)
         compares = requests.transaction(txn.compares(), ())
         decode = partial(decode_answer, "Txn")
-        while not (yield self._link.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
+        while not (yield self._connection.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.explain(txn, deadline)
             if self._clock.now() >= deadline:
                 raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")

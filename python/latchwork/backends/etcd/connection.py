@@ -23,7 +23,7 @@ from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.channel import Channel, credentials, open_channel, tls_files
 from latchwork.backends.etcd.errors import Effect
-from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import etcd_may_lose_data, progress_is_proof, survives_cut_reads, warn_once
@@ -78,16 +78,21 @@ _TLS_TROUBLE = (
 )
 
 
-class _Read(Outcome[T]):
+class _Read(LightFuture[T]):
     """A read in progress, which is also the future of its decoded answer."""
 
-    __slots__ = ("_again", "_deadline", "_decode", "_link", "_what")
+    __slots__ = ("_again", "_connection", "_deadline", "_decode", "_what")
 
     def __init__(
-        self, link: Link, again: tuple[str, Any], what: str, decode: Callable[[bytes], T], deadline: float
+        self,
+        connection: EtcdConnection,
+        again: tuple[str, Any],
+        what: str,
+        decode: Callable[[bytes], T],
+        deadline: float,
     ) -> None:
         super().__init__()
-        self._link = link
+        self._connection = connection
         self._again = again
         self._what = what
         self._decode = decode
@@ -97,8 +102,8 @@ class _Read(Outcome[T]):
         try:
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated
-            again = partial(self._link.retry_read, error, self._again, self._what, self._deadline)
-            drive(again()).add_done_callback(self.ended)
+            again = partial(self._connection.retry_read, error, self._again, self._what, self._deadline)
+            run_generator(again()).add_done_callback(self.ended)
         except LatchworkError as error:
             reject(self, error)
         except ValueError as error:
@@ -107,7 +112,7 @@ class _Read(Outcome[T]):
             reject(self, error)
 
 
-class Link:
+class EtcdConnection:
     """A connection to a cluster, for any number of stores. Thread-safe.
 
     Args:
@@ -245,7 +250,7 @@ class Link:
             reject(outcome, error)
         return outcome
 
-    def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
+    def call(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
         """Make a call that may be repeated, until it is answered. Return the answer as a message.
 
         Raises:
@@ -259,7 +264,7 @@ class Link:
         except ValueError as error:
             raise unreadable_error(what, error) from error
 
-    def fetch(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
+    def fetch(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
         """Make a call like ``call``, but return the answer to a Range or a Txn as undecoded bytes."""
         refreshed = False
         while True:
@@ -272,7 +277,7 @@ class Link:
                 self.healthy = True
                 return answer
 
-    def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
+    def pause(self, error: grpc.RpcError, what: str, deadline: float) -> FutureGenerator[None]:
         """Pause before the next attempt of a call.
 
         Args:
@@ -298,9 +303,9 @@ class Link:
             refreshing = self._refreshing
             begin = refreshing is None
             if refreshing is None:
-                refreshing = self._refreshing = Outcome()
+                refreshing = self._refreshing = LightFuture()
         if begin:
-            chain(drive(self._authenticate()), refreshing)
+            chain(run_generator(self._authenticate()), refreshing)
             with self._lock:
                 if refreshing.done():
                     self._refreshing = None
@@ -316,7 +321,7 @@ class Link:
             deadline: Local clock time.
             what: Description of the call for messages.
         """
-        ours: Future[T] = Outcome()
+        ours: Future[T] = LightFuture()
 
         def give_up() -> None:
             reject(ours, Unavailable(f"etcd did not {what} in time; try again"))
@@ -360,7 +365,7 @@ class Link:
         what, self._probe = f"answer at {join_hosts(self._hosts)}", probe
         deadline = self.clock.now() + self._url.connect_timeout_s
         try:
-            drive(self._check_server(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
+            run_generator(self._check_server(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
         except ConnectFailed:
             raise
         except Unavailable as error:
@@ -388,7 +393,7 @@ class Link:
         phase = rpc_errors.connect_phase(said)
         return f"it got no further than {phase} ({said})" if phase else said
 
-    def _check_server(self, probe: Any, deadline: float) -> Steps[None]:
+    def _check_server(self, probe: Any, deadline: float) -> FutureGenerator[None]:
         if self._url.user is not None and not self.metadata:
             yield from self._login(deadline)
         try:
@@ -414,10 +419,10 @@ class Link:
         now = self.clock.now()
         if now - self._noticed_at >= _HISTORY_S and not self.closed:
             self._noticed_at = now
-            drive(self._look_again())
+            run_generator(self._look_again())
         return self._notices
 
-    def _look_again(self) -> Steps[None]:
+    def _look_again(self) -> FutureGenerator[None]:
         try:
             soon = self.clock.now() + _STATUS_S
             status = yield from self.call("Status", pb.StatusRequest(), "tell the size of its database", soon)
@@ -425,7 +430,7 @@ class Link:
         except LatchworkError as error:
             _log.debug("etcd did not tell the size of its database: %s", error)
 
-    def _warn_of_full_history(self, status: Any, deadline: float) -> Steps[None]:
+    def _warn_of_full_history(self, status: Any, deadline: float) -> FutureGenerator[None]:
         """Log a warning if the history in the database will soon reach the quota, where etcd refuses all writes."""
         self._noticed_at = self.clock.now()
         hosts, found = join_hosts(self._url.hosts), []
@@ -443,14 +448,14 @@ class Link:
             warn_once(_log, message, hosts)
         self._notices = tuple(message % hosts for message in found)
 
-    def _authenticate(self) -> Steps[None]:
+    def _authenticate(self) -> FutureGenerator[None]:
         try:
             yield from self._login(self.clock.now() + self.call_timeout_s)
         finally:
             with self._lock:
                 self._refreshing = None
 
-    def _login(self, deadline: float) -> Steps[None]:
+    def _login(self, deadline: float) -> FutureGenerator[None]:
         if self._url.user is None and self._client is not None:
             raise AuthenticationFailed(_STALE_CLIENT)
         request = pb.AuthenticateRequest(name=self._url.user or "", password=self._url.password or "")
@@ -473,7 +478,9 @@ class Link:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def retry_read(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
+    def retry_read(
+        self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float
+    ) -> FutureGenerator[Any]:
         """Continue a read whose first attempt has failed.
 
         Args:
@@ -485,7 +492,9 @@ class Link:
         yield from self._prepare_retry(error, what, deadline, refreshed=False)
         return (yield from self.fetch(*again, what, deadline))
 
-    def _prepare_retry(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
+    def _prepare_retry(
+        self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool
+    ) -> FutureGenerator[bool]:
         """Prepare the next attempt of a failed call.
 
         Args:

@@ -17,7 +17,7 @@ from latchwork.types import Entry
 KeyRange = tuple[bytes, bytes]
 
 
-class Keys:
+class EtcdKeys:
     """Converts the keys of a store to etcd's keys, called raw keys, and back. Thread-safe.
 
     Attributes:

@@ -28,10 +28,19 @@ from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec, EtcdPage
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, decode_answer, unreadable_error
-from latchwork.backends.etcd.layout import KeyRange, Keys
+from latchwork.backends.etcd.connection import EtcdConnection, decode_answer, unreadable_error
+from latchwork.backends.etcd.layout import EtcdKeys, KeyRange
 from latchwork.backends.etcd.writing.requests import Operation
-from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
+from latchwork.backends.futures import (
+    FutureGenerator,
+    LightFuture,
+    chain,
+    reject,
+    resolve,
+    run_generator,
+    then,
+    together,
+)
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, LatchworkError, Unavailable
 from latchwork.types import Entry
@@ -47,25 +56,25 @@ _AT_ONCE = 8
 _MOST = 100
 
 
-class Reader:
+class EtcdReader:
     """Reads keys and lists for one store. Thread-safe.
 
     With ``now``, single requests, and the first of several, are sent in the calling thread.
     """
 
-    def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, *, now: bool = False) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, keys: EtcdKeys, codec: EtcdCodec, *, now: bool = False) -> None:
+        self._connection = connection
         self._keys = keys
         self._codec = codec
         self._now = now
-        self._merged = {stale_ok: MergedReads(link, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
+        self._merged = {stale_ok: MergedReads(connection, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None. Under load, the read is combined with others."""
-        if self._link.survives_cut_reads and not self._now:
+        if self._connection.survives_cut_reads and not self._now:
             return self._merged[stale_ok].get(key)
         codec = self._codec
-        return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
+        return self._connection.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read several keys, a hundred per request, with all requests in flight at the same time.
@@ -88,30 +97,30 @@ class Reader:
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> Future[list[Entry]]:
         """Read the entries below a prefix, sorted by key. See ``Backend.list`` for the arguments."""
-        return drive(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
+        return run_generator(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
 
     def children(self, prefix: str) -> Future[list[str]]:
         """Read the names directly below a prefix, including names that only have keys below them."""
         skip = len(prefix) + 1 if prefix else 0
 
-        def steps() -> Steps[list[str]]:
+        def steps() -> FutureGenerator[list[str]]:
             names: dict[str, None] = {}
             for span in self._spans(prefix, None):
                 found = yield from self._walk(span, prefix)
                 names.update((key[skip:].partition("/")[0], None) for key in found)
             return sorted(names)
 
-        return drive(steps())
+        return run_generator(steps())
 
     # Private.
 
     def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
         what = read_of(keys)
-        if self._link.survives_cut_reads:
+        if self._connection.survives_cut_reads:
             request = self._codec.get_many(keys, stale_ok)
-            return self._link.read("Txn", request, what, self._codec.found, now=now)
+            return self._connection.read("Txn", request, what, self._codec.found, now=now)
         apart = [self._codec.get(key, stale_ok) for key in keys]
-        return together([self._link.read("Range", request, what, self._codec.entry) for request in apart])
+        return together([self._connection.read("Range", request, what, self._codec.entry) for request in apart])
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.ranges_below(prefix)
@@ -124,11 +133,11 @@ class Reader:
         self, span: KeyRange, limit: int, prefix: str, *, keys_only: bool = False, now: bool = False
     ) -> Future[EtcdPage]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=limit, keys_only=keys_only)
-        return self._link.read("Range", request, f"list {prefix!r}", self._codec.page, now=now)
+        return self._connection.read("Range", request, f"list {prefix!r}", self._codec.page, now=now)
 
     def _list(
         self, spans: Sequence[KeyRange], limit: int | None, prefix: str, *, recursive: bool
-    ) -> Steps[list[Entry]]:
+    ) -> FutureGenerator[list[Entry]]:
         found: list[Entry] = []
         skip = None if recursive else self._skip(prefix)
         for start, end in spans:
@@ -150,7 +159,7 @@ class Reader:
                     found += yield from self._read_children_by_name(rest, limit and limit - len(found), prefix)
         return found
 
-    def _read_children_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
+    def _read_children_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> FutureGenerator[list[Entry]]:
         """Read the entries directly below a prefix that has many deeper keys: first the names, then the values."""
         skip = self._skip(prefix)
         found: list[Entry] = []
@@ -161,7 +170,7 @@ class Reader:
             found += [entry for entry in entries if entry is not None]
         return found if limit is None else found[:limit]
 
-    def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
+    def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> FutureGenerator[list[str]]:
         """Read the raw keys in a range. Most keys in subtrees that are larger than a page are skipped.
 
         Args:
@@ -216,7 +225,7 @@ def _next_size(page: EtcdPage) -> int:
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
 
-class _PendingRead(Outcome["Entry | None"]):
+class _PendingRead(LightFuture["Entry | None"]):
     """A read that waits until it is sent together with others."""
 
     __slots__ = ("deadline", "key")
@@ -232,8 +241,8 @@ class MergedReads:
     safe.
     """
 
-    def __init__(self, link: Link, codec: EtcdCodec, *, stale_ok: bool) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, codec: EtcdCodec, *, stale_ok: bool) -> None:
+        self._connection = connection
         self._codec = codec
         self._stale_ok = stale_ok
         self._lock = mutex()
@@ -255,7 +264,7 @@ class MergedReads:
     # Private.
 
     def _gather(self, key: str) -> Future[Entry | None]:
-        wish = _PendingRead(key, self._link.clock.now() + self._link.call_timeout_s)
+        wish = _PendingRead(key, self._connection.clock.now() + self._connection.call_timeout_s)
         with self._lock:
             self._waiting.append(wish)
             enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
@@ -275,7 +284,7 @@ class MergedReads:
             return
         request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
         what = read_of([wish.key for wish in batch])
-        future = self._link.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
+        future = self._connection.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
         future.add_done_callback(lambda done: self._ended(batch, done))
 
     def _ended(self, batch: list[_PendingRead], done: Future[list[Entry | None]]) -> None:
@@ -308,69 +317,71 @@ class MergedReads:
 
     def _read(self, key: str, deadline: float | None) -> Future[Entry | None]:
         request = self._codec.get(key, self._stale_ok)
-        return self._link.read("Range", request, f"read {key!r}", self._codec.entry, deadline=deadline)
+        return self._connection.read("Range", request, f"read {key!r}", self._codec.entry, deadline=deadline)
 
 
 def read_ranges(
-    link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
+    connection: EtcdConnection, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
 ) -> Future[list[Any]]:
     """Read at most 128 ranges. The future returns the answers in order.
 
     Args:
-        link: The connection.
+        connection: The connection.
         ranges: ``RangeRequest`` messages.
         what: Description of the call with its key, for messages.
         deadline: Local clock time. None is the call timeout from now.
         now: Send a single request in this thread.
     """
-    if not link.survives_cut_reads:
-        return read_separately(link, ranges, what, deadline=deadline)
+    if not connection.survives_cut_reads:
+        return read_separately(connection, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
-        return link.read("Txn", request, what, lambda answer: _ranges_of(decode_answer("Txn", answer)), now=now)
-    return then(drive(link.call("Txn", request, what, deadline)), _ranges_of)
+        return connection.read("Txn", request, what, lambda answer: _ranges_of(decode_answer("Txn", answer)), now=now)
+    return then(run_generator(connection.call("Txn", request, what, deadline)), _ranges_of)
 
 
-def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
+def read_pages(
+    connection: EtcdConnection, codec: EtcdCodec, ranges: Sequence[Any], what: str
+) -> Future[list[EtcdPage]]:
     """Read one page of each range, with one request each, all in flight at the same time. The future returns the pages.
 
     Args:
-        link: The connection.
+        connection: The connection.
         codec: Decodes the answers.
         ranges: ``RangeRequest`` messages.
         what: Description of the call with its key, for messages.
     """
-    until = link.clock.now() + link.call_timeout_s
+    until = connection.clock.now() + connection.call_timeout_s
 
-    def page(request: Any) -> Steps[EtcdPage]:
-        answer = yield from link.fetch("Range", request, what, until)
+    def page(request: Any) -> FutureGenerator[EtcdPage]:
+        answer = yield from connection.fetch("Range", request, what, until)
         try:
             return codec.page(answer)
         except ValueError as error:
             raise unreadable_error(what, error) from error
 
-    return together([drive(page(each)) for each in ranges])
+    return together([run_generator(page(each)) for each in ranges])
 
 
 def read_separately(
-    link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None
+    connection: EtcdConnection, ranges: Sequence[Any], what: str, *, deadline: float | None = None
 ) -> Future[list[Any]]:
     """Read ranges with one request each, all in flight at the same time. The future returns the answers in order.
 
     Args:
-        link: The connection.
+        connection: The connection.
         ranges: ``RangeRequest`` messages.
         what: Description of the call with its key, for messages.
         deadline: Local clock time. None is the call timeout from now.
     """
-    until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
-    sent = [drive(link.call("Range", each, what, until)) for each in ranges]
+    until = connection.clock.now() + connection.call_timeout_s if deadline is None else deadline
+    sent = [run_generator(connection.call("Range", each, what, until)) for each in ranges]
     return together(sent)
 
 
 def read_at_one_revision(
-    link: Link, reads: Sequence[Operation], what: str, deadline: float
-) -> Steps[list[pb.ResponseOp]]:
+    connection: EtcdConnection, reads: Sequence[Operation], what: str, deadline: float
+) -> FutureGenerator[list[pb.ResponseOp]]:
     """Read several ranges at one revision that was current after the call began. Return the answers.
 
     Raises:
@@ -378,15 +389,15 @@ def read_at_one_revision(
     """
     first, *others = [pb.RangeRequest(**operation["request_range"]) for operation in reads]
     while True:
-        answer = yield from link.call("Range", first, what, deadline)
+        answer = yield from connection.call("Range", first, what, deadline)
         for each in others:
             each.revision = answer.header.revision
         try:
-            answers = [answer, *(yield read_separately(link, others, what, deadline=deadline))]
+            answers = [answer, *(yield read_separately(connection, others, what, deadline=deadline))]
             return [pb.ResponseOp(response_range=each) for each in answers]
         except LatchworkError as error:
             compacted = error.__cause__ is not None and rpc_errors.details_contain(error.__cause__, "compacted")
-            if not compacted or link.clock.now() >= deadline:
+            if not compacted or connection.clock.now() >= deadline:
                 raise
 
 

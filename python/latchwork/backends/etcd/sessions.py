@@ -17,13 +17,13 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapshot, WatchEvent
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import Keys, lease_of, single_key_range
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.layout import EtcdKeys, lease_of, single_key_range
 from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
-from latchwork.backends.etcd.writing.writes import Writer
-from latchwork.backends.futures import Outcome, Steps, chain, drive, failed
+from latchwork.backends.etcd.writing.writes import EtcdWriter
+from latchwork.backends.futures import FutureGenerator, LightFuture, chain, failed, run_generator
 from latchwork.errors import LatchworkError, SessionLost
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class EtcdSession:
 
     confirm_gap_s = 0.0
 
-    def __init__(self, owner: Sessions, session_id: str, ttl_s: float, opened_at: float) -> None:
+    def __init__(self, owner: EtcdSessions, session_id: str, ttl_s: float, opened_at: float) -> None:
         self.id = session_id
         self.ttl_s = ttl_s
         self.opened_at = opened_at
@@ -59,7 +59,7 @@ class EtcdSession:
         return self._owner.end(self)
 
 
-class Sessions:
+class EtcdSessions:
     """The open sessions of one store. Thread-safe.
 
     Attributes:
@@ -68,39 +68,39 @@ class Sessions:
         timer: Renews the sessions of all stores that share the connection.
     """
 
-    def __init__(self, link: Link, keys: Keys, writer: Writer, watches: StoreWatches) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, keys: EtcdKeys, writer: EtcdWriter, watches: StoreWatches) -> None:
+        self._connection = connection
         self._keys = keys
         self._writer = writer
         self._watches = watches
         self._lock = mutex()
         self._open: dict[str, tuple[EtcdSession, BackendWatch | None]] = {}
         self.ended: set[str] = set()
-        self.timer = link.timer
+        self.timer = connection.timer
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
         """Open a session: grant a lease, write the marker, and watch the marker to call ``on_gone`` when it is
         deleted.
         """
-        return drive(self._opening(ttl_s, on_gone))
+        return run_generator(self._opening(ttl_s, on_gone))
 
     def renew(self, session: EtcdSession) -> Future[float]:
         """Send one request that renews a session, without a retry."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
-        return drive(self._renewing(session))
+        return run_generator(self._renewing(session))
 
     def end(self, session: EtcdSession) -> Future[None]:
         """End a session and revoke its lease. Its later requests are refused at once."""
         with self._lock:
             if session.closing is not None:
                 return session.closing
-            closing = session.closing = Outcome()
+            closing = session.closing = LightFuture()
             self.ended.add(session.id)
             _, watch = self._open.pop(session.id, (None, None))
         if watch is not None:
             watch.close()
-        chain(drive(self._revoke(session)), closing)
+        chain(run_generator(self._revoke(session)), closing)
         return closing
 
     def end_all(self) -> list[Future[None]]:
@@ -113,12 +113,12 @@ class Sessions:
 
     def _renewal_timeout_s(self, session: EtcdSession) -> float:
         """Return the timeout of one renewal in seconds. It leaves time for a renewal through another member."""
-        return min(self._link.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
+        return min(self._connection.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
 
-    def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> Steps[BackendSession]:
-        deadline = self._link.clock.now() + self._link.call_timeout_s
-        sent_at = self._link.clock.now()
-        lease, granted_s = yield from grant(self._link, max(1, math.ceil(ttl_s)), "open a session", deadline)
+    def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> FutureGenerator[BackendSession]:
+        deadline = self._connection.clock.now() + self._connection.call_timeout_s
+        sent_at = self._connection.clock.now()
+        lease, granted_s = yield from grant(self._connection, max(1, math.ceil(ttl_s)), "open a session", deadline)
         session = EtcdSession(self, f"{lease:x}", granted_s, sent_at)
         txn = marker_creation(self._keys, session.id, b"%d" % granted_s)
         try:
@@ -136,35 +136,35 @@ class Sessions:
         watch.close()
         return session
 
-    def _renewing(self, session: EtcdSession) -> Steps[float]:
+    def _renewing(self, session: EtcdSession) -> FutureGenerator[float]:
         request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
         refreshed = False
         while True:
-            sent_at = self._link.clock.now()
+            sent_at = self._connection.clock.now()
             try:
-                answer = yield self._link.send("LeaseKeepAlive", request, self._renewal_timeout_s(session))
+                answer = yield self._connection.send("LeaseKeepAlive", request, self._renewal_timeout_s(session))
             except grpc.RpcError as error:
                 if refreshed or rpc_errors.classify_effect(error) is not rpc_errors.Effect.STALE_TOKEN:
-                    self._link.record_failure(error)
+                    self._connection.record_failure(error)
                     raise rpc_errors.translate(error, f"renew session {session.id}") from error
                 refreshed = True
-                yield self._link.refresh_token(sent_at + self._renewal_timeout_s(session))
+                yield self._connection.refresh_token(sent_at + self._renewal_timeout_s(session))
             else:
                 if answer.TTL <= 0:
                     raise SessionLost(f"session {session.id} ended on the server; open a new session")
                 return sent_at
 
-    def _revoke(self, session: EtcdSession) -> Steps[None]:
-        deadline = self._link.clock.now() + self._link.call_timeout_s
+    def _revoke(self, session: EtcdSession) -> FutureGenerator[None]:
+        deadline = self._connection.clock.now() + self._connection.call_timeout_s
         request = pb.LeaseRevokeRequest(ID=lease_of(session.id))
         try:
-            yield from self._link.call("LeaseRevoke", request, f"close session {session.id}", deadline)
+            yield from self._connection.call("LeaseRevoke", request, f"close session {session.id}", deadline)
         except SessionLost:
             pass
         except LatchworkError as error:
             _log.info("session %s could not be closed (%s); its keys vanish with its TTL", session.id, error)
             # Again until the server has said that it is gone; closing the connection drops what is to come.
-            self._link.timer.call_later(session.ttl_s, lambda: drive(self._revoke(session)))
+            self._connection.timer.call_later(session.ttl_s, lambda: run_generator(self._revoke(session)))
             return
         self.ended.discard(session.id)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd.channel import tls_files
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.watching.watches import EtcdWatchHub
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -22,7 +22,7 @@ from latchwork.clock import Clock
 _numbers = itertools.count(1)
 
 
-class Connection:
+class SharedConnection:
     """A connection to a cluster, with its timer and watches, which several stores may share.
 
     Attributes:
@@ -36,22 +36,22 @@ class Connection:
         self.users = 1
         self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
         try:
-            self.link = Link(url, clock, self._timer, client)
+            self.connection = EtcdConnection(url, clock, self._timer, client)
         except BaseException:
             self._timer.close()
             raise
-        self.hub = WatchHub(self.link, f"latchwork-etcd-watch-{number}")
+        self.hub = EtcdWatchHub(self.connection, f"latchwork-etcd-watch-{number}")
 
     def close(self, join_s: float) -> None:
         """End the watches and calls, and wait at most ``join_s`` seconds for the thread of the watches."""
         self.hub.close(join_s)
-        self.link.close()
+        self.connection.close()
         self._timer.close()
 
 
 _lock = mutex()
 #: The connections that new stores may share.
-_shared: dict[Hashable, Connection] = {}
+_shared: dict[Hashable, SharedConnection] = {}
 
 
 def _forget_connections() -> None:
@@ -65,7 +65,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_connections)
 
 
-def acquire(url: StoreURL, clock: Clock, client: Any = None) -> Connection:
+def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection:
     """Return a connection for a store: an existing one with the same settings that works, or a new one.
 
     The channel of a user's client is not shared.
@@ -76,19 +76,19 @@ def acquire(url: StoreURL, clock: Clock, client: Any = None) -> Connection:
         client: A client of python-etcd3 whose channel is used, or None.
     """
     if client is not None:
-        return Connection(url, clock, None, client)
+        return SharedConnection(url, clock, None, client)
     tls = tuple(sorted(tls_files(url).items()))
     key = (url.hosts, url.user, url.password, tls, url.connect_timeout_s, url.call_timeout_s, clock)
     found = _join(key)
     if found is None:
-        new = Connection(url, clock, key)  # without the lock, because looking up a host may take long
+        new = SharedConnection(url, clock, key)  # without the lock, because looking up a host may take long
         found = _join(key, new) or new
         if found is not new:
             new.close(0.0)
     return found
 
 
-def release(connection: Connection, join_s: float) -> None:
+def release(connection: SharedConnection, join_s: float) -> None:
     """Stop using a connection. It is closed if no other store uses it.
 
     Args:
@@ -104,7 +104,7 @@ def release(connection: Connection, join_s: float) -> None:
         connection.close(join_s)
 
 
-def _join(key: Hashable, new: Connection | None = None) -> Connection | None:
+def _join(key: Hashable, new: SharedConnection | None = None) -> SharedConnection | None:
     """Return the connection to use, with one more user, or None if ``new`` must be used.
 
     Args:
@@ -113,7 +113,7 @@ def _join(key: Hashable, new: Connection | None = None) -> Connection | None:
     """
     with _lock:
         found = _shared.get(key)
-        if found is not None and found.link.healthy:
+        if found is not None and found.connection.healthy:
             found.users += 1
             return found
         if new is not None:

@@ -17,17 +17,17 @@ from operator import itemgetter
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.capabilities import Capabilities
-from latchwork.backends.futures import Steps, drive, failed
+from latchwork.backends.futures import FutureGenerator, failed, run_generator
 from latchwork.backends.outcomes import read_of
 from latchwork.backends.postgres import SPEC
+from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
-from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered_commit, sequential_commit
+from latchwork.backends.postgres.commits import PostgresCommit, TreeDeletion, ordered_commit, sequential_commit
 from latchwork.backends.postgres.connection import Query, Row, Statement
-from latchwork.backends.postgres.link import Call, CallQueue, Link
 from latchwork.backends.postgres.reads import Read, ReadQueue, ReadStatements, decode_entry, decode_text
-from latchwork.backends.postgres.sessions import Sessions
+from latchwork.backends.postgres.sessions import PostgresSessions
 from latchwork.backends.postgres.watches import POLL_S, ChangeWatcher
 from latchwork.backends.postgres.writes import NotifyStores, WriteBarrier, WriteQueue
 from latchwork.backends.timer import Timer
@@ -64,15 +64,17 @@ class PostgresBackend(Backend):
         number = next(_numbers)
         self._clock = clock
         self._commits_later = url.options.get("synchronous_commit") == "off"
-        self._link = Link(url, clock)
-        greeted = self._link.connect_first()
-        self._read_statements = ReadStatements(self._link.schema, self._link.root)
-        self._reads = ReadQueue(self._link, f"latchwork-postgres-reads-{number}", greeted)
+        self._connector = StoreConnector(url, clock)
+        greeted = self._connector.connect_first()
+        self._read_statements = ReadStatements(self._connector.schema, self._connector.root)
+        self._reads = ReadQueue(self._connector, f"latchwork-postgres-reads-{number}", greeted)
         self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
         notices = self._notices = ChangeNotifier(secrets.token_hex(8), clock, self._timer, self._notify)
-        self._hub = ChangeWatcher(self._link, self._read_statements, f"latchwork-postgres-watch-{number}", notices)
-        self._writes = WriteQueue(self._link, f"latchwork-postgres-writes-{number}", self._hub.record_write, notices)
-        self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect_expiry)
+        self._hub = ChangeWatcher(self._connector, self._read_statements, f"latchwork-postgres-watch-{number}", notices)
+        self._writes = WriteQueue(
+            self._connector, f"latchwork-postgres-writes-{number}", self._hub.record_write, notices
+        )
+        self._sessions = PostgresSessions(self._connector, self._writes, self._timer, self._hub.expect_expiry)
         self._lock = mutex()
         self._closed = False
         self._hub.start()
@@ -87,7 +89,7 @@ class PostgresBackend(Backend):
         return replace(
             SPEC.capabilities,
             survives="restart" if self._commits_later else SPEC.capabilities.survives,
-            poll_interval_s=POLL_S if self._link.pooled else 0.0,
+            poll_interval_s=POLL_S if self._connector.pooled else 0.0,
         )
 
     @property
@@ -151,7 +153,7 @@ class PostgresBackend(Backend):
 
         Transactions of this store that wait at the same time are sent in one statement.
         """
-        return self._write(lambda deadline: Commit(deadline, checks, ops, self._sessions.ended))
+        return self._write(lambda deadline: PostgresCommit(deadline, checks, ops, self._sessions.ended))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key whose suffix is the next number below its parent."""
@@ -183,22 +185,22 @@ class PostgresBackend(Backend):
     def watch(
         self,
         prefix: str,
-        sink: Sink,
+        callback: WatchCallback,
         *,
-        leaf: bool = False,  # noqa: ARG002
+        single_key: bool = False,  # noqa: ARG002
         siblings: bool = False,  # noqa: ARG002
         heartbeats: bool = True,
     ) -> BackendWatch:
-        """Watch all keys at and below a prefix. ``leaf`` and ``siblings`` have no effect here.
+        """Watch all keys at and below a prefix. ``single_key`` and ``siblings`` have no effect here.
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
-            leaf: Ignored.
+            callback: Callback for the events.
+            single_key: Ignored.
             siblings: Ignored.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        return self._hub.watch(prefix, sink, heartbeats=heartbeats)
+        return self._hub.watch(prefix, callback, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End all watches and sessions, join the threads and close the connections. Idempotent."""
@@ -206,15 +208,15 @@ class PostgresBackend(Backend):
             closed, self._closed = self._closed, True
         if closed:
             return
-        deadline = self._clock.now() + min(_CLOSE_S, self._link.call_timeout_s)
+        deadline = self._clock.now() + min(_CLOSE_S, self._connector.call_timeout_s)
         if self._writes.is_used:
             self._notices.send_soon()
             leaving = self._writes.make_close_call(deadline, [*self._sessions.ids, *self._sessions.ended])
             try:
-                self._writes.submit(leaving).result(min(_CLOSE_S, self._link.call_timeout_s))
+                self._writes.submit(leaving).result(min(_CLOSE_S, self._connector.call_timeout_s))
             except (LatchworkError, TimeoutError) as error:
                 _log.info("sessions of a store that is closed end at their deadlines only: %s", error)
-        self._link.closing.set()
+        self._connector.closing.set()
         self._timer.close()
         for queue in (self._writes, self._reads):
             queue.close(deadline)
@@ -223,9 +225,9 @@ class PostgresBackend(Backend):
     # Private.
 
     def _deadline(self) -> float:
-        return self._clock.now() + self._link.call_timeout_s
+        return self._clock.now() + self._connector.call_timeout_s
 
-    def _made(self, queue: CallQueue, call: Call) -> Future[Any]:
+    def _made(self, queue: CallQueue, call: PostgresCall) -> Future[Any]:
         return queue.call_now(call) if self._now else queue.submit(call)
 
     def _read(
@@ -235,15 +237,15 @@ class PostgresBackend(Backend):
         if not self._writes.is_in_doubt:
             return self._made(self._reads, read)
 
-        def steps() -> Steps[Any]:  # a read is final only once it is known what became of the writes before
+        def steps() -> FutureGenerator[Any]:  # a read is final only once it is known what became of the writes before
             yield self._writes.submit(
                 WriteBarrier(f"{what}, which waits for a write whose outcome is unknown", read.deadline)
             )
             return (yield self._reads.submit(read))
 
-        return drive(steps())
+        return run_generator(steps())
 
-    def _write(self, make: Callable[[float], Call]) -> Future[Any]:
+    def _write(self, make: Callable[[float], PostgresCall]) -> Future[Any]:
         try:
             return self._made(self._writes, make(self._deadline()))
         except (LatchworkError, ValueError) as error:

@@ -9,9 +9,9 @@ from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.outcomes import describe
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.call_queue import PostgresCall
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_number_array, encode_text_array
 from latchwork.backends.postgres.errors import ServerError
-from latchwork.backends.postgres.link import Call
 from latchwork.backends.postgres.reads import decode_text
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, SessionLost
 from latchwork.types import (
@@ -39,7 +39,7 @@ _REASONS: dict[type, str] = {
 _KINDS: dict[type, str] = {At: "a", Absent: "n", Exists: "e"}
 
 
-class Write(Call):
+class Write(PostgresCall):
     """A write whose outcome can be found out after its answer was lost. Base class.
 
     Attributes:
@@ -78,7 +78,7 @@ class Write(Call):
         raise NotImplementedError
 
 
-class Commit(Write):
+class PostgresCommit(Write):
     """A transaction. Several are sent in one statement.
 
     Args:
@@ -201,7 +201,7 @@ class TreeDeletion(Write):
         self.add(len(rows))
 
 
-class RepeatableCall(Call):
+class RepeatableCall(PostgresCall):
     """A statement that may be executed twice, so that it is sent again after a lost answer.
 
     Args:
@@ -237,7 +237,7 @@ class RepeatableCall(Call):
             reject(self.future, error)
 
 
-def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
+def encode(commits: Sequence[PostgresCommit]) -> tuple[bytes, ...]:
     """Encode several transactions as the parameters of one statement."""
     check_ends: list[int] = []
     op_ends: list[int] = []
@@ -302,7 +302,9 @@ def conflict_error(failed: Sequence[SimpleCheck | Op]) -> Conflict:
     return Conflict(f"nothing was written: {what}{more}; read again, then try again", failed)
 
 
-def sequential_commit(deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]) -> Commit:
+def sequential_commit(
+    deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]
+) -> PostgresCommit:
     """Return the transaction that creates a key whose suffix is the next number below its parent.
 
     Args:
@@ -312,10 +314,10 @@ def sequential_commit(deadline: float, key: str, value: bytes, session: HasId | 
         session: The session to which the key is bound, or None.
         ended: IDs of the sessions that this client has closed.
     """
-    return Commit(deadline, (), (Create(key, value, session),), ended, kind="n")
+    return PostgresCommit(deadline, (), (Create(key, value, session),), ended, kind="n")
 
 
-def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str]) -> Commit:
+def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str]) -> PostgresCommit:
     """Return the transaction that creates a key and reads the older keys with the same stem.
 
     Args:
@@ -324,7 +326,7 @@ def ordered_commit(deadline: float, stem: str, op: Create, ended: Collection[str
         op: The creation of the key.
         ended: IDs of the sessions that this client has closed.
     """
-    return Commit(deadline, (), (op,), ended, kind="o", stem=stem)
+    return PostgresCommit(deadline, (), (op,), ended, kind="o", stem=stem)
 
 
 def refusal_error(error: ServerError, what: str) -> LatchworkError:

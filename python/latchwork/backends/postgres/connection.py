@@ -76,7 +76,7 @@ class Connector:
         """The hosts of the server, for messages."""
         return f"PostgreSQL at {join_hosts(self._url.hosts)}"
 
-    def open(self, deadline: float) -> Connection:
+    def open(self, deadline: float) -> PostgresConnection:
         """Connect to the first host that takes writes. The host that did so last time is tried first.
 
         Raises:
@@ -101,9 +101,9 @@ class Connector:
                 return connection
         raise (NoAnswer if are_timeouts else ConnectionBroken)("; ".join(reasons) or "no time was left to connect")
 
-    def _open_one(self, host: tuple[str, int], deadline: float) -> Connection:
+    def _open_one(self, host: tuple[str, int], deadline: float) -> PostgresConnection:
         while True:
-            connection = Connection(self._clock)
+            connection = PostgresConnection(self._clock)
             try:
                 connection.connect(self._conninfo(host), deadline)
             except ServerError as error:
@@ -150,7 +150,7 @@ class Connector:
         return make_conninfo("", **given).encode()
 
 
-class Connection:
+class PostgresConnection:
     """A connection that one thread uses at a time. It cannot be used after a failure."""
 
     def __init__(self, clock: Clock) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from latchwork.backends.base import VersionKey
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.call_queue import RETRY_S, CallQueue, PostgresCall
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.link import RETRY_S, Call, CallQueue
 from latchwork.backends.postgres.schema import Schema
 from latchwork.errors import LatchworkError
 from latchwork.types import Entry
@@ -143,7 +143,7 @@ def decode_text(data: bytes | None) -> str:
     return "" if data is None else data.decode()
 
 
-class Read(Call):
+class Read(PostgresCall):
     """A read call with one or more statements.
 
     Args:
@@ -172,7 +172,7 @@ class Read(Call):
 class ReadQueue(CallQueue):
     """The queue of the reads of one store. Reads are repeated until their deadline if the connection is lost."""
 
-    def _serve(self, calls: list[Call]) -> None:
+    def _serve(self, calls: list[PostgresCall]) -> None:
         reason: Exception | None = None
         while pending := self._fail_late_calls(calls, reason):
             try:
@@ -205,5 +205,5 @@ class ReadQueue(CallQueue):
         if reason is not None:
             if reason.ends_connection:
                 self._disconnect()
-            self._link.clock.wait(self._link.closing, RETRY_S)
+            self._connector.clock.wait(self._connector.closing, RETRY_S)
         return reason

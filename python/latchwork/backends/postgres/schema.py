@@ -20,7 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from latchwork.backends.base import MAX_OLDER
-from latchwork.backends.postgres.connection import Connection, Query, Statement, decode_number, encode_text
+from latchwork.backends.postgres.connection import PostgresConnection, Query, Statement, decode_number, encode_text
 from latchwork.backends.postgres.errors import NO_NUMBER_LEFT, NOT_A_LEAF, ConnectionBroken, ServerError, translate
 from latchwork.errors import ConnectFailed
 
@@ -70,7 +70,7 @@ class Schema:
         """
         return Query(name.encode(), sql.format(s=self.name, head=HEAD).encode(), frozenset(binary))
 
-    def prepare_connection(self, connection: Connection, root: str, where: str, deadline: float) -> int:
+    def prepare_connection(self, connection: PostgresConnection, root: str, where: str, deadline: float) -> int:
         """Prepare a new connection: create the schema and the root if they do not exist, and detect a changed server.
 
         Args:
@@ -106,7 +106,7 @@ class Schema:
             ask(self._succeed)
         return decode_number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
 
-    def _make(self, connection: Connection, where: str, deadline: float) -> None:
+    def _make(self, connection: PostgresConnection, where: str, deadline: float) -> None:
         """Create the schema in one transaction, unless another client is just doing so."""
         body = (
             Path(__file__)

@@ -12,11 +12,11 @@ from concurrent.futures import Future
 
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession
-from latchwork.backends.futures import Outcome, chain, completed, failed, reject, resolve, then
+from latchwork.backends.futures import LightFuture, chain, completed, failed, reject, resolve, then
 from latchwork.backends.postgres import SPEC
+from latchwork.backends.postgres.call_queue import StoreConnector
 from latchwork.backends.postgres.commits import RepeatableCall, session_lost_error
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_text_array
-from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.reads import decode_text
 from latchwork.backends.postgres.writes import WriteQueue
 from latchwork.backends.timer import Timer
@@ -32,7 +32,7 @@ class PostgresSession:
 
     confirm_gap_s = 0.0
 
-    def __init__(self, owner: Sessions, session_id: str, ttl_s: float, opened_at: float, token: int) -> None:
+    def __init__(self, owner: PostgresSessions, session_id: str, ttl_s: float, opened_at: float, token: int) -> None:
         self._owner = owner
         self.id = session_id
         self.ttl_s = ttl_s
@@ -51,15 +51,17 @@ class PostgresSession:
         return self._owner.end(self)
 
 
-class Sessions:
+class PostgresSessions:
     """The open sessions of one store. Thread-safe.
 
     Attributes:
         ended: IDs of the sessions that were closed by this store and may still be in the database.
     """
 
-    def __init__(self, link: Link, calls: WriteQueue, timer: Timer, opened: Callable[[float], None]) -> None:
-        self._link = link
+    def __init__(
+        self, connector: StoreConnector, calls: WriteQueue, timer: Timer, opened: Callable[[float], None]
+    ) -> None:
+        self._connector = connector
         self._calls = calls
         self._timer = timer
         self._opened = opened
@@ -67,7 +69,7 @@ class Sessions:
         self._open: dict[str, PostgresSession] = {}
         self._asked: dict[str, Future[float]] = {}
         self.ended: set[str] = set()
-        query = link.schema.query
+        query = connector.schema.query
         self._open_query = query("open_session", "select {s}.open_session($1, $2, $3)")
         self._renew_query = query("renew_sessions", "select {s}.renew_sessions($1, $2)")
         self._close_query = query("close_sessions", "select {s}.close_sessions($1, $2)")
@@ -81,9 +83,9 @@ class Sessions:
     def open(self, ttl_s: float) -> Future[BackendSession]:
         """Open a session. The future returns it."""
         ttl_s = max(float(ttl_s), LEAST_TTL_S)
-        opened_at = self._link.clock.now()
+        opened_at = self._connector.clock.now()
         session_id = secrets.token_hex(8)
-        params = (b"%d" % self._link.root, session_id.encode(), repr(ttl_s).encode())
+        params = (b"%d" % self._connector.root, session_id.encode(), repr(ttl_s).encode())
 
         def made(rows: list[Row]) -> BackendSession:
             session = PostgresSession(self, session_id, ttl_s, opened_at, decode_number(rows[0][0]))
@@ -92,14 +94,14 @@ class Sessions:
             self._opened(ttl_s)
             return session
 
-        deadline = opened_at + self._link.call_timeout_s
+        deadline = opened_at + self._connector.call_timeout_s
         return self._calls.submit(RepeatableCall("open a session", deadline, Statement(self._open_query, params), made))
 
     def renew(self, session: PostgresSession) -> Future[float]:
         """Extend a session by its TTL from now, in one request with other sessions that are renewed at about the same
         time.
         """
-        outcome: Future[float] = Outcome()
+        outcome: Future[float] = LightFuture()
         with self._lock:
             if session.id not in self._open:
                 return failed(session_lost_error(session.id))
@@ -130,8 +132,8 @@ class Sessions:
         def ended(_: object) -> None:
             self.ended.discard(session.id)
 
-        deadline = self._link.clock.now() + self._link.call_timeout_s
-        params = (b"%d" % self._link.root, encode_text_array([session.id]))
+        deadline = self._connector.clock.now() + self._connector.call_timeout_s
+        params = (b"%d" % self._connector.root, encode_text_array([session.id]))
         what = f"close session {session.id}"
         closing = RepeatableCall(what, deadline, Statement(self._close_query, params), lambda _: None, writes=True)
         return then(self._calls.submit(closing), ended)
@@ -145,10 +147,10 @@ class Sessions:
         sent_at = [0.0]
 
         def sent() -> None:
-            sent_at[0] = self._link.clock.now()
+            sent_at[0] = self._connector.clock.now()
 
-        statement = Statement(self._renew_query, (b"%d" % self._link.root, encode_text_array(list(asked))))
-        deadline = self._link.clock.now() + min(self._link.call_timeout_s, max(0.5, ttl_s / 4))
+        statement = Statement(self._renew_query, (b"%d" % self._connector.root, encode_text_array(list(asked))))
+        deadline = self._connector.clock.now() + min(self._connector.call_timeout_s, max(0.5, ttl_s / 4))
         ask = RepeatableCall(f"renew {len(asked)} sessions", deadline, statement, _names, once=True, sent=sent)
         self._calls.submit(ask).add_done_callback(lambda done: self._renewed(asked, sent_at[0], done))
 

@@ -21,13 +21,13 @@ from collections.abc import Iterable
 
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Broken as BrokenWatch
-from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.base import Current, Delta, Snapshot, WatchCallback, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.call_queue import StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
-from latchwork.backends.postgres.connection import Connection, Row, Statement, decode_number
+from latchwork.backends.postgres.connection import PostgresConnection, Row, Statement, decode_number
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.reads import ReadStatements, decode_entry, decode_text
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.types import Change, Entry
@@ -49,8 +49,8 @@ _IDLE_SWEEP_S = 5.0
 class PostgresWatch(DeliveringWatch):
     """A watch of a prefix. The thread of the ``ChangeWatcher`` delivers its events."""
 
-    def __init__(self, hub: ChangeWatcher, prefix: str, sink: Sink, *, heartbeats: bool) -> None:
-        super().__init__(prefix, sink, hub.remove)
+    def __init__(self, hub: ChangeWatcher, prefix: str, callback: WatchCallback, *, heartbeats: bool) -> None:
+        super().__init__(prefix, callback, hub.remove)
         self.heartbeats = heartbeats
         self.is_new = True
         self.told_at = 0.0
@@ -61,21 +61,23 @@ class ChangeWatcher:
     safe.
     """
 
-    def __init__(self, link: Link, read_statements: ReadStatements, name: str, notices: ChangeNotifier) -> None:
-        self._link = link
+    def __init__(
+        self, connector: StoreConnector, read_statements: ReadStatements, name: str, notices: ChangeNotifier
+    ) -> None:
+        self._connector = connector
         self._read_statements = read_statements
-        self._clock = link.clock
+        self._clock = connector.clock
         self._notices = notices
         self._lock = mutex()
         self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         self._known: tuple[int, int] | None = None  # token and request of the last change that was told
         self._look_at = 0.0  # local clock time; brought forward by those who know of a change
         self._looked_at = 0.0
         self._sweep_at = 0.0
         self._failing = False
         self._closing = False
-        query = link.schema.query
+        query = connector.schema.query
         self._begin = query("begin", "begin transaction isolation level repeatable read read only")
         self._commit = query("commit", "commit")
         self._changes = query(
@@ -87,7 +89,7 @@ class ChangeWatcher:
             "select token, request, key, created from {s}.changes where root = $1 order by token desc limit 1",
         )
         self._sweep = query("sweep", "select * from {s}.sweep($1)")
-        self._listen = query("listen", f"listen {link.channel_name}")
+        self._listen = query("listen", f"listen {connector.channel_name}")
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
         os.set_blocking(self._wake, False)
@@ -97,18 +99,18 @@ class ChangeWatcher:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool) -> PostgresWatch:
+    def watch(self, prefix: str, callback: WatchCallback, *, heartbeats: bool) -> PostgresWatch:
         """Add a watch. The thread delivers its first event.
 
         Args:
             prefix: The key prefix.
-            sink: Callback for the events.
+            callback: Callback for the events.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        watch = PostgresWatch(self, prefix, sink, heartbeats=heartbeats)
+        watch = PostgresWatch(self, prefix, callback, heartbeats=heartbeats)
         with self._lock:
             if self._closing:
-                raise Closed(f"the store on {self._link.server_name} was closed; connect again")
+                raise Closed(f"the store on {self._connector.server_name} was closed; connect again")
             self._watches.setdefault(prefix, []).append(watch)
         self.poll_soon()
         return watch
@@ -190,12 +192,12 @@ class ChangeWatcher:
             self._failing = False
             _log.info("watches go on")
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> PostgresConnection:
         if self._connection is None:
-            self._connection = self._link.open(self._clock.now() + self._link.call_timeout_s)
+            self._connection = self._connector.open(self._clock.now() + self._connector.call_timeout_s)
             self._sweep_at = 0.0
-            if not self._link.pooled:
-                _ask(self._connection, [Statement(self._listen)], self._clock.now() + self._link.call_timeout_s)
+            if not self._connector.pooled:
+                _ask(self._connection, [Statement(self._listen)], self._clock.now() + self._connector.call_timeout_s)
         return self._connection
 
     def _disconnect(self) -> None:
@@ -203,8 +205,8 @@ class ChangeWatcher:
         if connection is not None:
             connection.close()
 
-    def _sweep_now(self, connection: Connection, deadline: float) -> None:
-        (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._link.root,))], deadline)
+    def _sweep_now(self, connection: PostgresConnection, deadline: float) -> None:
+        (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._connector.root,))], deadline)
         ended, next_s = decode_number(rows[0][0]), rows[0][1]
         left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, float(struct.unpack("!d", next_s)[0]))
         self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
@@ -213,12 +215,12 @@ class ChangeWatcher:
             self._look_at = 0.0
             self._notices.add(None)
 
-    def _read_changes(self, connection: Connection, deadline: float) -> None:
+    def _read_changes(self, connection: PostgresConnection, deadline: float) -> None:
         with self._lock:
             watches = [watch for each in self._watches.values() for watch in each]
         self._looked_at = as_of = self._clock.now()
         self._look_at = as_of + self._pause_s()
-        root, known = b"%d" % self._link.root, self._known
+        root, known = b"%d" % self._connector.root, self._known
         since = b"%d" % (known[0] if known is not None else 0)
         first = [Statement(self._begin), Statement(self._newest, (root,)), Statement(self._changes, (root, since))]
         _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
@@ -299,7 +301,7 @@ class ChangeWatcher:
 
     def _pause_s(self) -> float:
         """Return the seconds until the next poll if no notification arrives."""
-        if self._link.pooled:
+        if self._connector.pooled:
             return POLL_S
         with self._lock:
             heartbeats = any(watch.heartbeats for each in self._watches.values() for watch in each)
@@ -310,7 +312,7 @@ class ChangeWatcher:
         if not self._failing and not self._closing:
             self._failing = True
             _log.warning("watches are delayed and go on by themselves: %s", error)
-        self._clock.wait(self._link.closing, _RECONNECT_S)
+        self._clock.wait(self._connector.closing, _RECONNECT_S)
         self._look_at = 0.0
 
     def _end_watches(self, error: LatchworkError) -> None:
@@ -345,7 +347,7 @@ class ChangeWatcher:
 
 
 def _ask(
-    connection: Connection,
+    connection: PostgresConnection,
     statements: list[Statement],
     deadline: float,
     count: int | None = None,

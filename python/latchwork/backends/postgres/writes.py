@@ -19,10 +19,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.call_queue import RETRY_S, CallQueue, PostgresCall, StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
 from latchwork.backends.postgres.commits import (
     TREE_BATCH,
-    Commit,
+    PostgresCommit,
     RepeatableCall,
     TreeDeletion,
     Write,
@@ -31,7 +32,7 @@ from latchwork.backends.postgres.commits import (
 )
 from latchwork.backends.postgres.connection import (
     Answer,
-    Connection,
+    PostgresConnection,
     Row,
     Statement,
     decode_number,
@@ -40,7 +41,6 @@ from latchwork.backends.postgres.connection import (
     encode_text_array,
 )
 from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
-from latchwork.backends.postgres.link import RETRY_S, Call, CallQueue, Link
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
 from latchwork.backends.space import SpaceNotice
 from latchwork.errors import LatchworkError, StoreFull
@@ -53,11 +53,11 @@ _REMEMBERED_S = KEPT_S * 0.8
 _TRIM_EVERY = KEPT_CHANGES // 4
 
 
-class WriteBarrier(Call):
+class WriteBarrier(PostgresCall):
     """A call that completes when no earlier write of this store has an unknown outcome."""
 
 
-class NotifyStores(Call):
+class NotifyStores(PostgresCall):
     """A call that completes when the other stores were notified of the changes of this store."""
 
     def __init__(self, deadline: float) -> None:
@@ -68,22 +68,24 @@ class WriteQueue(CallQueue):
     """The queue of the writes of one store, which are made in order.
 
     Args:
-        link: Opens the connections.
+        connector: Opens the connections.
         name: The name of the thread.
         committed: Called after a transaction may have been committed.
         notices: Notifies other stores of changed keys.
     """
 
-    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: ChangeNotifier) -> None:
-        super().__init__(link, name)
+    def __init__(
+        self, connector: StoreConnector, name: str, committed: Callable[[], None], notices: ChangeNotifier
+    ) -> None:
+        super().__init__(connector, name)
         self._committed = committed
         self._notices = notices
-        self._space = SpaceNotice(link.server_name)
+        self._space = SpaceNotice(connector.server_name)
         self._writer = 0
         self._in_doubt: dict[int, Write] = {}
         self._seen = 0  # a token of this store; its later writes have greater ones
         self._untrimmed = 0
-        query = link.schema.query
+        query = connector.schema.query
         self._write = query(
             "write", f"select * from {{s}}.write({', '.join(f'${at}' for at in range(1, 15))})", binary=(13,)
         )
@@ -100,23 +102,23 @@ class WriteQueue(CallQueue):
 
     def make_close_call(self, deadline: float, sessions: Sequence[str]) -> RepeatableCall:
         """Return the call that ends these sessions and removes this store's row in the table of writers."""
-        params = (b"%d" % self._link.root, b"%d" % self._writer, encode_text_array(sessions))
+        params = (b"%d" % self._connector.root, b"%d" % self._writer, encode_text_array(sessions))
         return RepeatableCall("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
 
     # Private: in the thread whose turn it is.
 
-    def _take(self) -> list[Call]:
-        calls: list[Call] = []
+    def _take(self) -> list[PostgresCall]:
+        calls: list[PostgresCall] = []
         size = steps = 0
         while self._queue and steps < _BATCH_STEPS and size < _BATCH_BYTES:
             call = self._queue.popleft()
             calls.append(call)
-            if isinstance(call, Commit):
+            if isinstance(call, PostgresCommit):
                 size += call.size
                 steps += call.steps
         return calls
 
-    def _serve(self, calls: list[Call]) -> None:
+    def _serve(self, calls: list[PostgresCall]) -> None:
         reason: Exception | None = None
         while pending := self._fail_late_calls(calls, reason):
             deadline = min(call.deadline for call in pending)
@@ -136,7 +138,7 @@ class WriteQueue(CallQueue):
                 self._disconnect()  # what was sent is in doubt
                 raise
 
-    def _fail_pending(self, pending: Collection[Call], error: ConnectionBroken) -> None:
+    def _fail_pending(self, pending: Collection[PostgresCall], error: ConnectionBroken) -> None:
         """Close a broken connection, and fail the calls that must not be sent twice."""
         self._disconnect()
         self._notices.add(None)  # one that was on its way may be lost
@@ -144,14 +146,14 @@ class WriteQueue(CallQueue):
             if isinstance(call, RepeatableCall) and call.once:
                 reject(call.future, call.timeout_error(error))
 
-    def _connect_and_resolve(self, deadline: float) -> Connection:
+    def _connect_and_resolve(self, deadline: float) -> PostgresConnection:
         """Return an open connection, after the outcome of every earlier write was found out."""
         connection = self._connected(deadline)
         if self._writer and not self._in_doubt:
             return connection
         after = secrets.randbits(62) or 1
         doubts = dict(self._in_doubt)
-        numbers = [self._link.root, self._writer, after, self._seen]
+        numbers = [self._connector.root, self._writer, after, self._seen]
         params = (*(b"%d" % each for each in numbers), encode_number_array(list(doubts)))
         (answer,) = connection.run([Statement(self._supersede, params)], deadline)
         if isinstance(answer, ServerError):
@@ -179,14 +181,16 @@ class WriteQueue(CallQueue):
         """
         if rows:
             write.record_applied(rows)
-        elif self._link.clock.now() - write.sent_at > _REMEMBERED_S:
+        elif self._connector.clock.now() - write.sent_at > _REMEMBERED_S:
             reject(
                 write.future,
                 write.timeout_error(ConnectionBroken("it is not remembered any more whether it was applied")),
             )
         write.request = 0
 
-    def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
+    def _send(
+        self, connection: PostgresConnection, pending: Sequence[PostgresCall], deadline: float
+    ) -> ServerError | None:
         """Send the pending calls and complete those that were answered.
 
         Returns:
@@ -206,22 +210,22 @@ class WriteQueue(CallQueue):
         if reason is not None:
             if reason.ends_connection:
                 self._disconnect()
-            self._link.clock.wait(self._link.closing, RETRY_S)
+            self._connector.clock.wait(self._connector.closing, RETRY_S)
         return reason
 
-    def _make_statements(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
+    def _make_statements(self, pending: Sequence[PostgresCall]) -> list[tuple[Statement, Sequence[PostgresCall]]]:
         """Return the statements for the pending calls, each with the calls that it completes.
 
         From now on, the outcome of calls that change data is unknown until they are answered.
         """
-        now = self._link.clock.now()
+        now = self._connector.clock.now()
         for call in pending:
             if isinstance(call, Write) and call.changes:
                 call.request, call.sent_at = secrets.randbits(62) or 1, now
                 self._in_doubt[call.request] = call
-        root, writer = b"%d" % self._link.root, b"%d" % self._writer
-        commits = [call for call in pending if isinstance(call, Commit)]
-        batches: list[tuple[Statement, Sequence[Call]]] = []
+        root, writer = b"%d" % self._connector.root, b"%d" % self._writer
+        commits = [call for call in pending if isinstance(call, PostgresCommit)]
+        batches: list[tuple[Statement, Sequence[PostgresCall]]] = []
         if commits:
             batches.append((Statement(self._write, (root, writer, *encode(commits))), commits))
         for call in pending:
@@ -235,11 +239,11 @@ class WriteQueue(CallQueue):
                 resolve(call.future, None)
         return batches
 
-    def _queue_notices(self, pending: Sequence[Call]) -> bool:
+    def _queue_notices(self, pending: Sequence[PostgresCall]) -> bool:
         """Add the keys that the pending calls write to the next notification. Return whether there are any."""
         writes = False
         for call in pending:
-            if isinstance(call, Commit) and call.changes:
+            if isinstance(call, PostgresCommit) and call.changes:
                 self._notices.add(None if call.kind == "n" else [op.key for op in call.ops])
             elif isinstance(call, TreeDeletion) or (isinstance(call, RepeatableCall) and call.writes):
                 self._notices.add(None)
@@ -253,14 +257,14 @@ class WriteQueue(CallQueue):
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
-            params = (b"%d" % self._link.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
+            params = (b"%d" % self._connector.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
             extra.append(Statement(self._trim, params))
-        notification = None if self._link.pooled else self._notices.take()
+        notification = None if self._connector.pooled else self._notices.take()
         if notification is not None:
-            extra.append(Statement(self._notify, (encode_text(self._link.channel_name), notification)))
+            extra.append(Statement(self._notify, (encode_text(self._connector.channel_name), notification)))
         return extra
 
-    def _complete_calls(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
+    def _complete_calls(self, calls: Sequence[PostgresCall], answer: Answer) -> ServerError | None:
         """Complete the calls of a statement with its answer.
 
         Returns:
@@ -283,7 +287,7 @@ class WriteQueue(CallQueue):
                 self._serve([call])
         return None
 
-    def _end(self, calls: Sequence[Call], rows: list[Row]) -> None:
+    def _end(self, calls: Sequence[PostgresCall], rows: list[Row]) -> None:
         first = calls[0]
         if isinstance(first, RepeatableCall):
             first.complete(rows)
@@ -305,5 +309,5 @@ class WriteQueue(CallQueue):
             if self._space.is_full and any(row[1] in {b"w", b"o"} for row in rows):
                 self._space.record_write()
             for call, its in zip(calls, own, strict=True):
-                assert isinstance(call, Commit)
+                assert isinstance(call, PostgresCommit)
                 call.complete(its)

@@ -14,25 +14,25 @@ from functools import partial
 from typing import Any, TypeVar
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.capabilities import Capabilities
-from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
+from latchwork.backends.futures import FutureGenerator, LightFuture, chain, failed, reject, run_generator, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
-from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, no_reply_error, session_lost
-from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.reads import Lister, Reader
+from latchwork.backends.zookeeper.layout import ZnodeLayout
+from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.timing import Timing
-from latchwork.backends.zookeeper.watching.watches import WatchHub
+from latchwork.backends.zookeeper.watching.watches import ZooKeeperWatchHub
 from latchwork.backends.zookeeper.writing.parents import remove_empty_parents
 from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
 from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
-from latchwork.backends.zookeeper.writing.writes import Writer
+from latchwork.backends.zookeeper.writing.writes import ZooKeeperWriter
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, SimpleCheck
@@ -70,15 +70,15 @@ class ZooKeeperBackend(Backend):
         self._call_timeout_s = url.call_timeout_s
         self._timer = Timer(clock, "latchwork-zk-timer")
         timing = Timing(url.connect_timeout_s, servers=len(url.hosts), tls=bool(options.get("use_ssl")))
-        self._settings = Settings(url.hosts, options, url.call_timeout_s, clock, self._timer, timing)
+        self._settings = ConnectionSettings(url.hosts, options, url.call_timeout_s, clock, self._timer, timing)
         self._sasl = "sasl" in url.options
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
-        self._layout = Layout(url.root, wire.encode_acl(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))
-        self._reader = Reader(self._layout)
+        self._layout = ZnodeLayout(url.root, wire.encode_acl(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))
+        self._reader = ZooKeeperReader(self._layout)
         self._lister = Lister(self._reader)
-        self._writer = Writer(self._lister, self._timer, self._sweep_later)
-        self._main = Connection(self._settings, url.session_ttl_s, self, "latchwork-zk")
-        self._hub = WatchHub(self._main, self._lister, self._timer, clock)
+        self._writer = ZooKeeperWriter(self._lister, self._timer, self._sweep_later)
+        self._main = ZooKeeperConnection(self._settings, url.session_ttl_s, self, "latchwork-zk")
+        self._hub = ZooKeeperWatchHub(self._main, self._lister, self._timer, clock)
         self._connect(url)
         self._warning = threading.Thread(
             target=self._warn_of_losses, args=(url,), name="latchwork-zk-version", daemon=True
@@ -99,7 +99,7 @@ class ZooKeeperBackend(Backend):
         """Read a key with one request, or two if it has keys below it. The future returns its entry, or None."""
         return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline, stale_ok=stale_ok))
 
-    def _get(self, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
+    def _get(self, key: str, deadline: float, *, stale_ok: bool) -> FutureGenerator[Entry | None]:
         entry = yield from self._reader.get(self._main, key, deadline, stale_ok=stale_ok)
         self._writer.memory.record(entry)
         return entry
@@ -187,19 +187,27 @@ class ZooKeeperBackend(Backend):
             self._sessions = {each: other for each, other in self._sessions.items() if not self._is_history(other)} | {
                 session.id: session
             }
-        opened: Future[Any] = drive(session.open(self._reader))
+        opened: Future[Any] = run_generator(session.open(self._reader))
         return opened
 
     def _is_history(self, session: ZooKeeperSession) -> bool:
         return session.connection.has_ended and session.connection.join(0)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
+        self,
+        prefix: str,
+        callback: WatchCallback,
+        *,
+        single_key: bool = False,
+        siblings: bool = False,
+        heartbeats: bool = True,
     ) -> BackendWatch:
-        """Watch all keys at and below a prefix, or with ``leaf`` a single session-bound key. See ``Backend.watch``."""
-        if leaf:
-            return self._hub.watch_leaf(prefix, sink, siblings=siblings)
-        return self._hub.watch(prefix, sink, heartbeats=heartbeats)
+        """Watch all keys at and below a prefix, or with ``single_key`` a single session-bound key. See
+        ``Backend.watch``.
+        """
+        if single_key:
+            return self._hub.watch_leaf(prefix, callback, siblings=siblings)
+        return self._hub.watch(prefix, callback, heartbeats=heartbeats)
 
     def close(self) -> None:
         """End the watches and sessions, and close the connections. Idempotent.
@@ -308,10 +316,10 @@ class ZooKeeperBackend(Backend):
         if has_leader and zookeeper_may_lose_data(version):
             warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
 
-    def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:
-        return drive(self._read_steps(what, steps))
+    def _read(self, what: str, steps: Callable[[float], FutureGenerator[T]]) -> Future[T]:
+        return run_generator(self._read_steps(what, steps))
 
-    def _read_steps(self, what: str, steps: Callable[[float], Steps[T]]) -> Steps[T]:
+    def _read_steps(self, what: str, steps: Callable[[float], FutureGenerator[T]]) -> FutureGenerator[T]:
         """Make a read, and repeat it after each lost connection until the deadline.
 
         A new ZooKeeper session may be connected to a server with an older state.
@@ -329,7 +337,7 @@ class ZooKeeperBackend(Backend):
             if main.zk_session == zk_session:
                 return result
 
-    def _write(self, owner: HasId | None, what: str, steps: Callable[[WriteTask], Steps[T]]) -> Future[T]:
+    def _write(self, owner: HasId | None, what: str, steps: Callable[[WriteTask], FutureGenerator[T]]) -> Future[T]:
         connection = self._main
         if owner is not None:
             session = self._sessions.get(owner.id)
@@ -337,9 +345,9 @@ class ZooKeeperBackend(Backend):
                 return failed(session_lost(owner.id, what))
             connection = session.connection
         task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, what)
-        return drive(self._write_steps(task, steps))
+        return run_generator(self._write_steps(task, steps))
 
-    def _write_steps(self, task: WriteTask, steps: Callable[[WriteTask], Steps[T]]) -> Steps[T]:
+    def _write_steps(self, task: WriteTask, steps: Callable[[WriteTask], FutureGenerator[T]]) -> FutureGenerator[T]:
         while True:
             if task.connection.evidence is None:
                 if task.session_id is not None:
@@ -360,13 +368,13 @@ class ZooKeeperBackend(Backend):
         Returns:
             A future of the number of the ZooKeeper transaction that created the znode.
         """
-        readying: Future[int] = Outcome()
+        readying: Future[int] = LightFuture()
         try:
             with self._lock:
                 if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
                     return self._readying
                 self._readying = readying
-            chain(drive(prepare(self._reader, task, self._layout.writer_path(uuid.uuid4().hex))), readying)
+            chain(run_generator(prepare(self._reader, task, self._layout.writer_path(uuid.uuid4().hex))), readying)
         except BaseException:  # others wait for it
             reject(readying, Unavailable(f"{task.what}: another thread was interrupted as it prepared it; try again"))
             raise
@@ -397,7 +405,7 @@ class ZooKeeperBackend(Backend):
 
     def _sweep_now(self, keys: Sequence[str]) -> Future[None]:
         self._writer.memory.parents.record_emptied(keys)
-        return drive(remove_empty_parents(self._reader, self._main, keys, self._main.deadline()))
+        return run_generator(remove_empty_parents(self._reader, self._main, keys, self._main.deadline()))
 
 
 def _kazoo_options(url: StoreURL) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from typing import Any, Protocol
 from kazoo.exceptions import ConnectionLoss
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.futures import Outcome
+from latchwork.backends.futures import LightFuture
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
-from latchwork.backends.zookeeper.link import Link
+from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
@@ -66,7 +66,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectionSettings:
     """The settings that all ZooKeeper connections of a store share."""
 
     hosts: tuple[tuple[str, int], ...]
@@ -77,7 +77,7 @@ class Settings:
     timing: Timing
 
 
-class Connection:
+class ZooKeeperConnection:
     """A ZooKeeper session and the thread of its connection. It may be replaced by a new session. Thread-safe.
 
     Attributes:
@@ -87,7 +87,7 @@ class Connection:
             that never happens.
     """
 
-    def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
+    def __init__(self, settings: ConnectionSettings, ttl_s: float, listener: Listener, name: str) -> None:
         self._settings = settings
         self._clock = settings.clock
         self._listener = listener
@@ -102,8 +102,8 @@ class Connection:
         self.is_connected = False
         self.evidence: str | None = None
         self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
-        self.first_connected: Future[None] = Outcome()
-        self._link = Link(
+        self.first_connected: Future[None] = LightFuture()
+        self._kazoo = KazooConnection(
             settings.hosts,
             ttl_s,
             options=settings.options,
@@ -112,23 +112,23 @@ class Connection:
             name=name,
             timing=settings.timing,
         )
-        self.ask_server, self.on_event_batch_end = self._link.ask_server, listener.on_event_batch_end
+        self.ask_server, self.on_event_batch_end = self._kazoo.ask_server, listener.on_event_batch_end
 
     # Asking.
 
     def start(self) -> None:
         """Connect in the background. ``first_connected`` completes when the connection is established."""
-        self._link.start()
+        self._kazoo.start()
 
     @property
     def trouble(self) -> str:
         """The reason why the last attempt to connect failed. Empty if none failed."""
-        return self._link.loop.trouble
+        return self._kazoo.loop.trouble
 
     @property
     def was_refused(self) -> bool:
         """Whether the last attempt to connect failed because of the authentication."""
-        return self._link.loop.was_refused
+        return self._kazoo.loop.was_refused
 
     def deadline(self) -> float:
         """Return the deadline of a call that starts now, as local clock time."""
@@ -213,7 +213,7 @@ class Connection:
             if sweep:
                 self._settings.timer.call_later(_SWEEP_S, self._sweep)
             if wake:
-                self._link.flush()
+                self._kazoo.flush()
         if over:
             call.set_exception(NoReply(sent=False, has_ended=True))
 
@@ -257,11 +257,11 @@ class Connection:
         """Close the connection without closing the ZooKeeper session, which expires on the server."""
         with self._lock:
             self.has_ended = True
-        self._link.stop()
+        self._kazoo.stop()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the thread has ended. Return False after the timeout."""
-        return self._link.join(timeout_s)
+        return self._kazoo.join(timeout_s)
 
     # Called by the link, on its thread.
 
@@ -286,7 +286,7 @@ class Connection:
                 waiting.popleft()
             again = self._woken = bool(waiting)
         if again:
-            self._link.wake()
+            self._kazoo.wake()
         return batch
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
@@ -299,7 +299,7 @@ class Connection:
             sent_at: Local clock time at which the handshake was sent.
             session_id: ID of the ZooKeeper session.
         """
-        self._link.set_requested_ttl(granted_s)
+        self._kazoo.set_requested_ttl(granted_s)
         for call in self._take_unsent():
             call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
         with self._lock:
@@ -316,7 +316,7 @@ class Connection:
         self._listener.on_connected()
         with contextlib.suppress(InvalidStateError):
             self.first_connected.set_result(None)
-        self._link.wake()
+        self._kazoo.wake()
 
     def _take_unsent(self) -> list[Request]:
         """Return requests that were taken on an earlier connection but not sent, because the sending thread was
@@ -415,7 +415,7 @@ class Connection:
                 call.answer(Reply(OK, found.stat.mzxid, b"", settled=True))
             elif found is None or call.number < reached:
                 call.set_exception(NoReply(sent=True, has_ended=False))
-        self._link.wake()
+        self._kazoo.wake()
 
     # Deadlines.
 
@@ -425,10 +425,10 @@ class Connection:
         kazoo detects this with pings, but sends none while requests are sent. Renewals would therefore keep the client
         on a frozen server until the session is lost.
         """
-        oldest = self._link.oldest_sent_at()
+        oldest = self._kazoo.oldest_sent_at()
         if self.is_connected and oldest is not None and now - oldest > self._settings.timing.max_silence_s(self.ttl_s):
             _log.info("a ZooKeeper server has not answered for %.1f s; reconnecting", now - oldest)
-            self._link.disconnect()
+            self._kazoo.disconnect()
 
     def _sweep(self) -> None:
         now = self._clock.now()
@@ -447,6 +447,6 @@ class Connection:
         for call, cut in cuts:
             call.set_exception(cut)
         if cuts:
-            self._link.wake()
+            self._kazoo.wake()
         if again:
             self._settings.timer.call_later(_SWEEP_S, self._sweep)

@@ -76,7 +76,7 @@ class Znode:
         data: The dataVersion.
         children: The number of children without ``#born``.
         gen: The version of the guard of the key's bucket, read before the znode.
-        leaf: Whether it is ephemeral, so that it cannot have children.
+        ephemeral: Whether it is ephemeral, so that it cannot have children.
         is_marked: Whether it has a ``#born`` node.
     """
 
@@ -85,7 +85,7 @@ class Znode:
     data: int = UNKNOWN
     children: int = 0
     gen: int = UNKNOWN
-    leaf: bool = False
+    ephemeral: bool = False
     is_marked: bool = False
 
 
@@ -172,7 +172,7 @@ def child_keys(key: str, names: Iterable[str]) -> list[str]:
     return [f"{key}/{name}" for name in names] if key else list(names)
 
 
-class Layout:
+class ZnodeLayout:
     """The paths of the znodes of one root.
 
     Args:

@@ -34,7 +34,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.futures import Outcome
+from latchwork.backends.futures import LightFuture
 from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
@@ -45,7 +45,7 @@ _BATCH_BYTES = 65_536
 _MAX_XID = 2_147_483_647
 
 
-class LinkOwner(Protocol):
+class KazooListener(Protocol):
     """The callbacks of a link, which run in the link's thread."""
 
     def take(self, most_bytes: int) -> Sequence[Request]:
@@ -83,8 +83,9 @@ class LinkOwner(Protocol):
         ...
 
 
-class Loop(ConnectionHandler):  # type: ignore[misc]
-    """The loop of a connection's thread, which ``Link`` starts. Any thread may call ``send_now`` and ``disconnect``.
+class KazooLoop(ConnectionHandler):  # type: ignore[misc]
+    """The loop of a connection's thread, which ``KazooConnection`` starts. Any thread may call ``send_now`` and
+    ``disconnect``.
 
     Attributes:
         server: The address and port of the server that was tried last.
@@ -93,7 +94,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None, timing: Timing
+        self, client: KazooClient, owner: KazooListener, clock: Clock, sasl: dict[str, str] | None, timing: Timing
     ) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl)  # noqa: SLF001
         self._owner = owner
@@ -320,7 +321,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return CLOSE_RESPONSE if sent.kind == CLOSE else None
 
 
-class Request(Outcome[Reply]):
+class Request(LightFuture[Reply]):
     """A request, which is also the future of its reply.
 
     Args:

@@ -15,11 +15,11 @@ from operator import attrgetter
 from typing import Any
 
 from latchwork._core import ZooKeeperCodec
-from latchwork.backends.futures import Steps, completed, drive
+from latchwork.backends.futures import FutureGenerator, completed, run_generator
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, bucket, child_keys, read_entry
+from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Version, ZnodeLayout, bucket, child_keys, read_entry
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
@@ -43,18 +43,18 @@ class ReadContext:
         gens: For each bucket, a version of its guard from before the barrier. UNKNOWN if there is no barrier.
     """
 
-    connection: Connection
+    connection: ZooKeeperConnection
     deadline: float
     gens: list[int]
 
 
-class Reader:
+class ZooKeeperReader:
     """Reads keys through any connection. Thread-safe.
 
     If the connection is lost, a read raises ``NoReply`` and the caller repeats it.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ZnodeLayout) -> None:
         self.layout = layout
         self._codec = ZooKeeperCodec(layout.root, entry=Entry, version=Version)
         self._gens = _NO_GENS.copy()
@@ -76,12 +76,12 @@ class Reader:
         """Return the last known version of each bucket's guard, for reads and writes that start now."""
         return self._gens.copy()
 
-    def make_context(self, connection: Connection, deadline: float) -> ReadContext:
+    def make_context(self, connection: ZooKeeperConnection, deadline: float) -> ReadContext:
         """Return the context for reads that follow a barrier. The caller must send the barrier after this call."""
         return ReadContext(connection, deadline, self.guard_versions())
 
     def begin_read(
-        self, connection: Connection, deadline: float, *, stale_ok: bool = False
+        self, connection: ZooKeeperConnection, deadline: float, *, stale_ok: bool = False
     ) -> tuple[ReadContext, Future[Any]]:
         """Send a barrier, unless ``stale_ok``, and return the context for the following reads.
 
@@ -98,7 +98,9 @@ class Reader:
 
     # One key.
 
-    def get(self, connection: Connection, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
+    def get(
+        self, connection: ZooKeeperConnection, key: str, deadline: float, *, stale_ok: bool
+    ) -> FutureGenerator[Entry | None]:
         """Read a key. The read is linearizable unless ``stale_ok``. Return its entry, or None."""
         path, gen = self.layout.path(key), UNKNOWN
         if stale_ok:
@@ -126,8 +128,8 @@ class Reader:
     # Many keys.
 
     def get_many(
-        self, connection: Connection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
-    ) -> Steps[list[Entry | None]]:
+        self, connection: ZooKeeperConnection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
+    ) -> FutureGenerator[list[Entry | None]]:
         """Read several keys. Return an entry or None for each, in order. Each read is linearizable unless
         ``stale_ok``.
         """
@@ -137,8 +139,8 @@ class Reader:
         return entries
 
     def read_with_guards(
-        self, connection: Connection, keys: Sequence[str], deadline: float
-    ) -> Steps[list[Entry | None]]:
+        self, connection: ZooKeeperConnection, keys: Sequence[str], deadline: float
+    ) -> FutureGenerator[list[Entry | None]]:
         """Read the guards of the keys' buckets and then the keys, without a barrier.
 
         The result may be stale. All reads are made with one request if it is not too large, because a server executes
@@ -158,7 +160,7 @@ class Reader:
             return (yield from self.decode_entries(context, keys, found[len(buckets) :]))
         return (yield from self.read_keys(context, keys))
 
-    def read_keys(self, context: ReadContext, keys: Sequence[str]) -> Steps[list[Entry | None]]:
+    def read_keys(self, context: ReadContext, keys: Sequence[str]) -> FutureGenerator[list[Entry | None]]:
         """Read keys without a barrier. Return an entry or None for each, in order."""
         keys = list(keys)
         entries: list[Entry | None] = []
@@ -177,7 +179,7 @@ class Reader:
 
     def decode_entries(
         self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]
-    ) -> Steps[list[Entry | None]]:
+    ) -> FutureGenerator[list[Entry | None]]:
         """Return the entries for the data of znodes that were read. Keys with children are read again.
 
         Args:
@@ -199,7 +201,7 @@ class Reader:
 
     def _complete(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
-    ) -> Steps[list[Entry | None]]:
+    ) -> FutureGenerator[list[Entry | None]]:
         """Read the keys that have children again, until none of them changes between two reads.
 
         Args:
@@ -216,7 +218,7 @@ class Reader:
 
     def _complete_parents(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
-    ) -> Steps[list[int]]:
+    ) -> FutureGenerator[list[int]]:
         """Read the missing data of keys that have children. Return the indexes of the keys that changed meanwhile."""
         paths = [self.layout.born_path(keys[index]) for index in parents]
         paths += [self.layout.path(keys[index]) for index in parents]
@@ -235,11 +237,11 @@ class Reader:
 
     # Many reads of any kind.
 
-    def read_data(self, context: ReadContext, paths: Sequence[str]) -> Steps[list[Found]]:
+    def read_data(self, context: ReadContext, paths: Sequence[str]) -> FutureGenerator[list[Found]]:
         """Read the data of znodes. Return the results in order."""
         return (yield from self.read_each(context, [wire.encode_get_data(path) for path in paths]))
 
-    def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> Steps[list[Found]]:
+    def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> FutureGenerator[list[Found]]:
         """Send several encoded reads in one request, and return their results in order."""
         results: list[Found] = []
 
@@ -259,7 +261,7 @@ class Reader:
         count: int,
         encode: Callable[[int, int], bytes],
         take: Callable[[bytes], int],
-    ) -> Steps[None]:
+    ) -> FutureGenerator[None]:
         """Make many reads with few requests, several of which are in flight at the same time.
 
         Args:
@@ -282,15 +284,15 @@ class Reader:
 
     # Names.
 
-    def list_names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
+    def list_names(self, connection: ZooKeeperConnection, key: str, deadline: float) -> FutureGenerator[list[str]]:
         """Return the names directly below a key, without those of internal znodes, unsorted. Sends no barrier."""
         return (yield from self.receive_names(key, self.send_names_request(connection, key, deadline)))
 
-    def send_names_request(self, connection: Connection, key: str, deadline: float) -> Request:
+    def send_names_request(self, connection: ZooKeeperConnection, key: str, deadline: float) -> Request:
         """Send the request for the names directly below a key."""
         return connection.call(GET_CHILDREN, wire.encode_path_request(self.layout.path(key)), deadline)
 
-    def receive_names(self, key: str, asked: Request) -> Steps[list[str]]:
+    def receive_names(self, key: str, asked: Request) -> FutureGenerator[list[str]]:
         """Wait for the reply to ``send_names_request``, and return the names.
 
         Args:
@@ -310,7 +312,7 @@ class Lister:
     If the connection is lost, a read raises ``NoReply`` and the caller repeats it.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ZooKeeperReader) -> None:
         self.reader = reader
         self._layout = reader.layout
 
@@ -318,14 +320,14 @@ class Lister:
 
     def read_level(
         self,
-        connection: Connection,
+        connection: ZooKeeperConnection,
         prefix: str,
         limit: int | None,
         start_after: str | None,
         deadline: float,
         *,
         stale_ok: bool = False,
-    ) -> Steps[list[Entry]]:
+    ) -> FutureGenerator[list[Entry]]:
         """Read the entries directly below a prefix, sorted by key. Checks can use their versions even if they are
         stale.
         """
@@ -347,8 +349,8 @@ class Lister:
         return entries[:limit]
 
     def read_subtree_part(
-        self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
-    ) -> Steps[list[Entry]]:
+        self, connection: ZooKeeperConnection, prefix: str, limit: int | None, start_after: str | None, deadline: float
+    ) -> FutureGenerator[list[Entry]]:
         """Read the entries of a subtree, sorted by key, up to a limit."""
         context, barrier = self.reader.begin_read(connection, deadline)
         if limit is None and start_after is None:
@@ -360,7 +362,7 @@ class Lister:
 
     def _subtree_part(
         self, context: ReadContext, prefix: str, limit: int | None, start_after: str | None
-    ) -> Steps[list[Entry]]:
+    ) -> FutureGenerator[list[Entry]]:
         part = _SubtreePart(prefix, start_after)
         entries: list[Entry] = []
         while part.todo and (limit is None or len(entries) < limit):
@@ -373,15 +375,15 @@ class Lister:
             entries += part.take()
         return entries[:limit]
 
-    def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
+    def subtree(self, context: ReadContext, prefix: str) -> FutureGenerator[list[Entry]]:
         """Read all entries below a prefix, sorted by key. Sends no barrier."""
         names = yield from self.reader.list_names(context.connection, prefix, context.deadline)
         return (yield from self._subtree(context, child_keys(prefix, names)))
 
-    def _subtree(self, context: ReadContext, level: list[str]) -> Steps[list[Entry]]:
+    def _subtree(self, context: ReadContext, level: list[str]) -> FutureGenerator[list[Entry]]:
         entries: list[Entry] = []
         while level:
-            reading = drive(self._list_below_each(context, level))  # at once: one round trip for each level
+            reading = run_generator(self._list_below_each(context, level))  # at once: one round trip for each level
             found = yield from self.reader.read_keys(context, level)
             entries.extend(entry for entry in found if entry is not None)
             parents: list[tuple[str, list[str]]] = yield reading
@@ -399,7 +401,7 @@ class Lister:
 
     def read_subtree_with_root(
         self, context: ReadContext, prefix: str, asked: tuple[Request, Request]
-    ) -> Steps[list[Entry]]:
+    ) -> FutureGenerator[list[Entry]]:
         """Read the entries below a prefix, then the entry at the prefix if there is one. Sends no barrier.
 
         Args:
@@ -417,7 +419,7 @@ class Lister:
             entries += [entry for entry in at_prefix if entry is not None]
         return entries
 
-    def _list_below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
+    def _list_below_each(self, context: ReadContext, keys: list[str]) -> FutureGenerator[list[tuple[str, list[str]]]]:
         """Return each of these keys whose znode exists, together with the keys directly below it."""
         found = yield from self.reader.read_each(
             context, [wire.encode_get_children(self._layout.path(key)) for key in keys]
@@ -433,8 +435,8 @@ class Lister:
     # Names.
 
     def children(
-        self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
-    ) -> Steps[tuple[list[str], list[str]]]:
+        self, connection: ZooKeeperConnection, prefix: str, deadline: float, *, stale_ok: bool = False
+    ) -> FutureGenerator[tuple[list[str], list[str]]]:
         """Read the names directly below a prefix, including names that only have keys below them.
 
         Returns:
@@ -450,7 +452,7 @@ class Lister:
         yield barrier
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
-    def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
+    def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> FutureGenerator[set[str]]:
         """Return the keys that exist or have a key below them. Reads one level of all subtrees with one request.
 
         Args:
@@ -472,7 +474,7 @@ class Lister:
 
     def _read_parents(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
-    ) -> Steps[list[str]]:
+    ) -> FutureGenerator[list[str]]:
         """Read some keys, and return those that are parents without a value but with children.
 
         Args:

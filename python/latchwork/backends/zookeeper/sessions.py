@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from functools import partial
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.futures import Outcome, Steps, completed, drive, reject, resolve
+from latchwork.backends.futures import FutureGenerator, LightFuture, completed, reject, resolve, run_generator
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection, Settings
+from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply, code_error, no_reply_error, session_lost
-from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.layout import ZnodeLayout
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
 from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.errors import SessionLost, Unavailable
@@ -35,7 +35,12 @@ class ZooKeeperSession:
     """A ``BackendSession`` with its own ZooKeeper session and connection. Thread-safe."""
 
     def __init__(
-        self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None], commit: _Commit
+        self,
+        settings: ConnectionSettings,
+        layout: ZnodeLayout,
+        ttl_s: float,
+        on_gone: Callable[[], None],
+        commit: _Commit,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.token = 0
@@ -46,7 +51,7 @@ class ZooKeeperSession:
         self._lock = mutex()
         self._closing: Future[None] | None = None
         self._check = wire.encode_multi([wire.encode_check(self._marker)])
-        self.connection = Connection(settings, ttl_s, self, f"latchwork-zk-session-{self.id[:8]}")
+        self.connection = ZooKeeperConnection(settings, ttl_s, self, f"latchwork-zk-session-{self.id[:8]}")
 
     @property
     def ttl_s(self) -> float:
@@ -82,7 +87,7 @@ class ZooKeeperSession:
         """
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
-    def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
+    def open(self, reader: ZooKeeperReader) -> FutureGenerator[ZooKeeperSession]:
         """Connect, and create the ephemeral znode of the session.
 
         Raises:
@@ -106,9 +111,9 @@ class ZooKeeperSession:
 
         The future returns the local clock time at which the renewal was sent.
         """
-        return drive(self._renew())
+        return run_generator(self._renew())
 
-    def _renew(self) -> Steps[float]:
+    def _renew(self) -> FutureGenerator[float]:
         what = "renew"
         deadline = self._settings.clock.now() + min(self._settings.call_timeout_s, self.ttl_s)
         call = self.connection.call(MULTI, self._check, deadline)
@@ -129,9 +134,9 @@ class ZooKeeperSession:
 
         The future returns the local clock time at which it was sent.
         """
-        return drive(self._touch())
+        return run_generator(self._touch())
 
-    def _touch(self) -> Steps[float]:
+    def _touch(self) -> FutureGenerator[float]:
         what = "touch"
         deadline = self._settings.clock.now() + min(self._settings.call_timeout_s, self.ttl_s)
         call = self.connection.call(SYNC, wire.encode_text("/"), deadline)
@@ -157,7 +162,7 @@ class ZooKeeperSession:
         with self._lock:
             if self._closing is not None:
                 return self._closing
-            closing: Future[None] = Outcome()
+            closing: Future[None] = LightFuture()
             self._closing = closing
         end = self.connection.finish(
             self._settings.clock.now() + max(self.ttl_s, self._settings.call_timeout_s), discard=True

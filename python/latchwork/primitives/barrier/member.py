@@ -439,7 +439,7 @@ class BarrierMember:
             pause_s = random.uniform(*_BACKUP_PAUSE_S) + _BACKUP_LOOKS * look_s
             end = PhaseEndWatcher(seen.phase)
             pause = Deadline(self._store.clock, deadline.left_s(pause_s))
-            if await waiter.watch_until(self._board_key, end, pause, leaf=True):
+            if await waiter.watch_until(self._board_key, end, pause, single_key=True):
                 return end.board
         known = [(arrival.entry, arrival.board)] if arrival.entry is not None else []
         return await waiter.keep_trying(partial(self._end_if_complete, seen.phase, seen.arrived, known), deadline)
@@ -462,7 +462,7 @@ class BarrierMember:
             self._board_key,
             seen := PhaseEndWatcher(phase),
             Deadline(self._store.clock, deadline.left_s(longest_s)),
-            leaf=True,
+            single_key=True,
         ):
             if waiter.is_cancelled or deadline.has_passed or should_watch_arrivals(parties):
                 return None

@@ -670,4 +670,4 @@ async def wait_until_gone(
         entry = batch[-1].entry if batch else None
         return entry is None or entry.owner is None or not blocks(Ticket.from_entry(entry))
 
-    return await waiter.watch_until(key, has_ended, deadline, leaf=True, siblings=siblings)
+    return await waiter.watch_until(key, has_ended, deadline, single_key=True, siblings=siblings)

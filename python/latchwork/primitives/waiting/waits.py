@@ -270,7 +270,7 @@ class Waiter:
         is_done: Callable[[Batch], bool],
         deadline: Deadline,
         *,
-        leaf: bool = False,
+        single_key: bool = False,
         siblings: bool = False,
         matters: Matters | None = None,
     ) -> bool:
@@ -280,13 +280,13 @@ class Waiter:
             prefix: The watch reports changes at and below this key.
             is_done: Called with each batch of changes. Returns whether to stop.
             deadline: When the wait times out.
-            leaf: As for ``Store.watch``.
+            single_key: As for ``Store.watch``.
             siblings: As for ``Store.watch``.
             matters: As for ``Watch``.
         Returns:
             True if the condition was satisfied. False after the deadline or if cancelled.
         """
-        watch = self._store.watch(prefix, leaf=leaf, siblings=siblings)
+        watch = self._store.watch(prefix, single_key=single_key, siblings=siblings)
         watch.matters = matters
         self._replace(watch)
         return await self._follow(watch, is_done, deadline)

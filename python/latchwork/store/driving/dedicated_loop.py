@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.futures import Outcome, reject, resolve
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.errors import Closed
 
 _log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class _Call:
         self._exit: BaseException | None = None
         self.who = who
         self.task: asyncio.Task[Any] | None = None
-        self.outcome: Outcome[Any] = Outcome()
+        self.outcome: LightFuture[Any] = LightFuture()
 
     def begin(self, ended: Callable[[_Call], None]) -> None:
         if self._is_stopped:

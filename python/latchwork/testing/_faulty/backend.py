@@ -16,12 +16,12 @@ from latchwork.backends.base import (
     BackendSession,
     BackendWatch,
     ProvesCurrent,
-    Sink,
     Touchable,
+    WatchCallback,
     WatchEvent,
 )
 from latchwork.backends.capabilities import Capabilities
-from latchwork.backends.futures import Steps, completed, drive, failed, then
+from latchwork.backends.futures import FutureGenerator, completed, failed, run_generator, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
@@ -141,10 +141,16 @@ class FaultyBackend(Backend):
         return then(opening, self._opened)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, heartbeats: bool = True
+        self,
+        prefix: str,
+        callback: WatchCallback,
+        *,
+        single_key: bool = False,
+        siblings: bool = False,
+        heartbeats: bool = True,
     ) -> FaultyWatch:
         """Watch the keys below a prefix. Faults can delay and break the watch."""
-        watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, heartbeats=heartbeats)
+        watch = FaultyWatch(self, prefix, callback, single_key=single_key, siblings=siblings, heartbeats=heartbeats)
         with self._lock:
             self._watches.append(watch)
             silent = self._cut is not None
@@ -212,11 +218,11 @@ class FaultyBackend(Backend):
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
-        def steps() -> Steps[None]:
+        def steps() -> FutureGenerator[None]:
             for session in found:
                 yield session.expire()
 
-        return drive(steps())
+        return run_generator(steps())
 
     # For sessions and watches
 
@@ -242,11 +248,11 @@ class FaultyBackend(Backend):
         ending.add_done_callback(partial(self._expire_unless_closed, session))
         return ending
 
-    def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
+    def open_watch(self, prefix: str, callback: WatchCallback, **how: bool) -> BackendWatch | None:
         """Open a watch of the wrapped backend. Return None if this backend is closed or cut off."""
         if self._closed or self._cut is not None:
             return None
-        return self._inner.watch(prefix, sink, **how)
+        return self._inner.watch(prefix, callback, **how)
 
     def forget(self, watch: FaultyWatch) -> None:
         """Remove a closed watch from the list of open watches."""
@@ -342,7 +348,7 @@ class FaultyBackend(Backend):
         if kind == "cut_before":
             return failed(_cut(what, writes=writes))
         if kind == "cut_after":
-            return drive(self._answer_lost(send(), _cut(what, writes=writes)))
+            return run_generator(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
                 self.call_later(fault.delay_s, send)  # the answer is not awaited
@@ -354,14 +360,14 @@ class FaultyBackend(Backend):
         if kind == "slow_answer":
             answer = send()
             return self._call_after(min(fault.delay_s, self._call_timeout_s), lambda: answer)
-        return drive(self._after_expiry(send))
+        return run_generator(self._after_expiry(send))
 
-    def _after_expiry(self, send: Callable[[], Future[T]]) -> Steps[T]:
+    def _after_expiry(self, send: Callable[[], Future[T]]) -> FutureGenerator[T]:
         yield self.expire(None)
         answer: T = yield send()
         return answer
 
-    def _answer_lost(self, sent: Future[T], error: Exception) -> Steps[T]:
+    def _answer_lost(self, sent: Future[T], error: Exception) -> FutureGenerator[T]:
         try:
             yield sent
         except Exception as refused:
@@ -371,12 +377,12 @@ class FaultyBackend(Backend):
     def _call_after(self, delay_s: float, call: Callable[[], Future[T]]) -> Future[T]:
         """Make a call after a delay, and return a future of its result."""
 
-        def steps() -> Steps[T]:
+        def steps() -> FutureGenerator[T]:
             yield self._timer_for_use().after(delay_s)
             answer: T = yield call()
             return answer
 
-        return drive(steps())
+        return run_generator(steps())
 
 
 class FaultySession:
@@ -421,10 +427,10 @@ def _cut(what: str, *, writes: bool) -> Exception:
 class FaultyWatch:
     """A watch that can be silent, late or broken. Delivers events in order, one at a time."""
 
-    def __init__(self, backend: FaultyBackend, prefix: str, sink: Sink, **how: bool) -> None:
+    def __init__(self, backend: FaultyBackend, prefix: str, callback: WatchCallback, **how: bool) -> None:
         self._backend = backend
         self._prefix = prefix
-        self._sink = sink
+        self._callback = callback
         self._how = how
         self._state = threading.Condition()
         self._inner: BackendWatch | None = None
@@ -520,7 +526,7 @@ class FaultyWatch:
                 self._teller = threading.get_ident()
                 event = self._queue.popleft()
             try:
-                self._sink(event)
+                self._callback(event)
             finally:
                 with self._state:
                     self._teller = None

@@ -10,9 +10,9 @@ from typing import Any
 
 from latchwork._base.event import Signal
 from latchwork._core import EtcdCodec
-from latchwork.backends.base import Sink
+from latchwork.backends.base import WatchCallback
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import KeyRange, Keys
+from latchwork.backends.etcd.layout import EtcdKeys, KeyRange
 from latchwork.clock import Clock
 
 _PROGRESS_EVERY_S = 0.9
@@ -56,13 +56,13 @@ class EtcdWatch:
     def __init__(
         self,
         drop: Callable[[EtcdWatch], None],
-        keys: Keys,
+        keys: EtcdKeys,
         codec: EtcdCodec,
         spans: Sequence[KeyRange],
-        sink: Sink,
+        callback: WatchCallback,
         *,
         what: str,
-        leaf: bool,
+        single_key: bool,
         heartbeats: bool,
     ) -> None:
         #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
@@ -70,12 +70,12 @@ class EtcdWatch:
         self.keys = keys
         self.codec = codec
         self.lock = threading.RLock()
-        self.sink = sink
-        self.leaf = leaf
+        self.callback = callback
+        self.single_key = single_key
         #: Whether it is notified when its state is known to be current.
         self.heartbeats = heartbeats
         #: Of a leaf: the answers with events that came before its snapshot; None once that was told.
-        self.held: list[Any] | None = [] if leaf else None
+        self.held: list[Any] | None = [] if single_key else None
         #: Of a leaf: the revision of its snapshot. Others begin behind theirs, each part at one of its own.
         self.read_at = 0
         self.parts = [WatchRange(self, span) for span in spans]

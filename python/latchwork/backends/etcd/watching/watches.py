@@ -34,11 +34,11 @@ import grpc
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec
-from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
+from latchwork.backends.base import Broken, Current, Delta, Snapshot, WatchCallback
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import KeyRange, Keys, single_key_range
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.layout import EtcdKeys, KeyRange, single_key_range
 from latchwork.backends.etcd.reads import read_pages
 from latchwork.backends.etcd.watching.stream import EtcdWatch, Stream
 from latchwork.errors import AuthenticationFailed, Closed, LatchworkError, PermissionDenied
@@ -63,38 +63,53 @@ _CLOSED = "the store was closed; open a new one"
 class StoreWatches:
     """The watches of one store. Thread-safe."""
 
-    def __init__(self, hub: WatchHub, keys: Keys, codec: EtcdCodec) -> None:
+    def __init__(self, hub: EtcdWatchHub, keys: EtcdKeys, codec: EtcdCodec) -> None:
         self._hub = hub
         self._keys = keys
         self._codec = codec
         self._closed = False
 
-    def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, heartbeats: bool = True) -> EtcdWatch:
-        """Watch a key, and all keys below it unless ``leaf`` is true.
+    def watch(
+        self, prefix: str, callback: WatchCallback, *, single_key: bool = False, heartbeats: bool = True
+    ) -> EtcdWatch:
+        """Watch a key, and all keys below it unless ``single_key`` is true.
 
         Args:
             prefix: The key.
-            sink: Callback for the events.
-            leaf: Watch a single session-bound key, and report only its deletion.
+            callback: Callback for the events.
+            single_key: Watch a single session-bound key, and report only its deletion.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
-        spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
-        return self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, heartbeats=heartbeats)
+        spans = [single_key_range(self._keys.raw_key(prefix))] if single_key else self._keys.ranges_at_or_below(prefix)
+        return self.watch_spans(spans, callback, what=f"watch {prefix!r}", single_key=single_key, heartbeats=heartbeats)
 
     def watch_spans(
-        self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, heartbeats: bool = False
+        self,
+        spans: Sequence[KeyRange],
+        callback: WatchCallback,
+        *,
+        what: str = "",
+        single_key: bool = False,
+        heartbeats: bool = False,
     ) -> EtcdWatch:
         """Watch ranges of raw keys.
 
         Args:
             spans: The ranges.
-            sink: Callback for the events.
+            callback: Callback for the events.
             what: Description of the watch for messages.
-            leaf: Watch a single session-bound key, and report only its deletion.
+            single_key: Watch a single session-bound key, and report only its deletion.
             heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
         """
         watch = EtcdWatch(
-            self._hub.drop, self._keys, self._codec, spans, sink, what=what, leaf=leaf, heartbeats=heartbeats
+            self._hub.drop,
+            self._keys,
+            self._codec,
+            spans,
+            callback,
+            what=what,
+            single_key=single_key,
+            heartbeats=heartbeats,
         )
         self._hub.add(watch)
         if self._closed:  # meanwhile, so that ``close`` may have missed this one
@@ -109,18 +124,18 @@ class StoreWatches:
             watch.close()
 
 
-class WatchHub:
+class EtcdWatchHub:
     """All watches on one connection. Thread-safe."""
 
-    def __init__(self, link: Link, name: str) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, name: str) -> None:
+        self._connection = connection
         self._lock = mutex()
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
         self._stream: Stream | None = None
         self._closing = Signal()
         self._thread: threading.Thread | None = None
-        self._rights = PermissionChecks(link, self._watches_to_check, self._break)
+        self._rights = PermissionChecks(connection, self._watches_to_check, self._break)
         self._name = name
 
     def add(self, watch: EtcdWatch) -> None:
@@ -136,7 +151,7 @@ class WatchHub:
         if watch.what:
             self._rights.start()
 
-    def watches_of(self, keys: Keys) -> list[EtcdWatch]:
+    def watches_of(self, keys: EtcdKeys) -> list[EtcdWatch]:
         """Return the watches of the store that has these keys."""
         with self._lock:
             return [watch for watch in self._watches if watch.keys is keys]
@@ -165,7 +180,7 @@ class WatchHub:
         """Read the current state of a new watch, then watch its changes. A watch of a single key is added to the stream
         first.
         """
-        if watch.leaf:
+        if watch.single_key:
             with self._lock:
                 if self._stream is not None:
                     self._create(self._stream, watch)
@@ -178,10 +193,10 @@ class WatchHub:
         with watch.lock:
             watch.epoch += 1
             epoch = watch.epoch
-        sent_at = self._link.clock.now()
+        sent_at = self._connection.clock.now()
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
         what = f"watch {watch.keys.key_of(watch.parts[0].span[0])!r}"
-        future = read_pages(self._link, watch.codec, ranges, what)
+        future = read_pages(self._connection, watch.codec, ranges, what)
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
     def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
@@ -200,7 +215,7 @@ class WatchHub:
                 for part, page in zip(watch.parts, pages, strict=True):
                     part.resume_at, part.resumes = max(part.resume_at, page.revision + 1), False
             held, watch.held = watch.held, None
-            if watch.leaf:
+            if watch.single_key:
                 watch.read_at = pages[0].revision
             self._deliver(watch, Snapshot(entries, sent_at))
             for response in held or ():
@@ -216,7 +231,7 @@ class WatchHub:
             self._break(watch, error)
         elif not self._closing.is_set() and not watch.closed:
             _log.debug("a watch waits for the server: %s", error)
-            self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
+            self._connection.timer.call_later(_RETRY_S, lambda: self._start(watch))
 
     def _read_again(self, watch: EtcdWatch) -> None:
         """Read the state of a watch again, because changes may be missing. Its old ranges deliver no more events."""
@@ -224,7 +239,7 @@ class WatchHub:
             self._cancel(watch)
             for part in watch.parts:
                 part.resume_at = 0
-        if watch.leaf:
+        if watch.single_key:
             with watch.lock:
                 watch.held = []
         self._start(watch)
@@ -268,7 +283,7 @@ class WatchHub:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            stream = Stream(self._link.clock)
+            stream = Stream(self._connection.clock)
             try:
                 self._follow(stream)
             except grpc.RpcError as error:
@@ -282,18 +297,18 @@ class WatchHub:
                 _log.exception("the watch stream ended by a defect; a new one is opened")
             finally:
                 self._leave(stream)
-            self._link.clock.wait(self._closing, _RETRY_S / 4)
+            self._connection.clock.wait(self._closing, _RETRY_S / 4)
 
     def _follow(self, stream: Stream) -> None:
         """Open a stream, add all watches to it, and deliver events until the stream ends."""
-        stream.call = self._link.watch_stream(stream.yield_requests(self._closing))
+        stream.call = self._connection.watch_stream(stream.yield_requests(self._closing))
         with self._lock:
             if self._closing.is_set():
                 stream.call.cancel()
                 return
             self._stream = stream
             for watch in self._watches:
-                if watch.leaf or all(part.resume_at for part in watch.parts):
+                if watch.single_key or all(part.resume_at for part in watch.parts):
                     self._create(stream, watch)
         for response in stream.call:
             self._receive(stream, response)
@@ -315,11 +330,11 @@ class WatchHub:
         _log.debug("the watch stream broke off: %s", rpc_errors.details(error))
         effect = rpc_errors.classify_effect(error)
         if effect is rpc_errors.Effect.STALE_TOKEN:
-            self._link.refresh_token()
+            self._connection.refresh_token()
         elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
             self._break_all(rpc_errors.translate(error, "watch"))
         elif effect is not rpc_errors.Effect.REFUSED:
-            self._link.record_failure(error)
+            self._connection.record_failure(error)
 
     def _receive(self, stream: Stream, response: Any) -> None:
         if response.events:
@@ -395,8 +410,8 @@ class WatchHub:
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)
-            late_s = 0.0 if self._link.progress_is_proof else behind / _CATCH_UP_PER_S
-            watch.live_at = self._link.clock.now() + late_s
+            late_s = 0.0 if self._connection.progress_is_proof else behind / _CATCH_UP_PER_S
+            watch.live_at = self._connection.clock.now() + late_s
 
     def _canceled(self, stream: Stream, response: Any) -> None:
         with self._lock:
@@ -420,14 +435,14 @@ class WatchHub:
         if "permission denied" not in reason:
             with self._lock:
                 self._cancel(watch)
-            self._link.timer.call_later(_RETRY_S, lambda: self._read_again(watch))
+            self._connection.timer.call_later(_RETRY_S, lambda: self._read_again(watch))
             return
         watch.denials += 1
         if watch.denials >= _DENIALS:
             what = watch.keys.key_of(watch.parts[0].span[0])
             self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
         else:
-            self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
+            self._connection.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
         """Read the state of a watch again, and move all watches to a new stream that uses the new token."""
@@ -449,7 +464,7 @@ class WatchHub:
     def _deliver(self, watch: EtcdWatch, event: Any) -> None:
         """Pass an event to a watch, which must not block. The caller holds the lock of the watch."""
         try:
-            watch.sink(event)
+            watch.callback(event)
         except Exception:
             _log.exception("the receiver of a watch raised; the watch continues with the next event")
 
@@ -464,11 +479,11 @@ class PermissionChecks:
 
     def __init__(
         self,
-        link: Link,
+        connection: EtcdConnection,
         watched: Callable[[], list[EtcdWatch]],
         end: Callable[[EtcdWatch, LatchworkError], None],
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._watched = watched
         self._end = end
         self._lock = mutex()
@@ -482,7 +497,7 @@ class PermissionChecks:
             self._check_later()
 
     def _check_later(self) -> None:
-        self._link.timer.call_later(_RIGHTS_EVERY_S, self._check)
+        self._connection.timer.call_later(_RIGHTS_EVERY_S, self._check)
 
     def _check(self) -> None:
         with self._lock:
@@ -508,4 +523,4 @@ class PermissionChecks:
 
     def _may_read(self, span: KeyRange, what: str, *, member_only: bool = False) -> Future[Any]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=1, keys_only=True, serializable=member_only)
-        return self._link.read("Range", request, what, lambda answer: answer)
+        return self._connection.read("Range", request, what, lambda answer: answer)

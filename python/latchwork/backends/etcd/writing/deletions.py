@@ -14,13 +14,13 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, decode_answer, unreadable_error
+from latchwork.backends.etcd.connection import EtcdConnection, decode_answer, unreadable_error
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.recovery import WriteRecovery
-from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Kind, Txn
-from latchwork.backends.futures import Steps
+from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, ConditionKind, Txn
+from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import At
@@ -33,7 +33,7 @@ class Deletion:
     """A transaction that deletes keys only if they are as they were read. Sent by one thread at a time.
 
     Args:
-        link: The connection.
+        connection: The connection.
         txn: The transaction, whose conditions must hold, too.
         seen: The revision of each key as it was read. 0 for a key that does not exist.
 
@@ -41,8 +41,8 @@ class Deletion:
         may_land: Whether an attempt with an unknown outcome may still be applied.
     """
 
-    def __init__(self, link: Link, txn: Txn, seen: dict[bytes, int]) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, txn: Txn, seen: dict[bytes, int]) -> None:
+        self._connection = connection
         self._txn = txn
         self._seen = seen
         self.may_land = False
@@ -52,7 +52,7 @@ class Deletion:
         reads = txn.reads() + [requests.peek(key) for key in seen]
         self._request = requests.transaction(txn.compares() + compares, deletes, reads)
 
-    def run(self, deadline: float) -> Steps[Any]:
+    def run(self, deadline: float) -> FutureGenerator[Any]:
         """Send the deletion until it is answered. Return the answer, or None if the keys must be read again.
 
         Raises:
@@ -75,27 +75,27 @@ class Deletion:
             if not self._is_undone(answer):
                 self.may_land = False
                 raise self._unknown("it cannot land any more")
-            if self._link.clock.now() >= deadline:
+            if self._connection.clock.now() >= deadline:
                 raise self._unknown("it may land yet")
-            yield self._link.timer.after(0.05)
+            yield self._connection.timer.after(0.05)
 
-    def resolve(self, timeout_s: float) -> Steps[None]:
+    def resolve(self, timeout_s: float) -> FutureGenerator[None]:
         """Make sure that the deletion cannot be applied later. If necessary, apply it now.
 
         Raises:
             LatchworkError: There was no answer, and the deletion may still be applied.
         """
-        answer = yield from self._answer(self._link.clock.now() + timeout_s)
+        answer = yield from self._answer(self._connection.clock.now() + timeout_s)
         if not answer.succeeded and not self._is_over(answer):
             raise Unavailable(f"a delete may land yet ({self._txn.what}); try again")
 
     # Private.
 
-    def _answer(self, deadline: float) -> Steps[Any]:
+    def _answer(self, deadline: float) -> FutureGenerator[Any]:
         while True:
-            left_s = max(deadline - self._link.clock.now(), 0.01)
+            left_s = max(deadline - self._connection.clock.now(), 0.01)
             try:
-                answer = yield self._link.send("Txn", self._request, min(left_s, _TRY_S))
+                answer = yield self._connection.send("Txn", self._request, min(left_s, _TRY_S))
                 return decode_answer("Txn", answer)
             except grpc.RpcError as error:
                 yield from self._handle_answer(error, deadline)
@@ -103,16 +103,16 @@ class Deletion:
                 self.may_land = True
                 raise unreadable_error(self._txn.what, error) from error
 
-    def _handle_answer(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
+    def _handle_answer(self, error: grpc.RpcError, deadline: float) -> FutureGenerator[None]:
         effect = rpc_errors.classify_effect(error)
-        if effect is Effect.STALE_TOKEN and self._link.clock.now() < deadline:
-            yield self._link.refresh_token(deadline)
+        if effect is Effect.STALE_TOKEN and self._connection.clock.now() < deadline:
+            yield self._connection.refresh_token(deadline)
             return
         if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
             raise rpc_errors.translate(error, self._txn.what) from error
-        self._link.record_failure(error)
+        self._connection.record_failure(error)
         self.may_land = self.may_land or effect is Effect.UNKNOWN
-        yield from self._link.pause(error, self._txn.what, deadline)
+        yield from self._connection.pause(error, self._txn.what, deadline)
 
     def _current_revisions(self, answer: Any) -> list[int]:
         """Return the current revisions of the keys, in the order of ``seen``."""
@@ -131,7 +131,7 @@ class Deletion:
             return True
         pairs = zip(self._txn.conditions, answer.responses, strict=False)
         return any(
-            condition.kind is Kind.CHECK
+            condition.kind is ConditionKind.CHECK
             and isinstance(condition.subject, At)
             and not condition.holds(read.response_range.kvs)
             for condition, read in pairs
@@ -150,41 +150,45 @@ def is_possible_on_full_server(txn: Txn) -> bool:
     return txn.deleted_ranges is not None or (keys is not None and len(keys) + len(txn.conditions) <= FLAT_LIMIT)
 
 
-def delete_on_full_server(link: Link, txn: Txn, recovery: WriteRecovery, deadline: float) -> Steps[Any]:
+def delete_on_full_server(
+    connection: EtcdConnection, txn: Txn, recovery: WriteRecovery, deadline: float
+) -> FutureGenerator[Any]:
     """Execute a transaction that only deletes, on a server whose storage is full. Return its result.
 
     Args:
-        link: The connection.
+        connection: The connection.
         txn: The transaction.
         recovery: Receives a deletion whose outcome is unknown.
         deadline: Local clock time.
     """
     if txn.deleted_ranges is not None:
-        return (yield from _delete_ranges(link, txn, recovery, deadline))
+        return (yield from _delete_ranges(connection, txn, recovery, deadline))
     assert txn.deleted_keys is not None
     while True:
         ranges = [pb.RangeRequest(key=key, keys_only=True) for key in txn.deleted_keys]
-        answers = yield read_separately(link, ranges, txn.what, deadline=deadline)
+        answers = yield read_separately(connection, ranges, txn.what, deadline=deadline)
         found = [answer.kvs[0].mod_revision if answer.kvs else 0 for answer in answers]
         seen = dict(zip(txn.deleted_keys, found, strict=True))
-        done = yield from _run(Deletion(link, txn, seen), recovery, deadline)
+        done = yield from _run(Deletion(connection, txn, seen), recovery, deadline)
         if done is not None:
             return txn.decode(done.responses, done.header.revision)
-        if link.clock.now() >= deadline:
+        if connection.clock.now() >= deadline:
             raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
 
 
-def _delete_ranges(link: Link, txn: Txn, recovery: WriteRecovery, deadline: float) -> Steps[int]:
+def _delete_ranges(
+    connection: EtcdConnection, txn: Txn, recovery: WriteRecovery, deadline: float
+) -> FutureGenerator[int]:
     """Delete the keys in ranges, a hundred at a time. Return the number of deleted keys."""
     deleted = found = 0
     assert txn.deleted_ranges is not None
     try:
         for start, end in txn.deleted_ranges:
             request = pb.RangeRequest(key=start, range_end=end, keys_only=True, limit=_BATCH)
-            while (page := (yield from link.call("Range", request, txn.what, deadline))).kvs:
+            while (page := (yield from connection.call("Range", request, txn.what, deadline))).kvs:
                 found = max(found, deleted + page.count)
                 seen = {kv.key: kv.mod_revision for kv in page.kvs}
-                done = yield from _run(Deletion(link, txn, seen), recovery, deadline)
+                done = yield from _run(Deletion(connection, txn, seen), recovery, deadline)
                 deleted += sum(each.response_delete_range.deleted for each in done.responses) if done else 0
     except LatchworkError as error:
         if not deleted:
@@ -193,7 +197,7 @@ def _delete_ranges(link: Link, txn: Txn, recovery: WriteRecovery, deadline: floa
     return deleted
 
 
-def _run(deletion: Deletion, recovery: WriteRecovery, deadline: float) -> Steps[Any]:
+def _run(deletion: Deletion, recovery: WriteRecovery, deadline: float) -> FutureGenerator[Any]:
     try:
         return (yield from deletion.run(deadline))
     except OutcomeUnknown:

@@ -20,13 +20,13 @@ from typing import Any
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, split_around
+from latchwork.backends.etcd.layout import EtcdKeys, lease_of, owner_of, split_around
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import (
     FLAT_LIMIT,
     Condition,
-    Kind,
+    ConditionKind,
     Txn,
     absence,
     existence,
@@ -55,7 +55,7 @@ from latchwork.types import (
 PAIRED_LIMIT = 100
 
 
-class Commit:
+class EtcdCommit:
     """A requested transaction. The codec encodes and decodes most of them without a ``Txn``.
 
     The ``Txn`` is built for the others, and to find out why a transaction was refused. The codec encodes the same
@@ -64,7 +64,9 @@ class Commit:
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
 
-    def __init__(self, compiler: Compiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: set[str]) -> None:
+    def __init__(
+        self, compiler: TxnCompiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: set[str]
+    ) -> None:
         self._compiler = compiler
         self._checks = checks
         self._ops = ops
@@ -75,7 +77,7 @@ class Commit:
         """Return the transaction as it was last sent.
 
         Raises:
-            SessionLost, ValueError: See ``Compiler.commit``.
+            SessionLost, ValueError: See ``TxnCompiler.commit``.
         """
         if self._txn is None:
             self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
@@ -87,7 +89,7 @@ class Commit:
         self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
         return self._txn
 
-    def request(self, keys: Keys, slot: Slot) -> bytes:
+    def request(self, keys: EtcdKeys, slot: Slot) -> bytes:
         """Encode the request, which a slot guards. See ``Txn.request``."""
         codec = self._compiler.codec
         encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
@@ -100,14 +102,14 @@ class Commit:
         return self._txn.outcome(answer)
 
 
-class Compiler:
+class TxnCompiler:
     """Builds etcd transactions from checks and operations. Thread-safe.
 
     Attributes:
         codec: Encodes and decodes most transactions without a ``Txn``.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: EtcdKeys) -> None:
         self.codec = EtcdCodec(
             keys.root,
             (FLAT_LIMIT, PAIRED_LIMIT),
@@ -191,10 +193,10 @@ class Compiler:
             assert isinstance(check.version, VersionKey)
             return unchanged(self._keys.raw_key(check.key), check.version.token, check)
         if isinstance(check, Absent):
-            return absence(Kind.CHECK, (self._keys.raw_key(check.key), b""), check)
+            return absence(ConditionKind.CHECK, (self._keys.raw_key(check.key), b""), check)
         if isinstance(check, Exists):
-            return existence(Kind.CHECK, self._keys.raw_key(check.key), check)
-        return existence(Kind.CHECK, self._keys.session_key(check.session_id), check)
+            return existence(ConditionKind.CHECK, self._keys.raw_key(check.key), check)
+        return existence(ConditionKind.CHECK, self._keys.session_key(check.session_id), check)
 
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
@@ -214,15 +216,15 @@ class Compiler:
                 sessions.setdefault(op.session.id)
                 bound.append(op.key)
             if isinstance(op, Create):
-                conditions.append(absence(Kind.CHECK, (self._keys.raw_key(op.key), b""), op))
+                conditions.append(absence(ConditionKind.CHECK, (self._keys.raw_key(op.key), b""), op))
             elif op.session is None:
                 raw = self._keys.raw_key(op.key)
-                conditions.append(ownership(Kind.OWNER, raw, learned.get(raw, 0), raw))
+                conditions.append(ownership(ConditionKind.OWNER, raw, learned.get(raw, 0), raw))
         for session_id in sessions:
             if session_id in ended:
                 raise SessionLost(f"session {session_id} was closed here; use a new session")
             lease_of(session_id)
-            conditions.append(existence(Kind.SESSION, self._keys.session_key(session_id), session_id))
+            conditions.append(existence(ConditionKind.SESSION, self._keys.session_key(session_id), session_id))
         return conditions + self._leaf_conditions(checks, ops, written, bound)
 
     def _leaf_conditions(
@@ -265,13 +267,13 @@ class Compiler:
     def _unbound(self, key: str) -> tuple[Condition, ...]:
         found = self._rooted.get(key)
         if found is None:
-            found = (ownership(Kind.LEAF, self._keys.raw_key(key), 0, key),)
+            found = (ownership(ConditionKind.LEAF, self._keys.raw_key(key), 0, key),)
             _remember(self._rooted, key, found)
         return found
 
     def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
         holes = sorted(self._keys.raw_key(gone) for gone in deleted if gone.startswith(key + "/"))
-        return [absence(Kind.LEAF, span, key) for span in split_around(self._keys.ranges_below(key)[0], holes)]
+        return [absence(ConditionKind.LEAF, span, key) for span in split_around(self._keys.ranges_below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
         """Return the etcd operations for an operation.

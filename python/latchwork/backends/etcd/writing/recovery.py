@@ -19,12 +19,12 @@ import grpc
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import read_ranges
 from latchwork.backends.etcd.writing.slots import WRITTEN, GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
-from latchwork.backends.futures import Outcome, Steps, chain, drive
+from latchwork.backends.futures import FutureGenerator, LightFuture, chain, run_generator
 from latchwork.errors import (
     Closed,
     LatchworkError,
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _PROBE_S = 0.5
 
 #: Makes sure, within so many seconds, that a write of unknown outcome cannot land any more; raises when it cannot.
-ResolveWrite = Callable[[float], Steps[None]]
+ResolveWrite = Callable[[float], FutureGenerator[None]]
 
 
 class WriteRecovery:
@@ -51,8 +51,8 @@ class WriteRecovery:
             answers.
     """
 
-    def __init__(self, link: Link, keys: Keys, slots: GuardSlots) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, keys: EtcdKeys, slots: GuardSlots) -> None:
+        self._connection = connection
         self._keys = keys
         self._slots = slots
         self._lock = mutex()
@@ -61,7 +61,7 @@ class WriteRecovery:
 
     def determine_outcome(
         self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
-    ) -> Steps[Any]:
+    ) -> FutureGenerator[Any]:
         """Find out whether a failed transaction was applied.
 
         Args:
@@ -89,7 +89,7 @@ class WriteRecovery:
         if not revision:
             return None
         try:
-            found = yield read_ranges(self._link, txn.recall(revision), txn.what, deadline=deadline)
+            found = yield read_ranges(self._connection, txn.recall(revision), txn.what, deadline=deadline)
         except LatchworkError as failed:
             raise _unknown(txn, f"it was applied at revision {revision}", failed) from failed
         return txn.decode_recall(found, revision)
@@ -106,28 +106,30 @@ class WriteRecovery:
         Args:
             resolve: Makes sure that the write cannot be applied later.
         """
-        self._link.healthy = False
+        self._connection.healthy = False
         with self._lock:
             self.unresolved.append(resolve)
-        self._link.timer.call_later(_PROBE_S, self._resolve_in_background)
+        self._connection.timer.call_later(_PROBE_S, self._resolve_in_background)
 
-    def wait_until_ready(self, deadline: float) -> Steps[None]:
+    def wait_until_ready(self, deadline: float) -> FutureGenerator[None]:
         """Wait until the server answers, this client has slots, and no earlier write can be applied any more.
 
         Raises:
             Unavailable: The deadline has passed.
         """
-        while not self._slots.lease or not self._link.healthy or self.unresolved:
+        while not self._slots.lease or not self._connection.healthy or self.unresolved:
             if self._slots.closing:
                 raise Closed("the store was closed; open a new one")
             try:
-                yield self._link.with_deadline(self._recover(), deadline, "determine the outcome of earlier writes")
+                yield self._connection.with_deadline(
+                    self._recover(), deadline, "determine the outcome of earlier writes"
+                )
             except Unavailable:
-                if self._link.clock.now() + _PROBE_S >= deadline:
+                if self._connection.clock.now() + _PROBE_S >= deadline:
                     raise
-                yield self._link.timer.after(0.05)
+                yield self._connection.timer.after(0.05)
 
-    def wait_until_resolved(self, deadline: float) -> Steps[None]:
+    def wait_until_resolved(self, deadline: float) -> FutureGenerator[None]:
         """Wait until no write whose outcome was reported as unknown can be applied any more.
 
         Raises:
@@ -142,20 +144,20 @@ class WriteRecovery:
 
     # Settling one slot.
 
-    def _resolve_until(self, slot: Slot, deadline: float) -> Steps[int]:
+    def _resolve_until(self, slot: Slot, deadline: float) -> FutureGenerator[int]:
         """Find out the outcome of the write that a slot guards. Retry until the deadline or until the store is
         closed.
         """
         while True:
-            left_s = deadline - self._link.clock.now()
+            left_s = deadline - self._connection.clock.now()
             try:
                 return (yield from self._resolve(slot, min(1.0, max(left_s, 0.01))))
             except LatchworkError:
-                if left_s <= 0.1 or self._link.closed or self._slots.closing:
+                if left_s <= 0.1 or self._connection.closed or self._slots.closing:
                     raise
-                yield self._link.timer.after(0.05)
+                yield self._connection.timer.after(0.05)
 
-    def _resolve(self, slot: Slot, timeout_s: float) -> Steps[int]:
+    def _resolve(self, slot: Slot, timeout_s: float) -> FutureGenerator[int]:
         """Make sure that the write that a slot guards cannot be applied later, and find out whether it was applied.
 
         Returns:
@@ -164,9 +166,9 @@ class WriteRecovery:
             Unavailable: The server gave no reliable answer.
             _GuardGone: The slot does not exist any more. The write cannot be applied later, but may have been.
         """
-        deadline = self._link.clock.now() + timeout_s
+        deadline = self._connection.clock.now() + timeout_s
         try:
-            response = yield from self._link.call(
+            response = yield from self._connection.call(
                 "Txn", slot.resolve_request(), "determine the outcome of a write", deadline
             )
         except SessionLost as error:
@@ -188,13 +190,13 @@ class WriteRecovery:
         slot.revision = kvs[0].mod_revision
         return slot.revision if kvs[0].value == WRITTEN else 0
 
-    def _find_revision(self, slot: Slot, deadline: float) -> Steps[int]:
+    def _find_revision(self, slot: Slot, deadline: float) -> FutureGenerator[int]:
         """Return the revision at which the write that a slot guards was applied, or 0 if it was not.
 
         Raises:
             _GuardGone: The slot does not exist any more. The write may have been applied.
         """
-        found = yield from self._link.call(
+        found = yield from self._connection.call(
             "Range", pb.RangeRequest(key=slot.key), "determine the outcome of a write", deadline
         )
         if not found.kvs and slot.revision:
@@ -205,15 +207,15 @@ class WriteRecovery:
         slot.revision = revision or slot.revision
         return revision if landed else 0
 
-    def _revoke(self, lease: int, deadline: float) -> Steps[None]:
+    def _revoke(self, lease: int, deadline: float) -> FutureGenerator[None]:
         """Revoke the lease of slots, so that no write that they guard can be applied later."""
         with contextlib.suppress(SessionLost):
-            yield from self._link.call(
+            yield from self._connection.call(
                 "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "determine the outcome of a write", deadline
             )
         self._slots.forget(lease)
 
-    def _resolve_slot(self, slot: Slot, timeout_s: float) -> Steps[None]:
+    def _resolve_slot(self, slot: Slot, timeout_s: float) -> FutureGenerator[None]:
         with contextlib.suppress(_GuardGone):
             yield from self._resolve(slot, timeout_s)
             self._slots.return_slot(slot)
@@ -223,26 +225,26 @@ class WriteRecovery:
     def _resolve_in_background(self) -> None:
         if self.unresolved and not self._slots.closing:
             self._recover()
-            self._link.timer.call_later(_PROBE_S, self._resolve_in_background)
+            self._connection.timer.call_later(_PROBE_S, self._resolve_in_background)
 
     def _recover(self) -> Future[None]:
         """Make the store ready to write again. All callers that wait for this share one attempt."""
-        recovering: Future[None] = Outcome()
+        recovering: Future[None] = LightFuture()
         with self._lock:
             if self._recovering is not None:
                 return self._recovering
             self._recovering = recovering
-        chain(drive(self._recover_once()), recovering)
+        chain(run_generator(self._recover_once()), recovering)
         return recovering
 
-    def _recover_once(self) -> Steps[None]:
+    def _recover_once(self) -> FutureGenerator[None]:
         try:
-            yield from self._get_ready(self._link.clock.now() + _PROBE_S)
+            yield from self._get_ready(self._connection.clock.now() + _PROBE_S)
         finally:
             with self._lock:
                 self._recovering = None
 
-    def _get_ready(self, deadline: float) -> Steps[None]:
+    def _get_ready(self, deadline: float) -> FutureGenerator[None]:
         while self.unresolved:
             resolve = self.unresolved[0]
             yield from resolve(_PROBE_S)
@@ -250,10 +252,10 @@ class WriteRecovery:
                 self.unresolved.remove(resolve)
         if not self._slots.lease and not self._slots.closing:
             yield from self._slots.open(deadline)
-        if not self._link.healthy:
+        if not self._connection.healthy:
             probe = pb.RangeRequest(key=self._keys.slot_key(self._slots.lease, 0), count_only=True)
             try:
-                yield from self._link.call("Range", probe, "answer", deadline)
+                yield from self._connection.call("Range", probe, "answer", deadline)
             except PermissionDenied:
                 _log.debug("etcd answers, but this account may not read the store's guards")
 

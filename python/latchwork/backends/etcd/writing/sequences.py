@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.etcd.writing.plan import Compiler
+from latchwork.backends.etcd.writing.plan import TxnCompiler
 from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_at
-from latchwork.backends.etcd.writing.writes import Writer
-from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
-from latchwork.backends.grammar import numbered
+from latchwork.backends.etcd.writing.writes import EtcdWriter
+from latchwork.backends.futures import FutureGenerator, LightFuture, reject, resolve, run_generator
+from latchwork.backends.grammar import append_number
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.types import Create, Entry, HasId
 
@@ -49,11 +49,18 @@ class _CreationQueue:
         self.counter: tuple[int, int] | None = None
 
 
-class Sequences:
+class SequentialKeys:
     """Creates the sequential keys of one store. Thread-safe."""
 
-    def __init__(self, link: Link, keys: Keys, writer: Writer, compiler: Compiler, ended: Collection[str]) -> None:
-        self._link = link
+    def __init__(
+        self,
+        connection: EtcdConnection,
+        keys: EtcdKeys,
+        writer: EtcdWriter,
+        compiler: TxnCompiler,
+        ended: Collection[str],
+    ) -> None:
+        self._connection = connection
         self._keys = keys
         self._writer = writer
         self._compiler = compiler
@@ -63,8 +70,8 @@ class Sequences:
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key whose numeric suffix is greater than all earlier ones below its parent."""
-        deadline = self._link.clock.now() + self._link.call_timeout_s
-        wish = _PendingCreation(key, value, session, deadline, Outcome())
+        deadline = self._connection.clock.now() + self._connection.call_timeout_s
+        wish = _PendingCreation(key, value, session, deadline, LightFuture())
         parent = key.rpartition("/")[0]
         with self._lock:
             line = self._lines.get(parent)
@@ -75,10 +82,10 @@ class Sequences:
             line.waiting.append(wish)
             first, line.busy = not line.busy, True
         if first:
-            drive(self._serve(parent, line))
+            run_generator(self._serve(parent, line))
         return wish.outcome
 
-    def _serve(self, parent: str, line: _CreationQueue) -> Steps[None]:
+    def _serve(self, parent: str, line: _CreationQueue) -> FutureGenerator[None]:
         while (wish := self._next(line)) is not None:
             try:
                 entry = yield from self._create_one(parent, line, wish)
@@ -92,7 +99,7 @@ class Sequences:
             line.busy = bool(line.waiting)
             return line.waiting.popleft() if line.busy else None
 
-    def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> Steps[Entry]:
+    def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> FutureGenerator[Entry]:
         """Create one key. Try again with the newest number until a transaction succeeds.
 
         Args:
@@ -101,7 +108,7 @@ class Sequences:
             wish: The key to create.
         """
         while True:
-            if self._link.clock.now() >= wish.deadline:
+            if self._connection.clock.now() >= wish.deadline:
                 raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
             if line.counter is None:
                 line.counter = yield from self._read_counter(parent, wish)
@@ -122,7 +129,7 @@ class Sequences:
                 return entry
 
     def _txn(self, parent: str, wish: _PendingCreation, revision: int, number: int) -> Txn:
-        create = Create(numbered(wish.key, number), wish.value, wish.session)
+        create = Create(append_number(wish.key, number), wish.value, wish.session)
         txn = self._compiler.commit((), (create,), self._ended)
         counter = self._keys.counter_key(parent)
         txn.conditions.append(counter_at(counter, revision))
@@ -132,9 +139,9 @@ class Sequences:
         txn.what = f"create {wish.key!r} with a number"
         return txn
 
-    def _read_counter(self, parent: str, wish: _PendingCreation) -> Steps[tuple[int, int]]:
+    def _read_counter(self, parent: str, wish: _PendingCreation) -> FutureGenerator[tuple[int, int]]:
         request = pb.RangeRequest(key=self._keys.counter_key(parent))
-        answer = yield from self._link.call("Range", request, f"number keys in {parent!r}", wish.deadline)
+        answer = yield from self._connection.call("Range", request, f"number keys in {parent!r}", wish.deadline)
         return (answer.kvs[0].mod_revision, int(answer.kvs[0].value)) if answer.kvs else (0, 0)
 
 

@@ -17,10 +17,10 @@ from concurrent.futures import Future
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.connection import EtcdConnection
+from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.writing import requests
-from latchwork.backends.futures import Steps, drive
+from latchwork.backends.futures import FutureGenerator, run_generator
 from latchwork.errors import LatchworkError
 
 _log = logging.getLogger(__name__)
@@ -31,13 +31,13 @@ WRITTEN, _SETTLED = b"w", b"s"
 _OURS_ALREADY = "lease already exists"
 
 
-def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int, float]]:
+def grant(connection: EtcdConnection, ttl_s: int, what: str, deadline: float) -> FutureGenerator[tuple[int, float]]:
     """Grant a lease with an ID that was never used before. Return its ID and its TTL in seconds.
 
     The TTL counts from before this call, because a request with a lost answer may have granted the lease.
 
     Args:
-        link: The connection.
+        connection: The connection.
         ttl_s: The requested TTL in seconds.
         what: Description of the call for messages.
         deadline: Local clock time.
@@ -45,11 +45,11 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
     # Not from `random`: programs that seed it alike would share their leases, and take each other's for their own.
     lease = (int.from_bytes(os.urandom(8), "big") >> 2) + 1
     try:
-        answer = yield from link.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
+        answer = yield from connection.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
     except LatchworkError as error:
         if error.__cause__ is None or not rpc_errors.details_contain(error.__cause__, _OURS_ALREADY):
             raise
-        answer = yield from link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
+        answer = yield from connection.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
         if answer.TTL <= 0:  # it has run out again meanwhile
             raise
     return lease, float(answer.TTL)
@@ -91,8 +91,8 @@ class GuardSlots:
         closing: Whether the store is being closed, so that no new lease is granted.
     """
 
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, keys: EtcdKeys) -> None:
+        self._connection = connection
         self._keys = keys
         self._lock = mutex()
         self._numbers = itertools.count()
@@ -116,14 +116,14 @@ class GuardSlots:
         if slot.lease == self.lease:
             self._free.append(slot)
 
-    def open(self, deadline: float) -> Steps[None]:
+    def open(self, deadline: float) -> FutureGenerator[None]:
         """Grant a new lease with a new ID, so that all slots of earlier leases become invalid."""
-        lease, _ = yield from grant(self._link, _TTL_S, "prepare for writing", deadline)
+        lease, _ = yield from grant(self._connection, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
             self._numbers = itertools.count()
             self.lease = lease
-        self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
+        self._connection.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
     def forget(self, lease: int) -> None:
         """Stop using a lease. The outcome of writes that use it is still found out with it."""
@@ -133,13 +133,15 @@ class GuardSlots:
                 self._free = []
                 _log.info("writer %x has ended on the server; the next write opens another one", lease)
 
-    def close(self, deadline: float) -> Steps[None]:
+    def close(self, deadline: float) -> FutureGenerator[None]:
         """Revoke the lease. All its slots are deleted, so that no write in flight can be applied later."""
         self.closing = True
         lease, self.lease = self.lease, 0
         if lease:
             try:
-                yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "close the store", deadline)
+                yield from self._connection.call(
+                    "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "close the store", deadline
+                )
             except LatchworkError as error:
                 _log.debug("writer %x could not be closed (%s); its guards go within %d s", lease, error, _TTL_S)
 
@@ -147,15 +149,17 @@ class GuardSlots:
 
     def _keep(self, lease: int) -> None:
         if lease == self.lease and not self.closing:
-            drive(self._renew(lease)).add_done_callback(lambda done: self._kept(lease, done))
+            run_generator(self._renew(lease)).add_done_callback(lambda done: self._kept(lease, done))
 
-    def _renew(self, lease: int) -> Steps[bool]:
-        deadline = self._link.clock.now() + _RENEW_EVERY_S
-        answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), "renew", deadline)
+    def _renew(self, lease: int) -> FutureGenerator[bool]:
+        deadline = self._connection.clock.now() + _RENEW_EVERY_S
+        answer = yield from self._connection.call(
+            "LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), "renew", deadline
+        )
         return bool(answer.TTL > 0)
 
     def _kept(self, lease: int, done: Future[bool]) -> None:
         if done.exception() is None and not done.result():
             self.forget(lease)
         else:
-            self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
+            self._connection.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))

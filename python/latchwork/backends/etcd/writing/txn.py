@@ -15,7 +15,7 @@ from typing import Any
 
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import decode_answer
-from latchwork.backends.etcd.layout import KeyRange, Keys, lease_of
+from latchwork.backends.etcd.layout import EtcdKeys, KeyRange, lease_of
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
@@ -58,10 +58,10 @@ class Txn:
         return len(self.conditions) <= FLAT_LIMIT
 
     def txn(self) -> Txn:
-        """Return this transaction. The same method of ``Commit`` builds one."""
+        """Return this transaction. The same method of ``EtcdCommit`` builds one."""
         return self
 
-    def request(self, keys: Keys, slot: Slot) -> bytes:
+    def request(self, keys: EtcdKeys, slot: Slot) -> bytes:
         """Encode the request of the transaction with a slot as guard."""
         ops = [slot.write, *self.ops]
         if self.is_flat:
@@ -90,14 +90,14 @@ class Txn:
         Args:
             answers: The answers to ``reads``.
         """
-        failed: dict[Kind, list[Condition]] = {}
+        failed: dict[ConditionKind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
             found = answer.response_range.kvs
             if not condition.holds(found):
                 failed.setdefault(condition.kind, []).append(condition)
-                if condition.kind is Kind.OWNER:
+                if condition.kind is ConditionKind.OWNER:
                     self.learned[condition.key] = found[0].lease if found else 0
-                elif condition.kind is Kind.COUNTER:
+                elif condition.kind is ConditionKind.COUNTER:
                     condition.subject = (found[0].mod_revision, int(found[0].value)) if found else (0, 0)
         return explain(failed, self.what)
 
@@ -110,7 +110,7 @@ class Txn:
         return [condition.read() for condition in self.conditions]
 
 
-def _assert_compares(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
+def _assert_compares(keys: EtcdKeys, compares: list[requests.Compare]) -> list[requests.Operation]:
     """Return nested transactions that make the server refuse the whole transaction if a comparison fails."""
     return [
         {
@@ -143,11 +143,11 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
     )
 
 
-def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
+def marker_creation(keys: EtcdKeys, session_id: str, value: bytes) -> Txn:
     """Return the transaction that creates the marker of a session, which must not exist. Its result is the revision."""
     raw, lease = keys.session_key(session_id), lease_of(session_id)
     return Txn(
-        [absence(Kind.SESSION, (raw, b""), session_id)],
+        [absence(ConditionKind.SESSION, (raw, b""), session_id)],
         [requests.put(raw, value, lease)],
         lambda _, revision: revision,
         lambda _: [],
@@ -167,7 +167,7 @@ class CounterMoved(LatchworkError):
         self.number = number
 
 
-class Kind(enum.Enum):
+class ConditionKind(enum.Enum):
     """The meaning of a failed condition."""
 
     CHECK = "a public check: Conflict"
@@ -190,7 +190,7 @@ class Condition:
         greater: Whether the target must be greater than the operand, instead of equal.
     """
 
-    kind: Kind
+    kind: ConditionKind
     target: requests.Target
     key: bytes
     operand: int
@@ -204,7 +204,7 @@ class Condition:
 
     def read(self) -> requests.Operation:
         """Return the read whose answer ``holds`` evaluates."""
-        return requests.read(self.key) if self.kind is Kind.COUNTER else requests.peek(self.key, self.end)
+        return requests.read(self.key) if self.kind is ConditionKind.COUNTER else requests.peek(self.key, self.end)
 
     def holds(self, kvs: Any) -> bool:
         """Return whether the condition holds for the keys that its read has returned."""
@@ -214,10 +214,10 @@ class Condition:
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
     """Return the condition that a key was not written or deleted after a revision."""
-    return Condition(Kind.CHECK, "mod_revision", raw, revision, check)
+    return Condition(ConditionKind.CHECK, "mod_revision", raw, revision, check)
 
 
-def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
+def absence(kind: ConditionKind, span: KeyRange, subject: Any) -> Condition:
     """Return the condition that no key exists in a range. For a single key, the end of the range is empty.
 
     Args:
@@ -228,12 +228,12 @@ def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
     return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
 
 
-def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
+def existence(kind: ConditionKind, raw: bytes, subject: Any) -> Condition:
     """Return the condition that a key exists."""
     return Condition(kind, "create_revision", raw, 0, subject, greater=True)
 
 
-def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
+def ownership(kind: ConditionKind, raw: bytes, lease: int, subject: Any) -> Condition:
     """Return the condition that a key is bound to a lease, or to none if ``lease`` is 0. A key that does not exist has
     none.
     """
@@ -244,10 +244,10 @@ def counter_at(raw: bytes, revision: int) -> Condition:
     """Return the condition that no sequential number was taken after a revision. Revision 0 means that none was ever
     taken.
     """
-    return Condition(Kind.COUNTER, "mod_revision", raw, revision, None)
+    return Condition(ConditionKind.COUNTER, "mod_revision", raw, revision, None)
 
 
-def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:
+def explain(failed: Mapping[ConditionKind, list[Condition]], what: str) -> LatchworkError | None:
     """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps.
 
     Args:
@@ -286,9 +286,9 @@ def _counter_moved(failed: list[Condition], what: str) -> LatchworkError:
     return CounterMoved(revision, number)
 
 
-_EXPLANATIONS: dict[Kind, Callable[[list[Condition], str], LatchworkError]] = {
-    Kind.COUNTER: _counter_moved,
-    Kind.SESSION: _session_lost,
-    Kind.CHECK: _conflict,
-    Kind.LEAF: _leaf_error,
+_EXPLANATIONS: dict[ConditionKind, Callable[[list[Condition], str], LatchworkError]] = {
+    ConditionKind.COUNTER: _counter_moved,
+    ConditionKind.SESSION: _session_lost,
+    ConditionKind.CHECK: _conflict,
+    ConditionKind.LEAF: _leaf_error,
 }

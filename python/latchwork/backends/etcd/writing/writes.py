@@ -16,29 +16,29 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, decode_answer
+from latchwork.backends.etcd.connection import EtcdConnection, decode_answer
 from latchwork.backends.etcd.errors import Effect
-from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import read_at_one_revision
 from latchwork.backends.etcd.writing.deletions import delete_on_full_server, is_possible_on_full_server
-from latchwork.backends.etcd.writing.plan import Commit
+from latchwork.backends.etcd.writing.plan import EtcdCommit
 from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
-from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
 from latchwork.backends.space import SpaceNotice
 from latchwork.errors import Closed, SessionLost, StoreFull, Unavailable
 
 _log = logging.getLogger(__name__)
 
 
-class _Write(Outcome[Any]):
+class _Write(LightFuture[Any]):
     """A transaction in flight, and the future of its result."""
 
     __slots__ = ("_writer", "asked", "deadline", "replan", "slot")
 
     def __init__(
-        self, writer: Writer, asked: Txn | Commit, replan: Callable[[], Txn], slot: Slot, deadline: float
+        self, writer: EtcdWriter, asked: Txn | EtcdCommit, replan: Callable[[], Txn], slot: Slot, deadline: float
     ) -> None:
         super().__init__()
         self._writer = writer
@@ -62,7 +62,7 @@ class _Write(Outcome[Any]):
             self._writer.go_on(rpc, self)
 
 
-class Writer:
+class EtcdWriter:
     """Sends the write transactions of one store. Thread-safe.
 
     Attributes:
@@ -71,17 +71,17 @@ class Writer:
         space: Warns when the server's storage is full. Every write puts its slot, except deletions on a full server.
     """
 
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
+    def __init__(self, connection: EtcdConnection, keys: EtcdKeys) -> None:
+        self._connection = connection
         self._keys = keys
-        self.space = SpaceNotice(f"etcd at {link.hosts}")
-        self.slots = GuardSlots(link, keys)
-        self.recovery = WriteRecovery(link, keys, self.slots)
+        self.space = SpaceNotice(f"etcd at {connection.hosts}")
+        self.slots = GuardSlots(connection, keys)
+        self.recovery = WriteRecovery(connection, keys, self.slots)
         #: One try gets this long, so that what became of it can be found out within the call timeout.
-        self._send_s = link.call_timeout_s * 0.6
+        self._send_s = connection.call_timeout_s * 0.6
 
     def write(
-        self, asked: Txn | Commit, replan: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
+        self, asked: Txn | EtcdCommit, replan: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
     ) -> Future[Any]:
         """Send a transaction that is applied at most once, and return a future of its result.
 
@@ -94,11 +94,15 @@ class Writer:
             deadline: Local clock time. None is the call timeout from now.
             now: Send it in this thread.
         """
-        link = self._link
-        deadline = deadline or link.clock.now() + link.call_timeout_s
-        slot = self.slots.take() if link.healthy and not self.recovery.unresolved and not self.slots.closing else None
+        connection = self._connection
+        deadline = deadline or connection.clock.now() + connection.call_timeout_s
+        slot = (
+            self.slots.take()
+            if connection.healthy and not self.recovery.unresolved and not self.slots.closing
+            else None
+        )
         if slot is None:
-            return drive(self._until_done(asked.txn(), replan, deadline))
+            return run_generator(self._until_done(asked.txn(), replan, deadline))
         try:
             request = asked.request(self._keys, slot)
         except BaseException:
@@ -106,7 +110,7 @@ class Writer:
             raise
         outcome = _Write(self, asked, replan, slot, deadline)
         try:
-            rpc = link.send("Txn", request, link.attempt_timeout_s(self._send_s), now=now)
+            rpc = connection.send("Txn", request, connection.attempt_timeout_s(self._send_s), now=now)
             rpc.add_done_callback(outcome.answered)
         except Closed as error:
             reject(outcome, error)
@@ -123,28 +127,28 @@ class Writer:
             rpc: The failed call.
             write: The transaction.
         """
-        chain(drive(self._second(rpc, write)), write)
+        chain(run_generator(self._second(rpc, write)), write)
 
-    def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
+    def _second(self, rpc: Any, write: _Write) -> FutureGenerator[Any]:
         result = yield from self._handle_answer(rpc, write.asked.txn(), write.slot, write.deadline)
         if result is None:
             result = yield from self._until_done(write.replan(), write.replan, write.deadline)
         return result
 
-    def explain(self, txn: Txn, deadline: float) -> Steps[None]:
+    def explain(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
         """Read the keys that a transaction compares, and raise an error if a check fails.
 
         All keys are read at one point in time. So failed checks are reported together only if they failed at the same
         time.
         """
-        answers = yield from read_at_one_revision(self._link, txn.reads(), txn.what, deadline)
+        answers = yield from read_at_one_revision(self._connection, txn.reads(), txn.what, deadline)
         error = txn.failure(answers)
         if error is not None:
             raise error
 
     # Private.
 
-    def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> Steps[Any]:
+    def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> FutureGenerator[Any]:
         """Send a transaction until there is an answer. It is sent again only if it was certainly not applied."""
         while True:
             try:
@@ -153,18 +157,18 @@ class Writer:
                 self.space.record_refusal(error)
                 if self.recovery.unresolved or not is_possible_on_full_server(txn):
                     raise
-                return (yield from delete_on_full_server(self._link, txn, self.recovery, deadline))
+                return (yield from delete_on_full_server(self._connection, txn, self.recovery, deadline))
             slot = self.slots.take()
             if slot is None:
                 continue
-            left_s = min(self._send_s, max(deadline - self._link.clock.now(), 0.01) * 0.6)
-            rpc = self._link.send("Txn", txn.request(self._keys, slot), left_s)
+            left_s = min(self._send_s, max(deadline - self._connection.clock.now(), 0.01) * 0.6)
+            rpc = self._connection.send("Txn", txn.request(self._keys, slot), left_s)
             result = yield from self._handle_answer(rpc, txn, slot, deadline)
             if result is not None:
                 return result
             txn = replan()
 
-    def _ready_for(self, txn: Txn, deadline: float) -> Steps[None]:
+    def _ready_for(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
         try:
             yield from self.recovery.wait_until_ready(deadline)
         except Unavailable as error:
@@ -175,7 +179,7 @@ class Writer:
 
     # What became of a try: its result, or None when it was not applied and may be sent again; else the error to tell.
 
-    def _handle_answer(self, rpc: Any, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _handle_answer(self, rpc: Any, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         try:
             answer = yield rpc
             found = txn.outcome(answer)
@@ -183,7 +187,7 @@ class Writer:
             return (yield from self._handle_error(error, txn, slot, deadline))
         except ValueError as error:  # the answer cannot be read: it is as good as lost
             return (yield from self._resolve(error, txn, slot, deadline))
-        self._link.healthy = True
+        self._connection.healthy = True
         if found is not None:
             slot.revision, result = found
             self.slots.return_slot(slot)
@@ -210,20 +214,20 @@ class Writer:
             if error is not None:
                 raise error
 
-    def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         effect = rpc_errors.classify_effect(error)
         if effect is Effect.UNKNOWN:
-            self._link.record_failure(error)
+            self._connection.record_failure(error)
             return (yield from self._resolve(error, txn, slot, deadline))
         if rpc_errors.details_contain(error, "space exceeded"):
             return (yield from self._handle_full_server(error, txn, slot, deadline))
         self.slots.return_slot(slot)
         if effect is Effect.NEVER_SENT:
-            self._link.record_failure(error)
-            yield from self._link.pause(error, txn.what, deadline)
+            self._connection.record_failure(error)
+            yield from self._connection.pause(error, txn.what, deadline)
         elif effect is Effect.STALE_TOKEN:
             self._require_time(txn, deadline, error)
-            yield self._link.refresh_token(deadline)
+            yield self._connection.refresh_token(deadline)
         elif rpc_errors.details_contain(error, "lease not found"):
             yield from self._find_lost_lease(error, txn, slot.lease, deadline)
         elif not txn.is_flat and rpc_errors.details_contain(error, "key not found"):
@@ -233,13 +237,13 @@ class Writer:
             raise rpc_errors.translate(error, txn.what) from error
         return None
 
-    def _resolve(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _resolve(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         result = yield from self.recovery.determine_outcome(txn, slot, error, deadline)
         if result is None:
             self._require_time(txn, deadline, error)
         return result
 
-    def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         """Handle a server that reports that its storage is full, before or after the write. The slot shows which."""
         result = yield from self.recovery.determine_outcome(txn, slot, error, deadline, answered=True)
         full = rpc_errors.translate(error, txn.what)
@@ -248,17 +252,19 @@ class Writer:
         if result is None:
             if not is_possible_on_full_server(txn):
                 raise full from error
-            result = yield from delete_on_full_server(self._link, txn, self.recovery, deadline)
+            result = yield from delete_on_full_server(self._connection, txn, self.recovery, deadline)
         return result
 
-    def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> Steps[None]:
+    def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> FutureGenerator[None]:
         """Handle a lease that has ended: the lease of the slots, which is replaced, or that of a session."""
-        answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline)
+        answer = yield from self._connection.call(
+            "LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline
+        )
         if answer.TTL > 0:
             raise SessionLost(f"could not {txn.what}: its session ended on the server; open a new session") from error
         self.slots.forget(lease)
         self._require_time(txn, deadline)
 
     def _require_time(self, txn: Txn, deadline: float, error: BaseException | None = None) -> None:
-        if self._link.clock.now() >= deadline:
+        if self._connection.clock.now() >= deadline:
             raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again") from error

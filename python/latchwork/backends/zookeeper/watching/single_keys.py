@@ -8,8 +8,8 @@ A state *without* the key is valid only after a barrier, because the connected s
 if it follows a state with the key on the same connection while no read is in flight. Otherwise the key is read again.
 
 A server before 3.9 keeps one watch per path and connection: a one-shot watch would replace a persistent one of
-``WatchHub`` at the same path. There the events of ``WatchHub`` are used, and the key is read again when ``WatchHub``
-removes its watch. Both classes share a lock that orders these requests.
+``ZooKeeperWatchHub`` at the same path. There the events of ``ZooKeeperWatchHub`` are used, and the key is read again
+when ``ZooKeeperWatchHub`` removes its watch. Both classes share a lock that orders these requests.
 
 The server does not report revoked permissions, and hides later changes. So one request reads all keys every few
 seconds.
@@ -23,16 +23,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from latchwork.backends.base import Broken, Delta, Sink, Snapshot
+from latchwork.backends.base import Broken, Delta, Snapshot, WatchCallback
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.futures import drive
+from latchwork.backends.futures import run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
 from latchwork.backends.zookeeper.loop import Request
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
 from latchwork.types import Change, Entry
 
@@ -47,8 +47,10 @@ _UNKNOWN_AGE = float("-inf")
 class SingleKeyWatch(DeliveringWatch):
     """A watch of a single session-bound key. ``SingleKeyWatches`` delivers its events."""
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[SingleKeyWatch], None], *, siblings: bool) -> None:
-        super().__init__(prefix, sink, drop)
+    def __init__(
+        self, prefix: str, callback: WatchCallback, drop: Callable[[SingleKeyWatch], None], *, siblings: bool
+    ) -> None:
+        super().__init__(prefix, callback, drop)
         self.siblings = siblings
         self.asks = 0  # an answer to an ask that is not the newest is of no use
         self.waits = False  # for an answer
@@ -69,8 +71,8 @@ class SingleKeyWatches:
 
     def __init__(
         self,
-        connection: Connection,
-        reader: Reader,
+        connection: ZooKeeperConnection,
+        reader: ZooKeeperReader,
         timer: Timer,
         *,
         lock: threading.Lock,
@@ -85,15 +87,15 @@ class SingleKeyWatches:
         self._watches: dict[str, list[SingleKeyWatch]] = {}  # by path
         self._beating = False
 
-    def watch(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
+    def watch(self, prefix: str, callback: WatchCallback, *, siblings: bool) -> SingleKeyWatch:
         """Watch a key. The first event has its current state.
 
         Args:
             prefix: The key.
-            sink: Callback for the events.
+            callback: Callback for the events.
             siblings: Also read the names next to the key when it is deleted.
         """
-        watch = SingleKeyWatch(prefix, sink, self._drop, siblings=siblings)
+        watch = SingleKeyWatch(prefix, callback, self._drop, siblings=siblings)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
             begin, self._beating = not self._beating, True
@@ -262,7 +264,9 @@ class SingleKeyWatches:
         if watch.told is None:
             watch.deliver(Snapshot((), as_of))
         elif watch.siblings:
-            names = drive(self._reader.list_names(self._connection, parent(watch.prefix), self._connection.deadline()))
+            names = run_generator(
+                self._reader.list_names(self._connection, parent(watch.prefix), self._connection.deadline())
+            )
             names.add_done_callback(lambda read: self._report_end(watch, read))
         else:
             self._report_end(watch, None)

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
+from latchwork.backends.base import Broken, Current, Delta, Snapshot, WatchCallback
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.futures import Steps, drive
+from latchwork.backends.futures import FutureGenerator, run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import NoReply
 from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.watching.single_keys import SingleKeyWatch, SingleKeyWatches
@@ -48,18 +48,18 @@ _LOAD_TIMEOUT_S = 60.0
 
 
 class ZooKeeperWatch(DeliveringWatch):
-    """A watch of a prefix. ``WatchHub`` delivers its events."""
+    """A watch of a prefix. ``ZooKeeperWatchHub`` delivers its events."""
 
     def __init__(
         self,
         prefix: str,
-        sink: Sink,
+        callback: WatchCallback,
         drop: Callable[[ZooKeeperWatch], None],
         *,
         heartbeats: bool,
         prove: Callable[[], None],
     ) -> None:
-        super().__init__(prefix, sink, drop)
+        super().__init__(prefix, callback, drop)
         self.heartbeats = heartbeats  # whether it is notified when its state is known to be current
         self.prove_current = prove
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
@@ -87,10 +87,10 @@ class ZooKeeperWatch(DeliveringWatch):
         return tuple(news)
 
 
-class WatchHub:
+class ZooKeeperWatchHub:
     """All watches of a store. Thread-safe."""
 
-    def __init__(self, connection: Connection, lister: Lister, timer: Timer, clock: Clock) -> None:
+    def __init__(self, connection: ZooKeeperConnection, lister: Lister, timer: Timer, clock: Clock) -> None:
         self._connection = connection
         self._lister = lister
         self._layout = lister.reader.layout
@@ -106,13 +106,13 @@ class WatchHub:
         is_watched = self._watches.__contains__
         self._leaves = SingleKeyWatches(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
-    def watch_leaf(self, prefix: str, sink: Sink, *, siblings: bool) -> SingleKeyWatch:
+    def watch_leaf(self, prefix: str, callback: WatchCallback, *, siblings: bool) -> SingleKeyWatch:
         """Watch a single session-bound key. The first event has its current state. See ``Backend.watch``."""
-        return self._leaves.watch(prefix, sink, siblings=siblings)
+        return self._leaves.watch(prefix, callback, siblings=siblings)
 
-    def watch(self, prefix: str, sink: Sink, *, heartbeats: bool = True) -> ZooKeeperWatch:
+    def watch(self, prefix: str, callback: WatchCallback, *, heartbeats: bool = True) -> ZooKeeperWatch:
         """Watch a prefix. The first event has its current state. See ``Backend.watch``."""
-        watch = ZooKeeperWatch(prefix, sink, self._drop, heartbeats=heartbeats, prove=self._prove)
+        watch = ZooKeeperWatch(prefix, callback, self._drop, heartbeats=heartbeats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
             begin = not self._beating
@@ -208,9 +208,11 @@ class WatchHub:
             path = self._layout.path(watch.prefix)
             payload = wire.encode_path_request(path, wire.RECURSIVE)
             added = self._connection.call(ADD_WATCH, payload, self._clock.now() + _LOAD_TIMEOUT_S)
-        drive(self._load_steps(watch, load, added)).add_done_callback(lambda ended: self._loaded(watch, load, ended))
+        run_generator(self._load_steps(watch, load, added)).add_done_callback(
+            lambda ended: self._loaded(watch, load, ended)
+        )
 
-    def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> Steps[None]:
+    def _load_steps(self, watch: ZooKeeperWatch, load: int, added: Future[wire.Reply]) -> FutureGenerator[None]:
         context = self._lister.reader.make_context(self._connection, self._clock.now() + _LOAD_TIMEOUT_S)
         confirmed = self._connection.send_barrier(context.deadline)
         first = self._lister.send_subtree_requests(
@@ -260,7 +262,7 @@ class WatchHub:
             if self._pumping or (not self._dirty and self._current is None):
                 return
             self._pumping = True
-        drive(self._pump()).add_done_callback(self._pumped)
+        run_generator(self._pump()).add_done_callback(self._pumped)
 
     def _pumped(self, ended: Future[None]) -> None:
         error = ended.exception()
@@ -273,7 +275,7 @@ class WatchHub:
             for watch in self._all():
                 self._load(watch)
 
-    def _pump(self) -> Steps[None]:
+    def _pump(self) -> FutureGenerator[None]:
         while True:
             with self._lock:
                 keys, self._dirty = list(self._dirty), set()
@@ -289,7 +291,7 @@ class WatchHub:
                     if watch.live and watch.heartbeats:
                         watch.deliver(Current(current))
 
-    def _report(self, keys: list[str]) -> Steps[None]:
+    def _report(self, keys: list[str]) -> FutureGenerator[None]:
         """Read changed keys, and report the changes to all watches that cover them."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:

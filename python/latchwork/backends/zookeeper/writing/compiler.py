@@ -16,9 +16,9 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.layout import (
     ANY,
     UNKNOWN,
-    Layout,
     Version,
     Znode,
+    ZnodeLayout,
     ancestors,
     bucket,
     encode,
@@ -39,7 +39,7 @@ class _Node:
 
 
 def compile_plan(
-    layout: Layout,
+    layout: ZnodeLayout,
     checks: Sequence[SimpleCheck],
     ops: Sequence[Op],
     known: KnownStates,
@@ -76,7 +76,7 @@ def _deletion_sort_key(op: Op) -> bool:
 class _Compiler:
     """Compiles one transaction. See ``compile_plan``."""
 
-    def __init__(self, layout: Layout, known: KnownStates, touched: set[str], session_id: str | None) -> None:
+    def __init__(self, layout: ZnodeLayout, known: KnownStates, touched: set[str], session_id: str | None) -> None:
         self.layout = layout
         self.known = known
         self.touched = touched
@@ -149,7 +149,7 @@ class _Compiler:
         for above in ancestors(key):
             node = self.known.nodes.get(above)
             if node is not None and node.exists:
-                if node.leaf:
+                if node.ephemeral:
                     self._require_leaf(above, node)
                     return
                 break
@@ -333,7 +333,7 @@ class _Compiler:
         while above := parent(above):
             node = self._node(above)
             if node.exists:
-                if node.seen is not None and node.seen.leaf:
+                if node.seen is not None and node.seen.ephemeral:
                     raise InvalidKey(
                         f"{key!r} lies below {above!r}, which is bound to a session; session-bound keys are leaves"
                     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from latchwork.backends.futures import Steps
+from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
-from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, ancestors, parent
-from latchwork.backends.zookeeper.reads import Lister, Reader
+from latchwork.backends.zookeeper.layout import UNKNOWN, Znode, ZnodeLayout, ancestors, parent
+from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, OK
 from latchwork.backends.zookeeper.writing.compiler import HasDescendants, MultiPlan
 from latchwork.backends.zookeeper.writing.states import read_states
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 100
 
 
-def create_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
+def create_parents(task: WriteTask, plan: MultiPlan) -> FutureGenerator[None]:
     """Create missing parents before a transaction that would be too long if it created them itself."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
@@ -36,7 +36,7 @@ def create_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
             raise task.refusal_error(result.error, plan.entries[0].key)
 
 
-def find_missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
+def find_missing_parents(reader: ZooKeeperReader, task: WriteTask, parent_key: str) -> FutureGenerator[list[str]]:
     """Return the znodes that do not exist among a parent and the znodes above it, the topmost first."""
     ups = ancestors(parent_key)
     try:
@@ -46,7 +46,9 @@ def find_missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> St
     return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]
 
 
-def remove_empty_parents_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
+def remove_empty_parents_below(
+    lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool
+) -> FutureGenerator[bool]:
     """Remove the empty parents below a key that is to be bound to a session.
 
     Args:
@@ -74,7 +76,9 @@ def remove_empty_parents_below(lister: Lister, task: WriteTask, found: HasDescen
     return not childless
 
 
-def remove_empty_parents(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
+def remove_empty_parents(
+    reader: ZooKeeperReader, connection: ZooKeeperConnection, keys: Iterable[str], deadline: float
+) -> FutureGenerator[None]:
     """Remove the given parents that have no children, and then their own parents in the same way. Errors are
     ignored.
     """
@@ -86,7 +90,7 @@ def remove_empty_parents(reader: Reader, connection: Connection, keys: Iterable[
             for key in left[:_BATCH]:
                 node = known.nodes[key]
                 is_known = UNKNOWN not in {node.gen, node.data}
-                if node.exists and node.version is None and not node.children and not node.leaf and is_known:
+                if node.exists and node.version is None and not node.children and not node.ephemeral and is_known:
                     removal = wire.encode_multi(_encode_removal(reader.layout, key, node))
                     flying.append((key, connection.call(MULTI, removal, deadline)))
             above = set()
@@ -99,7 +103,7 @@ def remove_empty_parents(reader: Reader, connection: Connection, keys: Iterable[
         left = sorted({*left[_BATCH:], *above} - {""}, key=len, reverse=True)
 
 
-def _encode_removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
+def _encode_removal(layout: ZnodeLayout, key: str, node: Znode) -> list[bytes]:
     """Return the operations of a transaction that removes a parent. It fails if a key was created there meanwhile."""
     mark = [wire.encode_delete(layout.born_path(key))] if node.is_marked else []
     return [

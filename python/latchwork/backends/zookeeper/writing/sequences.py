@@ -14,13 +14,13 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
-from latchwork.backends.futures import Steps
-from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
+from latchwork.backends.futures import FutureGenerator
+from latchwork.backends.grammar import SUFFIX_DIGITS, append_number
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
 from latchwork.backends.zookeeper.layout import Version, bucket, child_keys, encode, parent
 from latchwork.backends.zookeeper.loop import Request
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import (
     BAD_VERSION,
     GET_CHILDREN,
@@ -44,7 +44,9 @@ _UNTOUCHED = 0
 _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
-def create_sequential(reader: Reader, memory: VersionCache, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
+def create_sequential(
+    reader: ZooKeeperReader, memory: VersionCache, task: WriteTask, key: str, value: bytes
+) -> FutureGenerator[Entry]:
     """Create a key with a number as suffix. If its parent has no ``#keep`` yet, create that first.
 
     Args:
@@ -81,7 +83,7 @@ def create_sequential(reader: Reader, memory: VersionCache, task: WriteTask, key
         elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
             taken += result.error == NODE_EXISTS  # else the server's counter has ended, or another creator was faster
             number, version_of_keep = yield from _next_number(reader, task, above)
-            made = numbered(key, number + taken)
+            made = append_number(key, number + taken)
             parts = [
                 wire.encode_set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
                 layout.create(layout.path(made), data, flags),
@@ -91,7 +93,9 @@ def create_sequential(reader: Reader, memory: VersionCache, task: WriteTask, key
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
+def _key_numbered_by_server(
+    reader: ZooKeeperReader, task: WriteTask, key: str, reply: Reply, result: MultiReply
+) -> FutureGenerator[str]:
     """Return the key that was created with a number of the server's counter.
 
     If that counter is nearly used up, make all clients use the number in ``#keep``.
@@ -117,7 +121,7 @@ def _key_numbered_by_server(reader: Reader, task: WriteTask, key: str, reply: Re
     return made
 
 
-def _next_number(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
+def _next_number(reader: ZooKeeperReader, task: WriteTask, above: str) -> FutureGenerator[tuple[int, int]]:
     """Return the next number in the ``#keep`` of a parent, and the version of that znode."""
     try:
         context, barrier = reader.begin_read(task.connection, task.deadline)
@@ -130,7 +134,7 @@ def _next_number(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int
     return max(FIRST_OF_OURS, int(found.data) if found.data.isdigit() else 0), found.stat.version
 
 
-def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiReply) -> Steps[None]:
+def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result: MultiReply) -> FutureGenerator[None]:
     """Create a parent of sequential keys with its ``#keep``. Other clients may do the same at once."""
     if result.error != NO_NODE:
         raise task.refusal_error(result.error, key)
@@ -145,7 +149,7 @@ def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiRep
         raise task.refusal_error(made.error, key)
 
 
-def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
+def _find_created(reader: ZooKeeperReader, task: WriteTask, key: str, token: int) -> FutureGenerator[str]:
     """Return the key that a creation without a reply has created: the child whose transaction number is ``token``."""
     above = parent(key)
     try:
@@ -161,7 +165,9 @@ def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Step
     raise task.no_reply_error(NoReply(sent=True, has_ended=False), is_write=True)
 
 
-def create_ordered(reader: Reader, memory: VersionCache, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
+def create_ordered(
+    reader: ZooKeeperReader, memory: VersionCache, task: WriteTask, stem: str, op: Create
+) -> FutureGenerator[Ordered]:
     """Create a key and read the older keys with the same stem. See ``Backend.create_ordered``.
 
     The names below the parent are requested directly after the creation, without waiting for the first reply.
@@ -225,7 +231,7 @@ def _number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None]:
+def _names(reader: ZooKeeperReader, above: str, asked: Request) -> FutureGenerator[list[str] | None]:
     """Return the requested names, or None if the connection was lost before the reply."""
     try:
         names: list[str] = yield from reader.receive_names(above, asked)
@@ -234,7 +240,7 @@ def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None
     return names
 
 
-def _find(reader: Reader, task: WriteTask, key: str, names: Sequence[str] | None) -> Steps[str]:
+def _find(reader: ZooKeeperReader, task: WriteTask, key: str, names: Sequence[str] | None) -> FutureGenerator[str]:
     """Return the key that a creation without a reply has created: the only name with its unique text."""
     beginning = key.rpartition("/")[2]
     try:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from latchwork.backends.futures import Steps
+from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import (
     UNKNOWN,
@@ -20,7 +20,7 @@ from latchwork.backends.zookeeper.layout import (
     parent,
     read_entry,
 )
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
 from latchwork.backends.zookeeper.writing.compiler import KnownStates, MultiPlan
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
@@ -48,9 +48,9 @@ class ParentCache:
         self._growing: RecentValueCache[bool] = RecentValueCache(
             most
         )  # whose children were missing when one was looked for
-        self._coming: dict[str, tuple[Connection | None, MultiPlan]] = {}
+        self._coming: dict[str, tuple[ZooKeeperConnection | None, MultiPlan]] = {}
 
-    def missing(self, key: str, connection: Connection | None = None) -> str | None:
+    def missing(self, key: str, connection: ZooKeeperConnection | None = None) -> str | None:
         """Return the parent of a new key if it probably does not exist, so that it must be created too. Otherwise
         return None.
         """
@@ -64,12 +64,12 @@ class ParentCache:
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
-    def is_coming(self, above: str, connection: Connection | None) -> bool:
+    def is_coming(self, above: str, connection: ZooKeeperConnection | None) -> bool:
         """Return whether a write in flight on this connection creates the parent."""
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
 
-    def record_sent(self, plan: MultiPlan, connection: Connection | None) -> None:
+    def record_sent(self, plan: MultiPlan, connection: ZooKeeperConnection | None) -> None:
         """Record that a write is in flight. The server executes later requests on this connection after it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
@@ -140,7 +140,7 @@ class VersionCache:
         """Remove the cached versions of deleted keys."""
         self._versions.discard(keys)
 
-    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> KnownStates:
+    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection) -> KnownStates:
         """Return the cached or guessed states of the keys of a transaction."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
@@ -187,7 +187,7 @@ class VersionCache:
         return found - {""}
 
     def with_coming(
-        self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
+        self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection
     ) -> KnownStates:
         """Return the known states, changed so that parents exist if a write in flight creates them.
 
@@ -227,14 +227,14 @@ class VersionCache:
 
 
 def read_states(
-    reader: Reader,
-    connection: Connection,
+    reader: ZooKeeperReader,
+    connection: ZooKeeperConnection,
     keys: Sequence[str],
     deadline: float,
     *,
     sessions: Sequence[str] = (),
     above: Iterable[str] = (),
-) -> Steps[KnownStates]:
+) -> FutureGenerator[KnownStates]:
     """Read everything that a transaction may need, linearizably.
 
     Args:
@@ -273,7 +273,7 @@ def read_states(
     return KnownStates(nodes, gone, fresh=True)
 
 
-def _take_guards(reader: Reader, buckets: Sequence[int], found: Sequence[Found]) -> dict[int, int]:
+def _take_guards(reader: ZooKeeperReader, buckets: Sequence[int], found: Sequence[Found]) -> dict[int, int]:
     gens = dict.fromkeys(buckets, UNKNOWN)
     for number, guard in zip(buckets, found, strict=False):
         if isinstance(guard, Data):
@@ -294,7 +294,7 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
     assert version is None or isinstance(version, Version)
     children = stat.children - (czxid is not None)
     return Znode(
-        True, version, stat.version, children, gen, leaf=bool(stat.ephemeral_owner), is_marked=czxid is not None
+        True, version, stat.version, children, gen, ephemeral=bool(stat.ephemeral_owner), is_marked=czxid is not None
     )
 
 
@@ -307,9 +307,11 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
         check_found(reply.error, "read", key)
         return Znode(exists=False, gen=gen)
     stat = wire.parse_stat(reply.body)
-    leaf = bool(stat.ephemeral_owner)
+    ephemeral = bool(stat.ephemeral_owner)
     version = Version(stat.mzxid, stat.version, UNKNOWN, stat.czxid, None, born=False)
-    return Znode(True, version if stat.data_length and not leaf else None, stat.version, stat.children, gen, leaf)
+    return Znode(
+        True, version if stat.data_length and not ephemeral else None, stat.version, stat.children, gen, ephemeral
+    )
 
 
 class RecentValueCache(Generic[V]):

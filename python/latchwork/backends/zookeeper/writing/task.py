@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from latchwork.backends.futures import Steps
+from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.connection import Connection
+from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, code_error, no_reply_error, session_lost
-from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.layout import ZnodeLayout
+from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
 from latchwork.errors import LatchworkError, Unavailable
 
@@ -25,7 +25,7 @@ class WriteTask:
         what: Description of the call with its key, for messages.
     """
 
-    connection: Connection
+    connection: ZooKeeperConnection
     deadline: float
     session_id: str | None
     what: str
@@ -52,7 +52,7 @@ class WriteTask:
         """Return whether there is time for another attempt and the connection has not ended."""
         return not self.connection.has_ended and not self.connection.is_late(self.deadline)
 
-    def send(self, parts: list[bytes]) -> Steps[wire.MultiReply]:
+    def send(self, parts: list[bytes]) -> FutureGenerator[wire.MultiReply]:
         """Send a transaction that may be executed twice, so that it needs no number. Return its decoded reply."""
         try:
             return wire.parse_multi((yield self.connection.call(MULTI, wire.encode_multi(parts), self.deadline)))
@@ -74,7 +74,7 @@ class WriteTask:
         raise EvidenceGone
 
 
-def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
+def prepare(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenerator[int]:
     """Create the evidence znode of a connection at a new path. Also create the root if it does not exist.
 
     Args:
@@ -110,7 +110,7 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
 
 
-def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
+def _make_root(layout: ZnodeLayout, task: WriteTask) -> FutureGenerator[None]:
     """Create the missing znodes of the root: the root itself, its guards and its folders."""
     for path in layout.root_paths():
         reply: Reply = yield task.connection.call(

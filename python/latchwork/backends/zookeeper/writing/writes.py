@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from latchwork.backends.futures import Steps
+from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
@@ -43,7 +43,7 @@ _BATCH = 100
 _LONGEST_PAUSE_S = 0.05
 
 
-class Writer:
+class ZooKeeperWriter:
     """Commits transactions through any connection. Thread-safe.
 
     Args:
@@ -57,7 +57,7 @@ class Writer:
         self.memory = VersionCache()
         self._on_emptied = on_emptied
 
-    def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
+    def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> FutureGenerator[Committed]:
         """Commit a transaction. Compile it from the known states of its keys. If they are outdated, read them and
         compile it again.
         """
@@ -92,7 +92,7 @@ class Writer:
 
     def _read_states(
         self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
-    ) -> Steps[KnownStates]:
+    ) -> FutureGenerator[KnownStates]:
         """Read the states of all keys of a transaction. Pause first if there were several attempts.
 
         Args:
@@ -129,7 +129,7 @@ class Writer:
                 [wire.encode_set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)]
             )  # one further
 
-    def _send(self, task: WriteTask, plan: MultiPlan) -> Steps[Reply | None]:
+    def _send(self, task: WriteTask, plan: MultiPlan) -> FutureGenerator[Reply | None]:
         parts = [part.data for part in plan.parts]
         connection = task.connection
         try:
@@ -142,7 +142,7 @@ class Writer:
             raise task.no_reply_error(no_reply, is_write=plan.writes) from no_reply
         return reply
 
-    def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> Steps[Reply]:
+    def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> FutureGenerator[Reply]:
         call = task.connection.write(parts, task.deadline)
         parents = self.memory.parents
         parents.record_sent(plan, task.connection)  # not before: whoever relies on it is sent later
@@ -193,7 +193,7 @@ class Writer:
         if result.error not in _STALE_CODES:
             raise task.refusal_error(result.error, part.key or plan.parts[-1].key)
 
-    def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
+    def delete_tree(self, task: WriteTask, prefix: str) -> FutureGenerator[int]:
         """Delete all keys at and below a prefix, the deepest first, in several transactions. Return their number.
 
         Keys that are created meanwhile may remain.

@@ -65,7 +65,7 @@ def test_every_kind_of_change_by_any_client_is_reported(store, other):
 
 def test_a_watched_leaf_tells_its_state_its_changes_and_its_end(store, other):
     other.put("w/leaf", b"1", session=other.session)
-    with store.watch("w/leaf", leaf=True) as watch:
+    with store.watch("w/leaf", single_key=True) as watch:
         assert [(c.key, c.entry.value) for c in watch.next(5)] == [("w/leaf", b"1")]
         other.put("w/leaf", b"2")
         (change,) = watch.next(5)
@@ -76,21 +76,21 @@ def test_a_watched_leaf_tells_its_state_its_changes_and_its_end(store, other):
 
 def test_a_watched_leaf_ends_with_its_session(store, other):
     other.put("w/leaf", b"1", session=other.session)
-    with store.watch("w/leaf", leaf=True) as watch:
+    with store.watch("w/leaf", single_key=True) as watch:
         assert len(watch.next(5)) == 1
         other.session.close()
         assert [(c.key, c.entry) for c in watch.next(10)] == [("w/leaf", None)]
 
 
 def test_a_leaf_that_is_not_there_gives_an_empty_first_batch(store):
-    with store.watch("w/leaf", leaf=True) as watch:
+    with store.watch("w/leaf", single_key=True) as watch:
         assert watch.next(5) == ()
 
 
 def test_what_is_read_beside_a_leaf_that_has_gone_lacks_it(store, other):
     for name in ("a", "b", "c"):
         other.put(f"w/{name}", b"", session=other.session)
-    with store.watch("w/b", leaf=True, siblings=True) as watch:
+    with store.watch("w/b", single_key=True, siblings=True) as watch:
         assert len(watch.next(5)) == 1
         other.delete("w/b")
         assert [(c.key, c.entry) for c in watch.next(5)] == [("w/b", None)]

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from latchwork.errors import Closed, LatchworkError, SessionLost, Unavailable
-from latchwork.spi import Backend, Current, DeliveringWatch, Delta, Snapshot, completed, failed, numbered
+from latchwork.spi import Backend, Current, DeliveringWatch, Delta, Snapshot, append_number, completed, failed
 from latchwork.types import Change, Create, SessionAlive
 from latchwork_jsonfile import SPEC
 from latchwork_jsonfile.file import StateFile
@@ -84,9 +84,9 @@ class JsonFileBackend(Backend):
 
         def work(state):
             self._refuse_ended({session.id} if session is not None else set())
-            full = numbered(key, state.number_for(key))
+            full = append_number(key, state.number_for(key))
             while full in state.entries:  # a client has created this very key
-                full = numbered(key, state.number_for(key))
+                full = append_number(key, state.number_for(key))
             return state.commit((), [Create(full, value, session)]).entries[0]
 
         return self._write(work)
@@ -154,9 +154,9 @@ class JsonFileBackend(Backend):
 
     # Watches.
 
-    def watch(self, prefix, sink, *, leaf=False, siblings=False, heartbeats=True):
-        """Send the changes of the key at a prefix, and of all keys below it, to a sink."""
-        return self._poller.watch(prefix, sink, heartbeats=heartbeats)
+    def watch(self, prefix, callback, *, single_key=False, siblings=False, heartbeats=True):
+        """Send the changes of the key at a prefix, and of all keys below it, to a callback."""
+        return self._poller.watch(prefix, callback, heartbeats=heartbeats)
 
     def current_state(self):
         """Return the newest state."""
@@ -308,9 +308,9 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="latchwork-jsonfile-poll", daemon=True)
         self._thread.start()
 
-    def watch(self, prefix, sink, *, heartbeats):
+    def watch(self, prefix, callback, *, heartbeats):
         """Add a watch. Its first event is a snapshot of the current state."""
-        watch = DeliveringWatch(prefix, sink, self._forget)
+        watch = DeliveringWatch(prefix, callback, self._forget)
         watch.heartbeats, watch.is_new, watch.heard_at = heartbeats, True, 0.0
         with self._mutex:
             self._watches.append(watch)

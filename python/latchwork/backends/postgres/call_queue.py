@@ -11,9 +11,9 @@ from typing import Any
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import condition, mutex
-from latchwork.backends.futures import Outcome, reject
+from latchwork.backends.futures import LightFuture, reject
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.connection import Connection, Connector
+from latchwork.backends.postgres.connection import Connector, PostgresConnection
 from latchwork.backends.postgres.errors import ConnectionBroken
 from latchwork.backends.postgres.schema import Schema
 from latchwork.backends.url import StoreURL
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 RETRY_S = 0.05
 
 
-class Link:
+class StoreConnector:
     """Opens connections to the server and the root of one store. Thread-safe.
 
     Attributes:
@@ -56,7 +56,7 @@ class Link:
         """The name of the PostgreSQL channel through which the clients of this root notify each other."""
         return f"{self.schema.name}_{self.root}"
 
-    def connect_first(self) -> Connection:
+    def connect_first(self) -> PostgresConnection:
         """Open the first connection of the store.
 
         Raises:
@@ -71,7 +71,7 @@ class Link:
                 "writes, and the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
             ) from error
 
-    def open(self, deadline: float) -> Connection:
+    def open(self, deadline: float) -> PostgresConnection:
         """Open a connection. Retry until the deadline.
 
         Raises:
@@ -100,7 +100,7 @@ class Link:
                 raise Closed(f"the store on {self.server_name} was closed; connect again")
 
 
-class Call:
+class PostgresCall:
     """A call of a store, with a deadline and a future.
 
     Attributes:
@@ -112,7 +112,7 @@ class Call:
     def __init__(self, what: str, deadline: float) -> None:
         self.what = what
         self.deadline = deadline
-        self.future: Future[Any] = Outcome()
+        self.future: Future[Any] = LightFuture()
 
     def timeout_error(self, reason: Exception | None) -> LatchworkError:
         """Return the error for a call that was not completed in time.
@@ -129,14 +129,14 @@ class CallQueue(ABC):
     A call runs in the caller's thread, or in a separate thread that is started when a call first has to wait.
     """
 
-    def __init__(self, link: Link, name: str, connection: Connection | None = None) -> None:
-        self._link = link
+    def __init__(self, connector: StoreConnector, name: str, connection: PostgresConnection | None = None) -> None:
+        self._connector = connector
         self._connection = connection
         self._name = name
         self._turn = mutex()  # held by the thread that uses the connection
         self._mutex = mutex()  # guards what follows
         self._changed = condition(self._mutex)
-        self._queue: deque[Call] = deque()
+        self._queue: deque[PostgresCall] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -146,10 +146,10 @@ class CallQueue(ABC):
         return self._connection is not None or bool(self._queue)
 
     @abstractmethod
-    def _serve(self, calls: list[Call]) -> None:
+    def _serve(self, calls: list[PostgresCall]) -> None:
         """Make these calls and complete their futures. The caller has exclusive use of the connection."""
 
-    def submit(self, call: Call) -> Future[Any]:
+    def submit(self, call: PostgresCall) -> Future[Any]:
         """Queue a call for the separate thread, and return its future."""
         with self._mutex:
             if self._closed:
@@ -162,7 +162,7 @@ class CallQueue(ABC):
             self._changed.notify()
         return call.future
 
-    def call_now(self, call: Call) -> Future[Any]:
+    def call_now(self, call: PostgresCall) -> Future[Any]:
         """Make a call in this thread, or queue it if other calls come first. Return its future."""
         if self._queue or not self._turn.acquire(blocking=False):
             return self.submit(call)
@@ -186,47 +186,47 @@ class CallQueue(ABC):
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - self._link.clock.now()))
-        if self._turn.acquire(timeout=max(0.0, deadline - self._link.clock.now())):
+            thread.join(max(0.0, deadline - self._connector.clock.now()))
+        if self._turn.acquire(timeout=max(0.0, deadline - self._connector.clock.now())):
             self._disconnect()
             self._turn.release()
         else:
             _log.warning("%s was still waiting for an answer when it was closed", self._name)
 
-    def _fail_late_calls(self, calls: list[Call], reason: Exception | None) -> list[Call]:
+    def _fail_late_calls(self, calls: list[PostgresCall], reason: Exception | None) -> list[PostgresCall]:
         """Fail the calls whose deadline has passed. Return the calls that are not complete.
 
         Args:
             calls: The calls.
             reason: The error of the last attempt, or None.
         """
-        now = self._link.clock.now()
+        now = self._connector.clock.now()
         for call in calls:
             if call.deadline <= now:
                 reject(call.future, call.timeout_error(reason))
         return [call for call in calls if not call.future.done()]
 
     def _refusal(self) -> Closed:
-        return Closed(f"the store on {self._link.server_name} was closed; connect again")
+        return Closed(f"the store on {self._connector.server_name} was closed; connect again")
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _connected(self, deadline: float) -> Connection:
+    def _connected(self, deadline: float) -> PostgresConnection:
         """Return the open connection, or open a new one. Raises the errors of ``Link.open``."""
         if self._connection is not None and self._connection.is_readable():
             self._disconnect()  # the server has ended it
         if self._connection is None:
-            self._connection = self._link.open(deadline)
+            self._connection = self._connector.open(deadline)
         return self._connection
 
     def _run(self) -> None:
         while True:
             with self._mutex:
                 while not self._queue and not self._closed:
-                    self._link.clock.wait_condition(self._changed)
+                    self._connector.clock.wait_condition(self._changed)
                 if not self._queue:
                     return
             with self._turn:
@@ -235,7 +235,7 @@ class CallQueue(ABC):
                 if calls:
                     self._serve(calls)
 
-    def _take(self) -> list[Call]:
+    def _take(self) -> list[PostgresCall]:
         """Remove and return the calls that are made together next. The caller holds the mutex."""
         count = min(len(self._queue), 100)
         return [self._queue.popleft() for _ in range(count)]

@@ -20,7 +20,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from latchwork.backends.zookeeper.loop import LinkOwner, Loop, Request
+from latchwork.backends.zookeeper.loop import KazooListener, KazooLoop, Request
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.clock import Clock
 
@@ -36,7 +36,7 @@ _kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it
 _NOW: int = getattr(socket, "MSG_DONTWAIT", 0)
 
 
-class Link:
+class KazooConnection:
     """A kazoo client with one thread, which has one ZooKeeper session at a time.
 
     Args:
@@ -58,7 +58,7 @@ class Link:
         ttl_s: float,
         *,
         options: dict[str, Any],
-        owner: LinkOwner,
+        owner: KazooListener,
         clock: Clock,
         name: str,
         timing: Timing,
@@ -72,7 +72,7 @@ class Link:
             logger=_kazoo_log,
             **options,
         )
-        self.loop = Loop(self._client, owner, clock, options.get("sasl_options"), timing)
+        self.loop = KazooLoop(self._client, owner, clock, options.get("sasl_options"), timing)
         self._client.on_trouble = self.loop.close_to_others
         self._client._connection = self.loop  # noqa: SLF001 - kazoo has no other way to replace it
         self._client.add_listener(self._on_state)
@@ -217,7 +217,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """A kazoo client that uses ``Loop`` as its connection loop."""
+    """A kazoo client that uses ``KazooLoop`` as its connection loop."""
 
     on_trouble: Callable[[], None]
 
