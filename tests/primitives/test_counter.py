@@ -46,6 +46,37 @@ def test_it_has_no_limit(store):
     assert counter.add(1) == 10**40 + 1
 
 
+@pytest.fixture
+def lone(connect, monkeypatch):
+    """A counter that only this client has changed, and a list of its later reads."""
+    store, reads = connect(), []
+    counter = Counter(store, "hits")
+    assert [counter.add(), counter.add()] == [1, 2]
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda *args, **options: reads.append(args) or get(*args, **options))
+    return counter, reads
+
+
+def test_a_client_that_is_alone_changes_it_without_reading(lone):
+    counter, reads = lone
+    assert [counter.add(5), counter.compare_and_set(7, 8), counter.add()] == [7, True, 9]
+    assert reads == []
+
+
+def test_a_change_of_another_client_in_between_is_read(lone, connect):
+    counter, reads = lone
+    Counter(connect(), "hits").put(40)
+    assert [counter.add(), counter.value()] == [41, 41]
+    assert reads
+
+
+def test_a_comparison_is_refused_only_by_what_is_stored(lone, connect):
+    counter, _reads = lone
+    Counter(connect(), "hits").put(40)
+    assert counter.compare_and_set(40, 50)
+    assert not counter.compare_and_set(40, 60)
+
+
 def test_every_change_of_many_at_once_is_counted_once(connect, in_thread):
     counters = [Counter(connect(), "hits") for _ in range(4)]
     seen = []

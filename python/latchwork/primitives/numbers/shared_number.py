@@ -165,17 +165,16 @@ class SharedNumber:
         checks: Sequence[Check] = (),
         ops: Writes = _nothing,
         timeout_s: float | None,
-        may_guess: bool = False,
     ) -> int | None:
         """Replace the number by the result of ``fn``. Other writes can be part of the transaction.
+
+        If no other client seems to change the number, the first try does not read it first.
 
         Args:
             fn: Called with the number. Returns the new number, or None to change nothing. May be called several times.
             checks: Further preconditions, such as a fence.
             ops: Called with the old and the new number. Returns operations to write in the same transaction.
             timeout_s: Seconds for retries while other clients change the number or the server cannot be reached.
-            may_guess: Try without a read first if no other client seems to change the number. ``fn`` must not return
-                None then.
         Returns:
             The new number, or None if ``fn`` returned None.
         Raises:
@@ -185,7 +184,7 @@ class SharedNumber:
             OutcomeUnknown: It may have been changed.
         """
         self._home.check()
-        change = _Change(self, fn, checks, ops, self._written if may_guess and self._is_alone else None)
+        change = _Change(self, fn, checks, ops, self._written if self._is_alone else None)
         deadline = Deadline(self._store.clock, timeout_s)
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
@@ -251,6 +250,9 @@ class _Change:
             return True
         self._raise_if_caller_check_failed(current)
         after = self._fn(current.value)
+        if after is None and guess is not None:
+            current = await self._cell.read()
+            after = self._fn(current.value)
         if after is None:
             self.result = None
             return True

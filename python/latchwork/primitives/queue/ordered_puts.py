@@ -152,7 +152,6 @@ class OrderedPuts:
                     checks=checks,
                     ops=writes,
                     timeout_s=deadline.left_s(_CELL_PATIENCE_S),
-                    may_guess=True,
                 )
             except (Unavailable, Conflict) as error:
                 if isinstance(error, Conflict) and self._is_callers_conflict(error):
