@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         run_generator,
     )
     from latchwork.backends.grammar import append_number
-    from latchwork.backends.outcomes import describe
+    from latchwork.backends.outcomes import describe_transaction
     from latchwork.backends.timer import Timer
     from latchwork.backends.url import SchemeSpec, StoreURL, find_spec, one_of, readable_file
     from latchwork.cli.commands import CommandSpec
@@ -115,7 +115,7 @@ else:
                 "resolve",
             ),
             "latchwork.backends.grammar": ("append_number",),
-            "latchwork.backends.outcomes": ("describe",),
+            "latchwork.backends.outcomes": ("describe_transaction",),
             "latchwork.backends.timer": ("Timer",),
             "latchwork.backends.url": ("SchemeSpec", "StoreURL", "find_spec", "one_of", "readable_file"),
             "latchwork.cli.commands": ("CommandSpec",),
@@ -223,7 +223,7 @@ __all__ = [
     "counted",
     "debugging",
     "default_node_id",
-    "describe",
+    "describe_transaction",
     "encode",
     "explain_write_failure",
     "failed",

@@ -9,7 +9,7 @@ DEFECTS = (
         "etcd",
         "a broken connection counts as a write that was never sent",
         "backends/etcd/errors.py",
-        "    if code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):\n",
+        "    if get_status_code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):\n",
         "    if code(error) is _Code.UNAVAILABLE:\n",
         id_of(
             "backends/etcd/errors",
@@ -79,7 +79,7 @@ DEFECTS = (
         "etcd",
         "a sequence number is taken without checking the counter",
         "backends/etcd/writing/sequences.py",
-        "        txn.conditions.append(counter_at(counter, revision))\n",
+        "        txn.conditions.append(counter_condition(counter, revision))\n",
         "        del revision\n",
         id_of(
             "backends/etcd/transactions",

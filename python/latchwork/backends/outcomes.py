@@ -14,7 +14,7 @@ _NAMED = 5
 _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 
-def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
+def describe_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
     """Describe a transaction for messages: its operations and their keys, then its checks."""
     if len(ops) == 1 and not checks:
         return _step(ops[0], "")
@@ -23,7 +23,7 @@ def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
     return _and_more(named or "an empty transaction", len(steps))
 
 
-def read_of(keys: Sequence[str]) -> str:
+def describe_read(keys: Sequence[str]) -> str:
     """Describe a read of these keys for messages."""
     return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
 
@@ -38,7 +38,7 @@ def _and_more(named: str, count: int) -> str:
     return named if count <= _NAMED else f"{named} and {count - _NAMED} more"
 
 
-def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
+def partial_deletion_error(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
     """Return the error for the deletion of a tree that stopped after some keys were deleted.
 
     It has the type of the original error, unless that type means that nothing was done. Then it is ``OutcomeUnknown``.

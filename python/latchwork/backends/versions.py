@@ -32,30 +32,30 @@ def warn_once(log: logging.Logger, message: str, *what: str) -> None:
         log.warning(message, *what)
 
 
-def has(version: str, cured: Patches) -> bool:
+def has_fix(version: str, fixed_in: Patches) -> bool:
     """Return whether a server of this version contains a fix. An unknown version is treated as old.
 
     Args:
         version: The version of the server.
-        cured: The first fixed patch release of each minor version.
+        fixed_in: The first fixed patch release of each minor version.
     """
     try:
         major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
     except ValueError:
         return False
-    return patch >= cured[major, minor] if (major, minor) in cured else (major, minor) > max(cured)
+    return patch >= fixed_in[major, minor] if (major, minor) in fixed_in else (major, minor) > max(fixed_in)
 
 
-def survives_cut_reads(version: str) -> bool:
+def survives_canceled_reads(version: str) -> bool:
     """Return whether an etcd server of this version keeps working after a client cancels a read-only transaction."""
-    return has(version, _SURVIVES_CUT_READS)
+    return has_fix(version, _SURVIVES_CUT_READS)
 
 
-def progress_is_proof(version: str) -> bool:
+def progress_follows_events(version: str) -> bool:
     """Return whether etcd answers a progress request only after all watches of the stream have received their
     events.
     """
-    return has(version, _PROGRESS_IS_PROOF)
+    return has_fix(version, _PROGRESS_IS_PROOF)
 
 
 def etcd_may_lose_data(version: str) -> bool:
@@ -67,7 +67,7 @@ def etcd_may_lose_data(version: str) -> bool:
     Returns:
         False if the version is unknown.
     """
-    return version[:1].isdigit() and not has(version, _ETCD_KEEPS_DATA)
+    return version[:1].isdigit() and not has_fix(version, _ETCD_KEEPS_DATA)
 
 
 def parse_server_info(answer: str) -> tuple[str, bool]:
@@ -91,4 +91,4 @@ def zookeeper_may_lose_data(version: str) -> bool:
     Returns:
         False if the version is unknown.
     """
-    return version[:1].isdigit() and (version in _LOSES_ALL_THE_SAME or not has(version, _ZOOKEEPER_KEEPS_DATA))
+    return version[:1].isdigit() and (version in _LOSES_ALL_THE_SAME or not has_fix(version, _ZOOKEEPER_KEEPS_DATA))

@@ -86,7 +86,7 @@ def test_key_without_rights_is_denied_by_name_also_in_a_watch(guarded, opened, c
 
 def test_one_key_without_rights_spoils_no_other_read_in_flight(guarded, opened):
     backend = opened(_url(guarded, "part"))
-    backend._connection.survives_cut_reads = True  # so that reads are merged
+    backend._connection.survives_canceled_reads = True  # so that reads are merged
     names = [f"open/{n}" for n in range(150)]
     names[77] = "shut/k"
     futures = [backend.get(name, stale_ok=False) for name in names]

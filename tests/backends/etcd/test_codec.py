@@ -96,14 +96,14 @@ def is_below_bound(op, ops):
 def test_transaction_is_the_one_of_the_plan(checks, ops, revision):
     assume(not any(is_below_bound(op, ops) for op in ops))
     slot = slot_at(revision)
-    plan = COMPILER.commit(checks, ops, ()).request(KEYS, slot)
+    plan = COMPILER.compile_commit(checks, ops, ()).encode_request(KEYS, slot)
     assert pb.TxnRequest.FromString(encoded(checks, ops, slot)) == pb.TxnRequest.FromString(plan)
 
 
 @given(OPS, HEADER, KV, st.integers(0, 1))
 def test_what_was_committed_is_what_the_plan_makes_of_the_answer(ops, header, kv, deleted):
     answer = answer_to(ops, header, kv, deleted=deleted).SerializeToString()
-    assert CODEC.committed(answer, ops) == COMPILER.commit((), ops, ()).outcome(answer)
+    assert CODEC.committed(answer, ops) == COMPILER.compile_commit((), ops, ()).decode_outcome(answer)
 
 
 @given(RANGE, st.lists(STRANGER, max_size=3), st.randoms())
@@ -208,9 +208,9 @@ def test_more_than_fits_side_by_side_needs_a_plan():
 def test_many_puts_are_nested_with_their_reads_as_in_the_plan():
     ops = [*(Put(f"k{n}", b"v") for n in range(PAIRED_LIMIT // 2)), Create("l", b"v")]
     for some in (ops, ops[1:]):
-        plan = COMPILER.commit((), some, ())
+        plan = COMPILER.compile_commit((), some, ())
         sent = pb.TxnRequest.FromString(encoded((), some, slot_at(1)))
-        assert sent == pb.TxnRequest.FromString(plan.request(KEYS, slot_at(1)))
+        assert sent == pb.TxnRequest.FromString(plan.encode_request(KEYS, slot_at(1)))
     nested = pb.ResponseOp(
         response_txn=pb.TxnResponse(
             responses=[
@@ -223,7 +223,7 @@ def test_many_puts_are_nested_with_their_reads_as_in_the_plan():
     answer = pb.TxnResponse(
         header=pb.ResponseHeader(revision=9), succeeded=True, responses=[put, *[nested] * (len(ops) - 1), put]
     ).SerializeToString()
-    assert CODEC.committed(answer, ops) == COMPILER.commit((), ops, ()).outcome(answer)
+    assert CODEC.committed(answer, ops) == COMPILER.compile_commit((), ops, ()).decode_outcome(answer)
 
 
 def test_refused_transaction_committed_nothing():

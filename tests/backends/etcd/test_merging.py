@@ -182,7 +182,7 @@ def calls_of(backend):
 def bearing(etcd34, root, opened):
     """A backend of a server that bears transactions of reads."""
     backend = opened(etcd34.url(root))
-    assert backend._connection.survives_cut_reads
+    assert backend._connection.survives_canceled_reads
     return backend
 
 
@@ -202,7 +202,7 @@ def test_five_hundred_reads_in_flight_are_a_few_requests(etcd34, proxied, root, 
 
 def test_old_server_gets_every_read_alone(backend):
     sent = calls_of(backend)
-    backend._connection.survives_cut_reads = False
+    backend._connection.survives_canceled_reads = False
     for future in [backend.get(f"k{n}", stale_ok=False) for n in range(50)]:
         assert future.result(5) is None
     assert sent == ["Range"] * 50

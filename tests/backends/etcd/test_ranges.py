@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from latchwork.backends.versions import survives_cut_reads
+from latchwork.backends.versions import survives_canceled_reads
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Delete, Exists, Put
 from latchwork_testkit.etcd_rpc import Stub, pb
@@ -31,13 +31,13 @@ def dangerous(backend):
         return send(method, request, timeout_s, **how)
 
     backend._connection.send = spy
-    backend._connection.survives_cut_reads = False
+    backend._connection.survives_canceled_reads = False
     return found
 
 
 def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
     with EtcdServer("3.5") as server, grpc.insecure_channel(f"ipv4:{server.endpoint}") as channel:
-        if survives_cut_reads(Stub(channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version):
+        if survives_canceled_reads(Stub(channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version):
             pytest.skip("this 3.5 server is a newer one")
         kv = Stub(channel, "KV")
         value = b"x" * 500
@@ -60,7 +60,7 @@ def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
 
 def test_backend_asks_the_server_for_its_version(raw, backend):
     version = Stub(raw.channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version
-    assert backend._connection.survives_cut_reads is survives_cut_reads(version)
+    assert backend._connection.survives_canceled_reads is survives_canceled_reads(version)
 
 
 def test_many_gets_are_right_on_an_old_server_and_do_not_endanger_it(backend, dangerous):

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork import connect
 from latchwork.backends import versions
-from latchwork.backends.versions import etcd_may_lose_data, progress_is_proof, survives_cut_reads
+from latchwork.backends.versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads
 from latchwork_testkit.binaries import find_etcd
 
 
@@ -33,7 +33,7 @@ from latchwork_testkit.binaries import find_etcd
     ],
 )
 def test_version_tells_what_a_server_can_be_trusted_with(version, survives, proves):
-    assert (survives_cut_reads(version), progress_is_proof(version)) == (survives, proves)
+    assert (survives_canceled_reads(version), progress_follows_events(version)) == (survives, proves)
 
 
 @pytest.mark.parametrize(

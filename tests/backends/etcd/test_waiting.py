@@ -52,7 +52,7 @@ def test_operation_is_one_request_made_in_the_thread_that_waits(operation, backe
 
 
 def test_many_gets_are_one_request_made_in_the_thread_that_waits_where_the_server_can_bear_it(backend, sent):
-    backend._connection.survives_cut_reads = True
+    backend._connection.survives_canceled_reads = True
     done = backend.for_blocking_calls.get_many([f"k{n}" for n in range(100)])
     assert done.done()
     assert sent == [("Txn", True)]

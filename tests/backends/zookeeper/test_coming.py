@@ -117,7 +117,7 @@ def test_a_parent_that_another_client_made_first_is_found_by_its_maker_and_by_th
 
 def test_who_was_misled_once_sees_to_its_parents_itself(backend, monkeypatch):
     begin(backend, "in/p/t1/a").result(WAIT_S)
-    monkeypatch.setattr(ParentCache, "is_coming", lambda *_: True)
+    monkeypatch.setattr(ParentCache, "is_being_created", lambda *_: True)
     begin(backend, "in/p/t2/a").result(WAIT_S)
     begin(backend, "new/p/t2/a", Absent("new/p/t3")).result(WAIT_S)
     assert there(backend, "in/p/t2/a")
@@ -129,19 +129,19 @@ def test_a_parent_is_on_its_way_for_its_connection_and_until_its_own_maker_has_e
     parents.record_existence("a/x", exists=False)
     first, second = MultiPlan(makes=["a/b"]), MultiPlan(makes=["a/b"])
     parents.record_sent(first, one)
-    assert parents.missing("a/b/c", one) is None
-    assert parents.missing("a/b/c", two) == "a/b"
+    assert parents.find_missing_parent("a/b/c", one) is None
+    assert parents.find_missing_parent("a/b/c", two) == "a/b"
     parents.record_sent(second, one)
     parents.record_ended(first)
-    assert parents.missing("a/b/c", one) is None
+    assert parents.find_missing_parent("a/b/c", one) is None
     parents.record_ended(second)
-    assert parents.missing("a/b/c", one) == "a/b"
+    assert parents.find_missing_parent("a/b/c", one) == "a/b"
 
 
 def test_a_key_that_the_transaction_names_is_as_it_was_read():
     memory, connection = VersionCache(), object()
     memory.parents.record_sent(MultiPlan(makes=["a", "a/b"]), connection)
     known = KnownStates({key: Znode(exists=False) for key in ("a", "a/b", "a/b/c")}, fresh=True)
-    seen = memory.with_coming(known, [Absent("a/b")], [Create("a/b/c", b"")], connection)
+    seen = memory.add_pending_parents(known, [Absent("a/b")], [Create("a/b/c", b"")], connection)
     assert [seen.nodes[key].exists for key in ("a", "a/b", "a/b/c")] == [True, False, False]
     assert seen.fresh

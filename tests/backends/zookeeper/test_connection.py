@@ -1,4 +1,4 @@
-"""What becomes of a write whose connection broke, without a server: the verdict for each thing the evidence can say."""
+"""What becomes of a write whose connection broke, without a server: the verdict for each value of the write counter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kazoo.exceptions import ConnectionLoss, SessionExpiredError
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
+from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import Reply
 from latchwork.clock import SYSTEM_CLOCK
 
-EVIDENCE = "/r/@w/1"
+COUNTER_PATH = "/r/@w/1"
 
 
 class Deaf:
@@ -41,7 +41,7 @@ def connection():
         )
         opened = ZooKeeperConnection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
-        opened.evidence = EVIDENCE
+        opened.counter_path = COUNTER_PATH
         yield opened
 
 
@@ -62,7 +62,7 @@ def lose(connection, *calls):
 
 def answer_settling(connection, number, error=wire.OK):
     barrier, read = connection.take(10**6)
-    assert wire.encode_path_request(EVIDENCE) == read.payload
+    assert wire.encode_path_request(COUNTER_PATH) == read.payload
     barrier.answer(Reply(wire.OK, 50, b""))
     data = struct.pack("!q", number)
     stat = struct.pack("!qqqqiiiqiiq", 1, 42, 0, 0, number, 0, 0, 7, 8, 0, 1)
@@ -87,7 +87,7 @@ def test_only_what_settles_is_sent_until_everything_is_settled(connection):
     assert read in sent
 
 
-def test_evidence_of_its_own_number_means_applied_then_and_there(connection):
+def test_a_write_counter_of_its_own_number_means_applied_then_and_there(connection):
     lost = write(connection, "a")
     connection.take(10**6)
     lose(connection, lost)
@@ -117,7 +117,7 @@ def test_a_second_cut_while_settling_settles_all_again(connection):
     assert lost.result(0).settled
 
 
-def test_without_the_evidence_znode_nothing_is_known(connection):
+def test_without_the_write_counter_nothing_is_known(connection):
     lost = write(connection, "a")
     connection.take(10**6)
     lose(connection, lost)
@@ -134,7 +134,7 @@ def test_an_expired_session_leaves_sent_writes_unknown_and_unsent_reads_waiting(
     assert not connection.on_session_expired()
     assert lost.exception(0).sent
     assert not waiting.done()
-    with pytest.raises(EvidenceGone):
+    with pytest.raises(WriteCounterMissing):
         write(connection, "b")
     late = connection.call(wire.GET_DATA, b"")
     late.set_exception(SessionExpiredError())

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from latchwork.backends.zookeeper.layout import bucket
+from latchwork.backends.zookeeper.layout import bucket_of
 from latchwork.backends.zookeeper.writing import states, writes
 from latchwork.backends.zookeeper.writing.states import ParentCache, RecentValueCache
 from latchwork.errors import Conflict, InvalidKey
@@ -178,7 +178,7 @@ def test_a_key_taken_for_new_that_another_store_has_put_is_overwritten(backend, 
 def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletion_in_its_bucket(backend, readings):
     """A deletion of another key moves the bucket's guard: what was read of it since then is remembered."""
     entry = backend.commit([], [Put("lasting", b"")]).result(WAIT_S).entries[0]
-    near = next(f"n{n}" for n in range(10_000) if bucket(f"n{n}") == bucket("lasting"))
+    near = next(f"n{n}" for n in range(10_000) if bucket_of(f"n{n}") == bucket_of("lasting"))
     create(backend, near)
     backend.commit([], [Delete(near)]).result(WAIT_S)
     del readings[:]
@@ -192,14 +192,14 @@ def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletio
 
 def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():
     parents = ParentCache()
-    assert parents.missing("a/b/c") is None
+    assert parents.find_missing_parent("a/b/c") is None
     parents.record_existence("a/x", exists=False)
-    assert parents.missing("a/b/c") == "a/b"
-    assert parents.missing("other/b/c") is None
+    assert parents.find_missing_parent("a/b/c") == "a/b"
+    assert parents.find_missing_parent("other/b/c") is None
     parents.record_key_written("a/b")
-    assert parents.missing("a/b/d") is None
+    assert parents.find_missing_parent("a/b/d") is None
     parents.record_existence("a/y", exists=True)
-    assert parents.missing("a/z/c") is None
+    assert parents.find_missing_parent("a/z/c") is None
 
 
 def test_a_parent_that_may_be_swept_is_not_taken_for_there():
@@ -207,7 +207,7 @@ def test_a_parent_that_may_be_swept_is_not_taken_for_there():
     parents.record_existence("a/x", exists=False)
     parents.record_key_written("a/b")
     parents.record_emptied(["a/b", "never seen"])
-    assert parents.missing("a/b/c") == "a/b"
+    assert parents.find_missing_parent("a/b/c") == "a/b"
 
 
 def test_what_is_remembered_of_parents_is_bounded():

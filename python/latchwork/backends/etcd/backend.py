@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import decode_answer
+from latchwork.backends.etcd.connection import decode_response
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import EtcdReader
 from latchwork.backends.etcd.sessions import EtcdSessions
@@ -25,7 +25,7 @@ from latchwork.backends.etcd.watching.watches import StoreWatches
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.plan import EtcdCommit, TxnCompiler
 from latchwork.backends.etcd.writing.sequences import SequentialKeys
-from latchwork.backends.etcd.writing.txn import Txn, tree_deletion
+from latchwork.backends.etcd.writing.txn import Txn, build_tree_deletion
 from latchwork.backends.etcd.writing.writes import EtcdWriter
 from latchwork.backends.futures import FutureGenerator, failed, run_generator
 from latchwork.backends.url import StoreURL
@@ -148,7 +148,7 @@ class EtcdBackend(Backend):
             return (
                 self._writer.write(commit, commit.replan, now=self._now)
                 if ops
-                else self._commit_checks_only(commit.txn())
+                else self._commit_checks_only(commit.as_txn())
             )
         except (LatchworkError, ValueError) as error:
             return failed(error)
@@ -161,7 +161,9 @@ class EtcdBackend(Backend):
         """Create a key and read the older keys with the same stem, in one transaction. See
         ``Backend.create_ordered``.
         """
-        plan = partial(self._compiler.ordered, stem, Create(stem + unique, value, session), self._sessions.ended)
+        plan = partial(
+            self._compiler.compile_create_ordered, stem, Create(stem + unique, value, session), self._sessions.ended
+        )
         try:
             return self._writer.write(plan(), plan, now=self._now)
         except (LatchworkError, ValueError) as error:
@@ -172,7 +174,7 @@ class EtcdBackend(Backend):
 
         The future returns the number of deleted keys.
         """
-        txn = tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
+        txn = build_tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
         return self._writer.write(txn, lambda: txn, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
@@ -246,12 +248,12 @@ class EtcdBackend(Backend):
         If one does not hold, or if there are too many, read the keys instead.
         """
         if not txn.is_flat:
-            yield from self._writer.explain(txn, deadline)
+            yield from self._writer.raise_failed_check(txn, deadline)
             return Committed(0)
-        compares = requests.transaction(txn.compares(), ())
-        decode = partial(decode_answer, "Txn")
+        compares = requests.encode_transaction(txn.build_compares(), ())
+        decode = partial(decode_response, "Txn")
         while not (yield self._connection.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
-            yield from self._writer.explain(txn, deadline)
+            yield from self._writer.raise_failed_check(txn, deadline)
             if self._clock.now() >= deadline:
                 raise Unavailable(f"could not {txn.what} in time, others wrote at the same time; try again")
         return Committed(0)

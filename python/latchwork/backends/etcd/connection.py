@@ -22,11 +22,11 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.channel import Channel, credentials, open_channel, tls_files
-from latchwork.backends.etcd.errors import Effect
+from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
-from latchwork.backends.versions import etcd_may_lose_data, progress_is_proof, survives_cut_reads, warn_once
+from latchwork.backends.versions import etcd_may_lose_data, progress_follows_events, survives_canceled_reads, warn_once
 from latchwork.clock import Clock
 from latchwork.errors import (
     AuthenticationFailed,
@@ -107,7 +107,7 @@ class _Read(LightFuture[T]):
         except LatchworkError as error:
             reject(self, error)
         except ValueError as error:
-            reject(self, unreadable_error(self._what, error))
+            reject(self, malformed_response_error(self._what, error))
         except Exception as error:  # callers that wait for the outcome must be notified
             reject(self, error)
 
@@ -120,7 +120,7 @@ class EtcdConnection:
 
     Attributes:
         healthy: the last call that said something about the connection went well.
-        survives_cut_reads, progress_is_proof: of the server; see ``versions.py``.
+        survives_canceled_reads, progress_is_proof: of the server; see ``versions.py``.
         closed: set once, by ``close``.
     """
 
@@ -130,8 +130,8 @@ class EtcdConnection:
         self.call_timeout_s = url.call_timeout_s
         self.metadata: tuple[tuple[str, str], ...] = tuple(getattr(client, "metadata", None) or ())
         self.healthy = True
-        self.survives_cut_reads = False
-        self.progress_is_proof = False
+        self.survives_canceled_reads = False
+        self.progress_follows_events = False
         self.closed = False
         self._url = url
         self._client = client
@@ -256,15 +256,15 @@ class EtcdConnection:
         Raises:
             LatchworkError: The error of the server, or ``Unavailable``.
         """
-        answer = yield from self.fetch(method, request, what, deadline)
+        answer = yield from self.call_undecoded(method, request, what, deadline)
         if not isinstance(answer, bytes):
             return answer
         try:
-            return decode_answer(method, answer)
+            return decode_response(method, answer)
         except ValueError as error:
-            raise unreadable_error(what, error) from error
+            raise malformed_response_error(what, error) from error
 
-    def fetch(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
+    def call_undecoded(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
         """Make a call like ``call``, but return the answer to a Range or a Txn as undecoded bytes."""
         refreshed = False
         while True:
@@ -277,7 +277,7 @@ class EtcdConnection:
                 self.healthy = True
                 return answer
 
-    def pause(self, error: grpc.RpcError, what: str, deadline: float) -> FutureGenerator[None]:
+    def pause_before_retry(self, error: grpc.RpcError, what: str, deadline: float) -> FutureGenerator[None]:
         """Pause before the next attempt of a call.
 
         Args:
@@ -290,7 +290,7 @@ class EtcdConnection:
         if self.closed:
             raise rpc_errors.with_cause(Closed(f"the store was closed while it was to {what}"), error)
         if self.clock.now() + RETRY_S >= deadline:
-            raise rpc_errors.translate(error, what)
+            raise rpc_errors.translate_error(error, what)
         yield self.timer.after(RETRY_S)
 
     def refresh_token(self, deadline: float | None = None) -> Future[None]:
@@ -338,8 +338,8 @@ class EtcdConnection:
     def record_failure(self, error: grpc.RpcError) -> None:
         """Record that a call failed because of the connection. Disconnect from a member that cannot serve requests."""
         self.healthy = False
-        if rpc_errors.classify_effect(error) is Effect.NEVER_SENT:
-            self._connect_error = rpc_errors.details(error)
+        if rpc_errors.classify_outcome(error) is CallOutcome.NEVER_SENT:
+            self._connect_error = rpc_errors.get_message(error)
         if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.is_member_failing(error)):
             self._rotate()
 
@@ -386,7 +386,7 @@ class EtcdConnection:
 
     def _connect_trouble(self, error: Unavailable) -> str:
         """Describe why connecting failed: the phase, and the message of gRPC."""
-        said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
+        said = rpc_errors.get_message(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
         if self._channel.is_connected():
             return f"it got no further than the first answer ({said})"
         said = self._connect_error or said
@@ -403,8 +403,8 @@ class EtcdConnection:
         try:
             soon = min(deadline, self.clock.now() + _STATUS_S)
             status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
-            self.survives_cut_reads = survives_cut_reads(status.version)
-            self.progress_is_proof = progress_is_proof(status.version)
+            self.survives_canceled_reads = survives_canceled_reads(status.version)
+            self.progress_follows_events = progress_follows_events(status.version)
             if etcd_may_lose_data(status.version):
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._url.hosts))
             yield from self._warn_of_full_history(status, soon)
@@ -470,10 +470,10 @@ class EtcdConnection:
                     hosts = join_hosts(self._hosts)
                     _log.warning("etcd at %s verifies no passwords: authentication is not enabled", hosts)
                     return
-                if rpc_errors.classify_effect(error) is Effect.REFUSED:
-                    raise rpc_errors.translate(error, what) from error
+                if rpc_errors.classify_outcome(error) is CallOutcome.REFUSED:
+                    raise rpc_errors.translate_error(error, what) from error
                 self.record_failure(error)
-                yield from self.pause(error, what, deadline)
+                yield from self.pause_before_retry(error, what, deadline)
             else:
                 self.metadata = (("token", answer.token),)
                 return
@@ -490,7 +490,7 @@ class EtcdConnection:
             deadline: Local clock time.
         """
         yield from self._prepare_retry(error, what, deadline, refreshed=False)
-        return (yield from self.fetch(*again, what, deadline))
+        return (yield from self.call_undecoded(*again, what, deadline))
 
     def _prepare_retry(
         self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool
@@ -507,22 +507,22 @@ class EtcdConnection:
         Raises:
             LatchworkError: A retry would not help.
         """
-        effect = rpc_errors.classify_effect(error)
+        effect = rpc_errors.classify_outcome(error)
         may_refresh = self._url.user is not None or self._client is not None
-        if effect is Effect.STALE_TOKEN and may_refresh and not refreshed:
+        if effect is CallOutcome.STALE_TOKEN and may_refresh and not refreshed:
             yield self.refresh_token(deadline)
             return True
-        if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
+        if effect in {CallOutcome.REFUSED, CallOutcome.STALE_TOKEN}:
             self.healthy = True
-            raise rpc_errors.translate(error, what) from error
+            raise rpc_errors.translate_error(error, what) from error
         self._refuse_tls_trouble(error)
         self.record_failure(error)
-        yield from self.pause(error, what, deadline)
+        yield from self.pause_before_retry(error, what, deadline)
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
         """Raise ``ConnectFailed`` for a TLS error, unless there is another member, because a retry does not help."""
-        said = rpc_errors.details(error)
+        said = rpc_errors.get_message(error)
         if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
                 f"TLS with etcd at {join_hosts(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
@@ -561,7 +561,7 @@ class CompletedCall:
 
     def code(self) -> grpc.StatusCode:
         """Return the gRPC status code of the call."""
-        return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
+        return grpc.StatusCode.OK if self._error is None else rpc_errors.get_status_code(self._error)
 
     def done(self) -> bool:
         """Return True, because the call has ended."""
@@ -582,7 +582,7 @@ class CompletedCall:
         fn(self)
 
 
-def decode_answer(method: str, answer: bytes) -> Any:
+def decode_response(method: str, answer: bytes) -> Any:
     """Decode the bytes of an answer to a message.
 
     Args:
@@ -598,7 +598,7 @@ def decode_answer(method: str, answer: bytes) -> Any:
         raise ValueError(msg) from error
 
 
-def unreadable_error(what: str, error: ValueError) -> LatchworkError:
+def malformed_response_error(what: str, error: ValueError) -> LatchworkError:
     """Return the error for a read whose answer cannot be decoded.
 
     Args:

@@ -1,6 +1,7 @@
 """Conversion of gRPC's errors to latchwork's errors.
 
-For a failed call, ``classify_effect`` returns whether it may have been applied, and ``translate`` returns the error.
+For a failed call, ``classify_outcome`` returns whether it may have been applied, and ``translate_error`` returns the
+error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "invalid 
 _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline")
 
 
-class Effect(enum.Enum):
+class CallOutcome(enum.Enum):
     """What happened to a failed call: it was refused, never sent, or its outcome is unknown."""
 
     REFUSED = "the server said no: it was not applied and never will be"
@@ -59,28 +60,28 @@ _DEFINITE = {
 }
 
 
-def details(error: grpc.RpcError) -> str:
+def get_message(error: grpc.RpcError) -> str:
     """Return the message of the server or of gRPC in one line."""
     found = error.details() if hasattr(error, "details") else None
     return " ".join((found or str(error)).split())[:300]
 
 
-def code(error: grpc.RpcError) -> grpc.StatusCode:
+def get_status_code(error: grpc.RpcError) -> grpc.StatusCode:
     """Return the status code of a failed call."""
     found = error.code() if hasattr(error, "code") else None
     return found if isinstance(found, grpc.StatusCode) else _Code.UNKNOWN
 
 
-def classify_effect(error: grpc.RpcError) -> Effect:
+def classify_outcome(error: grpc.RpcError) -> CallOutcome:
     """Return what happened to a failed call, judging by its error: refused, never sent, or outcome unknown."""
-    said = details(error)
+    said = get_message(error)
     if any(words in said for words in _STALE_TOKEN):
-        return Effect.STALE_TOKEN
-    if code(error) in _DEFINITE:
-        return Effect.REFUSED
-    if code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):
-        return Effect.NEVER_SENT
-    return Effect.UNKNOWN
+        return CallOutcome.STALE_TOKEN
+    if get_status_code(error) in _DEFINITE:
+        return CallOutcome.REFUSED
+    if get_status_code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):
+        return CallOutcome.NEVER_SENT
+    return CallOutcome.UNKNOWN
 
 
 def connect_phase(said: str) -> str:
@@ -90,23 +91,25 @@ def connect_phase(said: str) -> str:
 
 def is_member_failing(error: grpc.RpcError) -> bool:
     """Return whether the client should try another member of the cluster, although it is connected to this one."""
-    return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
+    return get_status_code(error) is _Code.DEADLINE_EXCEEDED or any(
+        words in get_message(error) for words in _MEMBER_TROUBLE
+    )
 
 
 def details_contain(error: BaseException, words: str) -> bool:
     """Return whether the message of an error contains some words."""
-    return isinstance(error, grpc.RpcError) and words in details(error)
+    return isinstance(error, grpc.RpcError) and words in get_message(error)
 
 
-def translate(error: grpc.RpcError, what: str) -> LatchworkError:
+def translate_error(error: grpc.RpcError, what: str) -> LatchworkError:
     """Convert the gRPC error of a failed call to one of latchwork's errors.
 
     Args:
         error: The gRPC error, which becomes the cause.
         what: Description of the call with its key, such as "read 'a/b'".
     """
-    said = details(error)
-    known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
+    said = get_message(error)
+    known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(get_status_code(error))
     if known is None:
         return with_cause(Unavailable(f"etcd could not {what} in time ({said}); try again"), error)
     make, message = known

@@ -90,7 +90,7 @@ class EtcdKeys:
             VersionKey(revision),
             revision,
             kv.create_revision,
-            owner_of(kv.lease),
+            session_id_of_lease(kv.lease),
         )
 
 
@@ -99,12 +99,12 @@ def single_key_range(raw: bytes) -> KeyRange:
     return raw, raw + b"\0"
 
 
-def owner_of(lease: int) -> str | None:
+def session_id_of_lease(lease: int) -> str | None:
     """Return the ID of the session with this lease ID. None if the lease ID is 0."""
     return f"{lease:x}" if lease else None
 
 
-def lease_of(session_id: str) -> int:
+def lease_id_of_session(session_id: str) -> int:
     """Return the lease ID of a session.
 
     Raises:

@@ -28,7 +28,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec, EtcdPage
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import EtcdConnection, decode_answer, unreadable_error
+from latchwork.backends.etcd.connection import EtcdConnection, decode_response, malformed_response_error
 from latchwork.backends.etcd.layout import EtcdKeys, KeyRange
 from latchwork.backends.etcd.writing.requests import Operation
 from latchwork.backends.futures import (
@@ -41,7 +41,7 @@ from latchwork.backends.futures import (
     then,
     together,
 )
-from latchwork.backends.outcomes import read_of
+from latchwork.backends.outcomes import describe_read
 from latchwork.errors import Closed, LatchworkError, Unavailable
 from latchwork.types import Entry
 
@@ -71,7 +71,7 @@ class EtcdReader:
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Read a key. The future returns its entry, or None. Under load, the read is combined with others."""
-        if self._connection.survives_cut_reads and not self._now:
+        if self._connection.survives_canceled_reads and not self._now:
             return self._merged[stale_ok].get(key)
         codec = self._codec
         return self._connection.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
@@ -115,8 +115,8 @@ class EtcdReader:
     # Private.
 
     def _get_chunk(self, keys: Sequence[str], *, stale_ok: bool, now: bool) -> Future[list[Entry | None]]:
-        what = read_of(keys)
-        if self._connection.survives_cut_reads:
+        what = describe_read(keys)
+        if self._connection.survives_canceled_reads:
             request = self._codec.get_many(keys, stale_ok)
             return self._connection.read("Txn", request, what, self._codec.found, now=now)
         apart = [self._codec.get(key, stale_ok) for key in keys]
@@ -283,7 +283,7 @@ class MergedReads:
         if not batch:
             return
         request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
-        what = read_of([wish.key for wish in batch])
+        what = describe_read([wish.key for wish in batch])
         future = self._connection.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
         future.add_done_callback(lambda done: self._ended(batch, done))
 
@@ -332,11 +332,11 @@ def read_ranges(
         deadline: Local clock time. None is the call timeout from now.
         now: Send a single request in this thread.
     """
-    if not connection.survives_cut_reads:
+    if not connection.survives_canceled_reads:
         return read_separately(connection, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
-        return connection.read("Txn", request, what, lambda answer: _ranges_of(decode_answer("Txn", answer)), now=now)
+        return connection.read("Txn", request, what, lambda answer: _ranges_of(decode_response("Txn", answer)), now=now)
     return then(run_generator(connection.call("Txn", request, what, deadline)), _ranges_of)
 
 
@@ -354,11 +354,11 @@ def read_pages(
     until = connection.clock.now() + connection.call_timeout_s
 
     def page(request: Any) -> FutureGenerator[EtcdPage]:
-        answer = yield from connection.fetch("Range", request, what, until)
+        answer = yield from connection.call_undecoded("Range", request, what, until)
         try:
             return codec.page(answer)
         except ValueError as error:
-            raise unreadable_error(what, error) from error
+            raise malformed_response_error(what, error) from error
 
     return together([run_generator(page(each)) for each in ranges])
 

@@ -18,10 +18,10 @@ from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapsho
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import EtcdConnection
-from latchwork.backends.etcd.layout import EtcdKeys, lease_of, single_key_range
+from latchwork.backends.etcd.layout import EtcdKeys, lease_id_of_session, single_key_range
 from latchwork.backends.etcd.watching.watches import StoreWatches
-from latchwork.backends.etcd.writing.slots import grant
-from latchwork.backends.etcd.writing.txn import marker_creation
+from latchwork.backends.etcd.writing.slots import grant_lease
+from latchwork.backends.etcd.writing.txn import build_marker_creation
 from latchwork.backends.etcd.writing.writes import EtcdWriter
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, failed, run_generator
 from latchwork.errors import LatchworkError, SessionLost
@@ -118,9 +118,11 @@ class EtcdSessions:
     def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> FutureGenerator[BackendSession]:
         deadline = self._connection.clock.now() + self._connection.call_timeout_s
         sent_at = self._connection.clock.now()
-        lease, granted_s = yield from grant(self._connection, max(1, math.ceil(ttl_s)), "open a session", deadline)
+        lease, granted_s = yield from grant_lease(
+            self._connection, max(1, math.ceil(ttl_s)), "open a session", deadline
+        )
         session = EtcdSession(self, f"{lease:x}", granted_s, sent_at)
-        txn = marker_creation(self._keys, session.id, b"%d" % granted_s)
+        txn = build_marker_creation(self._keys, session.id, b"%d" % granted_s)
         try:
             session.token = yield self._writer.write(txn, lambda: txn, deadline)
         except LatchworkError:
@@ -137,16 +139,16 @@ class EtcdSessions:
         return session
 
     def _renewing(self, session: EtcdSession) -> FutureGenerator[float]:
-        request = pb.LeaseKeepAliveRequest(ID=lease_of(session.id))
+        request = pb.LeaseKeepAliveRequest(ID=lease_id_of_session(session.id))
         refreshed = False
         while True:
             sent_at = self._connection.clock.now()
             try:
                 answer = yield self._connection.send("LeaseKeepAlive", request, self._renewal_timeout_s(session))
             except grpc.RpcError as error:
-                if refreshed or rpc_errors.classify_effect(error) is not rpc_errors.Effect.STALE_TOKEN:
+                if refreshed or rpc_errors.classify_outcome(error) is not rpc_errors.CallOutcome.STALE_TOKEN:
                     self._connection.record_failure(error)
-                    raise rpc_errors.translate(error, f"renew session {session.id}") from error
+                    raise rpc_errors.translate_error(error, f"renew session {session.id}") from error
                 refreshed = True
                 yield self._connection.refresh_token(sent_at + self._renewal_timeout_s(session))
             else:
@@ -156,7 +158,7 @@ class EtcdSessions:
 
     def _revoke(self, session: EtcdSession) -> FutureGenerator[None]:
         deadline = self._connection.clock.now() + self._connection.call_timeout_s
-        request = pb.LeaseRevokeRequest(ID=lease_of(session.id))
+        request = pb.LeaseRevokeRequest(ID=lease_id_of_session(session.id))
         try:
             yield from self._connection.call("LeaseRevoke", request, f"close session {session.id}", deadline)
         except SessionLost:

@@ -20,7 +20,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import FutureGenerator, failed, run_generator
-from latchwork.backends.outcomes import read_of
+from latchwork.backends.outcomes import describe_read
 from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.call_queue import CallQueue, PostgresCall, StoreConnector
 from latchwork.backends.postgres.change_notifier import ChangeNotifier
@@ -113,7 +113,7 @@ class PostgresBackend(Backend):
             found = {each.key: each for each in map(decode_entry, rows)}
             return [found.get(key) for key in keys]
 
-        return self._read(read_of(keys), [self._read_statements.select_keys(keys)], decode)
+        return self._read(describe_read(keys), [self._read_statements.select_keys(keys)], decode)
 
     def list(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.futures import reject, resolve
-from latchwork.backends.outcomes import describe
+from latchwork.backends.outcomes import describe_transaction
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.call_queue import PostgresCall
 from latchwork.backends.postgres.connection import Row, Statement, decode_number, encode_number_array, encode_text_array
@@ -100,7 +100,7 @@ class PostgresCommit(Write):
         kind: str = "",
         stem: str | None = None,
     ) -> None:
-        super().__init__(describe(checks, ops), deadline)
+        super().__init__(describe_transaction(checks, ops), deadline)
         self.checks, self.ops, self.kind, self.stem = checks, ops, kind, stem
         self.changes = bool(ops)
         self.sessions = [None if isinstance(op, Delete) or op.session is None else op.session.id for op in ops]

@@ -17,13 +17,13 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, WatchCallback
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, failed, reject, run_generator, then
-from latchwork.backends.outcomes import describe
+from latchwork.backends.outcomes import describe_transaction
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import ConnectionSettings, ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, no_reply_error, session_lost
+from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, no_reply_error, session_lost
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
@@ -31,7 +31,7 @@ from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.watches import ZooKeeperWatchHub
 from latchwork.backends.zookeeper.writing.parents import remove_empty_parents
 from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
-from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
+from latchwork.backends.zookeeper.writing.write_task import WriteTask, create_write_counter
 from latchwork.backends.zookeeper.writing.writes import ZooKeeperWriter
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
@@ -147,7 +147,9 @@ class ZooKeeperBackend(Backend):
         return self._commit_by(owner, checks, ops)
 
     def _commit_by(self, owner: HasId | None, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
+        return self._write(
+            owner, describe_transaction(checks, ops), lambda task: self._writer.commit(task, checks, ops)
+        )
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key whose numeric suffix is greater than all earlier ones below its parent."""
@@ -165,7 +167,7 @@ class ZooKeeperBackend(Backend):
         op = Create(stem + unique, value, session)
         return self._write(
             session,
-            describe((), (op,)),
+            describe_transaction((), (op,)),
             lambda task: create_ordered(self._reader, self._writer.memory, task, stem, op),
         )
 
@@ -349,7 +351,7 @@ class ZooKeeperBackend(Backend):
 
     def _write_steps(self, task: WriteTask, steps: Callable[[WriteTask], FutureGenerator[T]]) -> FutureGenerator[T]:
         while True:
-            if task.connection.evidence is None:
+            if task.connection.counter_path is None:
                 if task.session_id is not None:
                     raise session_lost(task.session_id, task.what)
                 if self._closed:
@@ -357,7 +359,7 @@ class ZooKeeperBackend(Backend):
                 yield self._ready(task)
             try:
                 return (yield from steps(task))
-            except EvidenceGone:
+            except WriteCounterMissing:
                 with self._lock:
                     self._readying = None
 
@@ -371,10 +373,13 @@ class ZooKeeperBackend(Backend):
         readying: Future[int] = LightFuture()
         try:
             with self._lock:
-                if self._readying is not None and not (self._readying.done() and self._main.evidence is None):
+                if self._readying is not None and not (self._readying.done() and self._main.counter_path is None):
                     return self._readying
                 self._readying = readying
-            chain(run_generator(prepare(self._reader, task, self._layout.writer_path(uuid.uuid4().hex))), readying)
+            chain(
+                run_generator(create_write_counter(self._reader, task, self._layout.writer_path(uuid.uuid4().hex))),
+                readying,
+            )
         except BaseException:  # others wait for it
             reject(readying, Unavailable(f"{task.what}: another thread was interrupted as it prepared it; try again"))
             raise

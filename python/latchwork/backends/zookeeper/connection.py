@@ -2,13 +2,13 @@
 
 Every request ends by its deadline. A request that was not sent when a connection was lost waits for the next one. A
 linearizable read follows a check-only multi on the same connection, the barrier. Each write also sets the znode of this
-session that is called its *evidence* to the number of the write. After a lost reply, the next connection of the session
+session called its *write counter* to the number of the write. After a lost reply, the next connection of the session
 starts with a check-only multi, after which everything that the old connection sent was either applied or refused. Then
-it reads the evidence:
+it reads the write counter:
 
-    evidence == number   the write was applied, at the evidence's mzxid
-    evidence <  number   the write was not applied and never will be: it is sent again, in the old order
-    evidence >  number   a later write was applied: the outcome of this one stays unknown
+    counter == number    the write was applied, at the mzxid of the counter
+    counter <  number    the write was not applied and never will be: it is sent again, in the old order
+    counter >  number    a later write was applied: the outcome of this one stays unknown
 
 docs/design/zookeeper.md describes the whole protocol.
 """
@@ -30,7 +30,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import LightFuture
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply
+from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing
 from latchwork.backends.zookeeper.kazoo_connection import KazooConnection
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.timing import Timing
@@ -100,7 +100,7 @@ class ZooKeeperConnection:
         self._woken = self._sweeping = self.has_ended = self._discards = False
         self._number = self._epoch = 0
         self.is_connected = False
-        self.evidence: str | None = None
+        self.counter_path: str | None = None
         self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
         self.first_connected: Future[None] = LightFuture()
         self._kazoo = KazooConnection(
@@ -164,21 +164,21 @@ class ZooKeeperConnection:
         return self.call(MULTI, _BARRIER, deadline)
 
     def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
-        """Send a transaction that also sets the evidence to the number of this write. Return it as a future.
+        """Send a transaction that also sets the write counter to the number of this write. Return it as a future.
 
         Args:
             parts: The encoded operations of the transaction.
             deadline: Local clock time.
             then: A second request, which is sent directly after it.
         Raises:
-            EvidenceGone: There is no evidence znode. Call ``prepare`` first.
+            WriteCounterMissing: There is no write counter. Call ``create_write_counter`` first.
         """
-        evidence = self.evidence
-        if evidence is None:
-            raise EvidenceGone
+        counter_path = self.counter_path
+        if counter_path is None:
+            raise WriteCounterMissing
         call = Request(MULTI, b"", deadline)
         call.hold = self._hold
-        self._submit(call, head=(b"".join(parts), evidence), then=then)
+        self._submit(call, head=(b"".join(parts), counter_path), then=then)
         return call
 
     def is_late(self, deadline: float) -> bool:
@@ -217,10 +217,10 @@ class ZooKeeperConnection:
         if over:
             call.set_exception(NoReply(sent=False, has_ended=True))
 
-    def _stamp(self, call: Request, head: bytes, evidence: str) -> None:
+    def _stamp(self, call: Request, head: bytes, counter_path: str) -> None:
         self._number += 1
-        call.number, call.evidence = self._number, evidence
-        call.payload = wire.encode_multi([head, wire.encode_set_data(evidence, _NUMBER.pack(self._number))])
+        call.number, call.counter_path = self._number, counter_path
+        call.payload = wire.encode_multi([head, wire.encode_set_data(counter_path, _NUMBER.pack(self._number))])
 
     def _share_barrier(self, deadline: float) -> Request:
         """Return the barrier that all reads share until it is sent."""
@@ -331,14 +331,14 @@ class ZooKeeperConnection:
         self.is_connected = False
 
     def on_session_expired(self) -> bool:
-        """Fail the writes whose outcome is unknown, because the evidence was deleted with its session.
+        """Fail the writes whose outcome is unknown, because the write counter was deleted with its session.
 
         Returns:
             Whether the thread must stop.
         """
         with self._lock:
             self.is_connected = False
-            self.evidence = None
+            self.counter_path = None
             unsettled, self._unsettled = self._unsettled, []
         stop = self._listener.on_expired()
         with self._lock:
@@ -381,14 +381,14 @@ class ZooKeeperConnection:
             False if its outcome can no longer be found out.
         """
         with self._lock:
-            if self.has_ended or self.evidence != call.evidence or call.done():
+            if self.has_ended or self.counter_path != call.counter_path or call.done():
                 return False
             self._unsettled.append(call)
             return True
 
     def _settle_calls(self) -> list[Request]:
         deadline = max(call.deadline for call in self._unsettled)
-        read = Request(GET_DATA, wire.encode_path_request(self.evidence or "/"), deadline)
+        read = Request(GET_DATA, wire.encode_path_request(self.counter_path or "/"), deadline)
         read.barrier = Request(MULTI, _BARRIER, deadline)
         return [read.barrier, read]
 
@@ -400,7 +400,7 @@ class ZooKeeperConnection:
         found = wire.parse_data(reply.body)[0] if reply.error == OK else None
         reached = _NUMBER.unpack(found.data)[0] if found is not None and found.data else 0
         with self._lock:
-            if self.evidence is None or read.payload != wire.encode_path_request(self.evidence):
+            if self.counter_path is None or read.payload != wire.encode_path_request(self.counter_path):
                 found = None
             unsettled, self._unsettled = self._unsettled, []
             again = [call for call in unsettled if found is not None and call.number > reached and not call.done()]

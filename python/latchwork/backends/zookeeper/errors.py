@@ -32,7 +32,7 @@ class NoReply(Exception):
         self.has_ended = has_ended
 
 
-class EvidenceGone(Exception):
+class WriteCounterMissing(Exception):
     """The znode in which a connection numbers its writes does not exist. Nothing was written."""
 
 

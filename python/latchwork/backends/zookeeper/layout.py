@@ -94,7 +94,7 @@ def known_key(version: Version) -> Znode:
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
-def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
+def encode_data(value: bytes, owner: str | None, created: int | None = None) -> bytes:
     """Encode the data of a key's znode.
 
     Args:
@@ -108,7 +108,7 @@ def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes
     return _BOUND + owner.encode() + older + _PLAIN + value
 
 
-def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
+def decode_data(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
     """Decode the data of a znode.
 
     Data of other programs are returned unchanged as the value. Text that looks like an owner is a part of the value if
@@ -138,13 +138,13 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
     data, stat = found
     if not data:
         return None
-    value, owner, older = decode(data, ephemeral=bool(stat.ephemeral_owner))
+    value, owner, older = decode_data(data, ephemeral=bool(stat.ephemeral_owner))
     created = next(each for each in (older, born, stat.czxid) if each is not None)
     version = Version(stat.mzxid, stat.version, gen, created, owner, born is not None)
     return Entry(key, value, version, stat.mzxid, created, owner)
 
 
-def bucket(key: str) -> int:
+def bucket_of(key: str) -> int:
     """Return the number of the bucket to which a key belongs. The keys of a bucket share a guard znode."""
     return zlib.crc32(key.encode()) % BUCKETS
 
@@ -196,7 +196,7 @@ class ZnodeLayout:
 
     def guard_path(self, key: str) -> str:
         """Return the path of the guard of a key's bucket. Its version grows with every deletion in the bucket."""
-        return self.guards[bucket(key)]
+        return self.guards[bucket_of(key)]
 
     def born_path(self, key: str) -> str:
         """Return the path of the ``#born`` node, which records when a key was created on an existing znode."""
@@ -214,7 +214,7 @@ class ZnodeLayout:
         """Return the path of the ephemeral znode in which the store's main connection numbers its writes."""
         return f"{self.root}/@w/{unique}"
 
-    def create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
+    def encode_create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
         """Encode the creation of a znode as an operation of a transaction.
 
         Args:
@@ -224,7 +224,7 @@ class ZnodeLayout:
         """
         return wire.encode_create(path, data, self._acl, flags)
 
-    def create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
+    def encode_create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
         """Encode the creation of a parent without a value, as operations of a transaction.
 
         It is a container, which the server deletes some time after its last child. With ``is_key`` the same transaction
@@ -233,7 +233,7 @@ class ZnodeLayout:
         """
         path = self.path(key)
         return [
-            self.create(path) if is_key else wire.encode_create_container(path, self._acl),
+            self.encode_create(path) if is_key else wire.encode_create_container(path, self._acl),
             wire.encode_set_data(path, b"", 0),
         ]
 
@@ -256,7 +256,7 @@ class ZnodeLayout:
             self.invalid_keys.record([key])
         return key if is_key(key) else None
 
-    def visible(self, names: Iterable[str], key: str) -> list[str]:
+    def filter_valid_names(self, names: Iterable[str], key: str) -> list[str]:
         """Return the names below a key that are valid keys and not internal. Invalid keys are recorded."""
         found = [name for name in names if not is_internal(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):

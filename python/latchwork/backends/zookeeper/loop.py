@@ -335,8 +335,8 @@ class Request(LightFuture[Reply]):
         self.kind = kind
         self.payload = payload
         self.deadline = deadline
-        self.number = number  # of a write with evidence; else 0
-        self.evidence = ""
+        self.number = number  # of a write that sets the write counter; else 0
+        self.counter_path = ""
         self.epoch = 0  # of the connection it was sent on last; 0: never sent
         self.sent_at = 0.0
         self.barrier: Request | None = None

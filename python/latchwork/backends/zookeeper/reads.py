@@ -19,7 +19,15 @@ from latchwork.backends.futures import FutureGenerator, completed, run_generator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
 from latchwork.backends.zookeeper.errors import check_found
-from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Version, ZnodeLayout, bucket, child_keys, read_entry
+from latchwork.backends.zookeeper.layout import (
+    BUCKETS,
+    UNKNOWN,
+    Version,
+    ZnodeLayout,
+    bucket_of,
+    child_keys,
+    read_entry,
+)
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
@@ -116,7 +124,7 @@ class ZooKeeperReader:
             guard, found = wire.parse_multi_read(reply.body)
             if isinstance(guard, Data):
                 gen = guard.stat.version
-                self.record_guard_version(bucket(key), gen)
+                self.record_guard_version(bucket_of(key), gen)
         if not isinstance(found, Data):
             check_found(found, "get", key)
             return None
@@ -147,7 +155,7 @@ class ZooKeeperReader:
         the reads of a request in order.
         """
         context = ReadContext(connection, deadline, _NO_GENS.copy())
-        buckets = sorted({bucket(key) for key in keys})
+        buckets = sorted({bucket_of(key) for key in keys})
         paths = [self.layout.guards[number] for number in buckets]
         together = len(keys) + len(buckets) <= FIRST_BATCH
         if together:
@@ -193,7 +201,7 @@ class ZooKeeperReader:
             if isinstance(each, Data):
                 if each.stat.children and each.data:
                     parents.append(index)
-                entries.append(read_entry(key, each, context.gens[bucket(key)]))
+                entries.append(read_entry(key, each, context.gens[bucket_of(key)]))
             else:
                 check_found(each, "read", key)
                 entries.append(None)
@@ -230,7 +238,7 @@ class ZooKeeperReader:
                 entries[index] = None
                 continue
             czxid = born.stat.czxid if isinstance(born, Data) else None
-            entry = entries[index] = read_entry(key, now, context.gens[bucket(key)], czxid)
+            entry = entries[index] = read_entry(key, now, context.gens[bucket_of(key)], czxid)
             if entry is not None and before is not None and entry.token != before.token:
                 again.append(index)
         return again
@@ -303,7 +311,7 @@ class ZooKeeperReader:
         if reply.error != OK:
             check_found(reply.error, "list", key)
             return []
-        return self.layout.visible(wire.parse_names(reply.body)[0], key)
+        return self.layout.filter_valid_names(wire.parse_names(reply.body)[0], key)
 
 
 class Lister:
@@ -427,7 +435,7 @@ class Lister:
         there = []
         for key, names in zip(keys, found, strict=True):
             if isinstance(names, list):
-                there.append((key, child_keys(key, self._layout.visible(names, key))))
+                there.append((key, child_keys(key, self._layout.filter_valid_names(names, key))))
             else:
                 check_found(names, "list", key)
         return there

@@ -20,7 +20,7 @@ from latchwork.backends.zookeeper.errors import NoReply, code_error, no_reply_er
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
-from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
+from latchwork.backends.zookeeper.writing.write_task import WriteTask, create_write_counter
 from latchwork.errors import SessionLost, Unavailable
 from latchwork.types import Committed, Op, SimpleCheck
 
@@ -97,7 +97,7 @@ class ZooKeeperSession:
         self.connection.start()
         try:
             task = WriteTask(self.connection, self.connection.deadline(), self.id, what)
-            self.token = yield from prepare(reader, task, self._marker)
+            self.token = yield from create_write_counter(reader, task, self._marker)
         except BaseException as error:
             self.close()
             if isinstance(error, SessionLost):

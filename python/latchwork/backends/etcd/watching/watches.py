@@ -327,13 +327,13 @@ class EtcdWatchHub:
     def _stream_failed(self, error: grpc.RpcError) -> None:
         if self._closing.is_set():
             return
-        _log.debug("the watch stream broke off: %s", rpc_errors.details(error))
-        effect = rpc_errors.classify_effect(error)
-        if effect is rpc_errors.Effect.STALE_TOKEN:
+        _log.debug("the watch stream broke off: %s", rpc_errors.get_message(error))
+        effect = rpc_errors.classify_outcome(error)
+        if effect is rpc_errors.CallOutcome.STALE_TOKEN:
             self._connection.refresh_token()
         elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
-            self._break_all(rpc_errors.translate(error, "watch"))
-        elif effect is not rpc_errors.Effect.REFUSED:
+            self._break_all(rpc_errors.translate_error(error, "watch"))
+        elif effect is not rpc_errors.CallOutcome.REFUSED:
             self._connection.record_failure(error)
 
     def _receive(self, stream: Stream, response: Any) -> None:
@@ -410,7 +410,7 @@ class EtcdWatchHub:
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)
-            late_s = 0.0 if self._connection.progress_is_proof else behind / _CATCH_UP_PER_S
+            late_s = 0.0 if self._connection.progress_follows_events else behind / _CATCH_UP_PER_S
             watch.live_at = self._connection.clock.now() + late_s
 
     def _canceled(self, stream: Stream, response: Any) -> None:

@@ -14,14 +14,14 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import EtcdConnection, decode_answer, unreadable_error
-from latchwork.backends.etcd.errors import Effect
+from latchwork.backends.etcd.connection import EtcdConnection, decode_response, malformed_response_error
+from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.recovery import WriteRecovery
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, ConditionKind, Txn
 from latchwork.backends.futures import FutureGenerator
-from latchwork.backends.outcomes import partly_deleted
+from latchwork.backends.outcomes import partial_deletion_error
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import At
 
@@ -46,11 +46,11 @@ class Deletion:
         self._txn = txn
         self._seen = seen
         self.may_land = False
-        compares = [requests.compare("mod_revision", key, revision) for key, revision in seen.items()]
+        compares = [requests.comparison("mod_revision", key, revision) for key, revision in seen.items()]
         # Deletes also what is not there: a server must not take it for a transaction of reads.
-        deletes = [requests.delete(key) for key in seen]
-        reads = txn.reads() + [requests.peek(key) for key in seen]
-        self._request = requests.transaction(txn.compares() + compares, deletes, reads)
+        deletes = [requests.delete_operation(key) for key in seen]
+        reads = txn.build_reads() + [requests.read_without_value(key) for key in seen]
+        self._request = requests.encode_transaction(txn.build_compares() + compares, deletes, reads)
 
     def run(self, deadline: float) -> FutureGenerator[Any]:
         """Send the deletion until it is answered. Return the answer, or None if the keys must be read again.
@@ -68,7 +68,7 @@ class Deletion:
             if answer.succeeded:
                 return answer
             if not self.may_land or (self._is_undone(answer) and self._is_over(answer)):
-                reason = self._txn.failure(answer.responses[: len(self._txn.conditions)])
+                reason = self._txn.find_failure(answer.responses[: len(self._txn.conditions)])
                 if reason is not None:
                     raise reason
                 return None
@@ -96,23 +96,23 @@ class Deletion:
             left_s = max(deadline - self._connection.clock.now(), 0.01)
             try:
                 answer = yield self._connection.send("Txn", self._request, min(left_s, _TRY_S))
-                return decode_answer("Txn", answer)
+                return decode_response("Txn", answer)
             except grpc.RpcError as error:
                 yield from self._handle_answer(error, deadline)
             except ValueError as error:  # the answer cannot be read: it is as good as lost
                 self.may_land = True
-                raise unreadable_error(self._txn.what, error) from error
+                raise malformed_response_error(self._txn.what, error) from error
 
     def _handle_answer(self, error: grpc.RpcError, deadline: float) -> FutureGenerator[None]:
-        effect = rpc_errors.classify_effect(error)
-        if effect is Effect.STALE_TOKEN and self._connection.clock.now() < deadline:
+        effect = rpc_errors.classify_outcome(error)
+        if effect is CallOutcome.STALE_TOKEN and self._connection.clock.now() < deadline:
             yield self._connection.refresh_token(deadline)
             return
-        if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
-            raise rpc_errors.translate(error, self._txn.what) from error
+        if effect in {CallOutcome.REFUSED, CallOutcome.STALE_TOKEN}:
+            raise rpc_errors.translate_error(error, self._txn.what) from error
         self._connection.record_failure(error)
-        self.may_land = self.may_land or effect is Effect.UNKNOWN
-        yield from self._connection.pause(error, self._txn.what, deadline)
+        self.may_land = self.may_land or effect is CallOutcome.UNKNOWN
+        yield from self._connection.pause_before_retry(error, self._txn.what, deadline)
 
     def _current_revisions(self, answer: Any) -> list[int]:
         """Return the current revisions of the keys, in the order of ``seen``."""
@@ -193,7 +193,7 @@ def _delete_ranges(
     except LatchworkError as error:
         if not deleted:
             raise
-        raise partly_deleted(txn.what, deleted, found, error) from error
+        raise partial_deletion_error(txn.what, deleted, found, error) from error
     return deleted
 
 

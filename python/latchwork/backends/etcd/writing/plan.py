@@ -20,7 +20,7 @@ from typing import Any
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.layout import EtcdKeys, lease_of, owner_of, split_around
+from latchwork.backends.etcd.layout import EtcdKeys, lease_id_of_session, session_id_of_lease, split_around
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import (
@@ -28,12 +28,12 @@ from latchwork.backends.etcd.writing.txn import (
     Condition,
     ConditionKind,
     Txn,
-    absence,
-    existence,
-    ownership,
-    unchanged,
+    absence_condition,
+    existence_condition,
+    ownership_condition,
+    unchanged_condition,
 )
-from latchwork.backends.outcomes import describe
+from latchwork.backends.outcomes import describe_transaction
 from latchwork.errors import SessionLost
 from latchwork.types import (
     Absent,
@@ -73,33 +73,33 @@ class EtcdCommit:
         self._ended = ended
         self._txn: Txn | None = None
 
-    def txn(self) -> Txn:
+    def as_txn(self) -> Txn:
         """Return the transaction as it was last sent.
 
         Raises:
-            SessionLost, ValueError: See ``TxnCompiler.commit``.
+            SessionLost, ValueError: See ``TxnCompiler.compile_commit``.
         """
         if self._txn is None:
-            self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
+            self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended)
         return self._txn
 
     def replan(self) -> Txn:
         """Return the transaction for another attempt. It uses the leases of keys that the last attempt has read."""
-        learned = self.txn().learned
-        self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
+        learned = self.as_txn().learned
+        self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended, learned)
         return self._txn
 
-    def request(self, keys: EtcdKeys, slot: Slot) -> bytes:
-        """Encode the request, which a slot guards. See ``Txn.request``."""
+    def encode_request(self, keys: EtcdKeys, slot: Slot) -> bytes:
+        """Encode the request, which a slot guards. See ``Txn.encode_request``."""
         codec = self._compiler.codec
         encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
-        return self.txn().request(keys, slot) if encoded is None else encoded
+        return self.as_txn().encode_request(keys, slot) if encoded is None else encoded
 
-    def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """Decode the answer. See ``Txn.outcome``."""
+    def decode_outcome(self, answer: bytes) -> tuple[int, Any] | None:
+        """Decode the answer. See ``Txn.decode_outcome``."""
         if self._txn is None:
             return self._compiler.codec.committed(answer, self._ops)
-        return self._txn.outcome(answer)
+        return self._txn.decode_outcome(answer)
 
 
 class TxnCompiler:
@@ -123,7 +123,7 @@ class TxnCompiler:
         self._rooted: dict[str, tuple[Condition, ...]] = {}
         self._parents: dict[str, tuple[str, ...]] = {}
 
-    def commit(
+    def compile_commit(
         self,
         checks: Sequence[SimpleCheck],
         ops: Sequence[Op],
@@ -152,12 +152,12 @@ class TxnCompiler:
             lambda answers, revision: _committed(specs, _facts_of_operations(specs, answers), revision),
             lambda revision: [spec.recall(revision) for spec in specs],
             lambda answers, revision: _committed(specs, [_recalled(answer) for answer in answers], revision),
-            describe(checks, ops),
+            describe_transaction(checks, ops),
             learned,
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
 
-    def ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
+    def compile_create_ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
         """Return the transaction that creates a key and reads the older keys with the same stem.
 
         Its result is an ``Ordered``.
@@ -169,7 +169,7 @@ class TxnCompiler:
         Raises:
             SessionLost: The session was closed by this store.
         """
-        txn = self.commit((), (create,), ended)
+        txn = self.compile_commit((), (create,), ended)
         txn.ops.append(_read_oldest(self._keys.raw_key(stem)))
         decode, recalled = txn.decode, txn.decode_recall
         txn.decode = lambda answers, revision: Ordered(
@@ -191,12 +191,12 @@ class TxnCompiler:
         if isinstance(check, At):
             check_version(check.version, VersionKey)
             assert isinstance(check.version, VersionKey)
-            return unchanged(self._keys.raw_key(check.key), check.version.token, check)
+            return unchanged_condition(self._keys.raw_key(check.key), check.version.token, check)
         if isinstance(check, Absent):
-            return absence(ConditionKind.CHECK, (self._keys.raw_key(check.key), b""), check)
+            return absence_condition(ConditionKind.CHECK, (self._keys.raw_key(check.key), b""), check)
         if isinstance(check, Exists):
-            return existence(ConditionKind.CHECK, self._keys.raw_key(check.key), check)
-        return existence(ConditionKind.CHECK, self._keys.session_key(check.session_id), check)
+            return existence_condition(ConditionKind.CHECK, self._keys.raw_key(check.key), check)
+        return existence_condition(ConditionKind.CHECK, self._keys.session_key(check.session_id), check)
 
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
@@ -216,15 +216,17 @@ class TxnCompiler:
                 sessions.setdefault(op.session.id)
                 bound.append(op.key)
             if isinstance(op, Create):
-                conditions.append(absence(ConditionKind.CHECK, (self._keys.raw_key(op.key), b""), op))
+                conditions.append(absence_condition(ConditionKind.CHECK, (self._keys.raw_key(op.key), b""), op))
             elif op.session is None:
                 raw = self._keys.raw_key(op.key)
-                conditions.append(ownership(ConditionKind.OWNER, raw, learned.get(raw, 0), raw))
+                conditions.append(ownership_condition(ConditionKind.OWNER, raw, learned.get(raw, 0), raw))
         for session_id in sessions:
             if session_id in ended:
                 raise SessionLost(f"session {session_id} was closed here; use a new session")
-            lease_of(session_id)
-            conditions.append(existence(ConditionKind.SESSION, self._keys.session_key(session_id), session_id))
+            lease_id_of_session(session_id)
+            conditions.append(
+                existence_condition(ConditionKind.SESSION, self._keys.session_key(session_id), session_id)
+            )
         return conditions + self._leaf_conditions(checks, ops, written, bound)
 
     def _leaf_conditions(
@@ -267,13 +269,16 @@ class TxnCompiler:
     def _unbound(self, key: str) -> tuple[Condition, ...]:
         found = self._rooted.get(key)
         if found is None:
-            found = (ownership(ConditionKind.LEAF, self._keys.raw_key(key), 0, key),)
+            found = (ownership_condition(ConditionKind.LEAF, self._keys.raw_key(key), 0, key),)
             _remember(self._rooted, key, found)
         return found
 
     def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
         holes = sorted(self._keys.raw_key(gone) for gone in deleted if gone.startswith(key + "/"))
-        return [absence(ConditionKind.LEAF, span, key) for span in split_around(self._keys.ranges_below(key)[0], holes)]
+        return [
+            absence_condition(ConditionKind.LEAF, span, key)
+            for span in split_around(self._keys.ranges_below(key)[0], holes)
+        ]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
         """Return the etcd operations for an operation.
@@ -282,13 +287,13 @@ class TxnCompiler:
         """
         raw = self._keys.raw_key(op.key)
         if isinstance(op, Delete):
-            return _Spec(op, raw, (requests.delete(raw),), 0)
-        lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
-        write = requests.put(raw, op.value, lease)
+            return _Spec(op, raw, (requests.delete_operation(raw),), 0)
+        lease = lease_id_of_session(op.session.id) if op.session is not None else learned.get(raw, 0)
+        write = requests.put_operation(raw, op.value, lease)
         if isinstance(op, Create):
             return _Spec(op, raw, (write,), lease)
-        both = (write, requests.peek(raw))
-        return _Spec(op, raw, both if paired else (requests.nested(both),), lease)
+        both = (write, requests.read_without_value(raw))
+        return _Spec(op, raw, both if paired else (requests.nested_transaction(both),), lease)
 
 
 @dataclass(slots=True)
@@ -349,7 +354,7 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
                 deleted.append(op.key)
             continue
         version = VersionKey(revision)
-        entries.append(Entry(op.key, op.value, version, revision, created or revision, owner_of(spec.lease)))
+        entries.append(Entry(op.key, op.value, version, revision, created or revision, session_id_of_lease(spec.lease)))
     return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
 
 

@@ -172,7 +172,7 @@ class WriteRecovery:
                 "Txn", slot.resolve_request(), "determine the outcome of a write", deadline
             )
         except SessionLost as error:
-            self._slots.forget(slot.lease)
+            self._slots.discard_lease(slot.lease)
             raise _GuardGone from error
         except StoreFull:
             revision = yield from self._find_revision(slot, deadline)
@@ -185,7 +185,7 @@ class WriteRecovery:
             return 0
         kvs = response.responses[0].response_range.kvs
         if not kvs:
-            self._slots.forget(slot.lease)
+            self._slots.discard_lease(slot.lease)
             raise _GuardGone
         slot.revision = kvs[0].mod_revision
         return slot.revision if kvs[0].value == WRITTEN else 0
@@ -200,7 +200,7 @@ class WriteRecovery:
             "Range", pb.RangeRequest(key=slot.key), "determine the outcome of a write", deadline
         )
         if not found.kvs and slot.revision:
-            self._slots.forget(slot.lease)
+            self._slots.discard_lease(slot.lease)
             raise _GuardGone
         revision = found.kvs[0].mod_revision if found.kvs else 0
         landed = revision > slot.revision and found.kvs[0].value == WRITTEN
@@ -213,7 +213,7 @@ class WriteRecovery:
             yield from self._connection.call(
                 "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "determine the outcome of a write", deadline
             )
-        self._slots.forget(lease)
+        self._slots.discard_lease(lease)
 
     def _resolve_slot(self, slot: Slot, timeout_s: float) -> FutureGenerator[None]:
         with contextlib.suppress(_GuardGone):
@@ -251,7 +251,7 @@ class WriteRecovery:
             with self._lock:
                 self.unresolved.remove(resolve)
         if not self._slots.lease and not self._slots.closing:
-            yield from self._slots.open(deadline)
+            yield from self._slots.grant_lease(deadline)
         if not self._connection.healthy:
             probe = pb.RangeRequest(key=self._keys.slot_key(self._slots.lease, 0), count_only=True)
             try:
@@ -265,7 +265,7 @@ class _GuardGone(Exception):
 
 
 def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:
-    said = rpc_errors.details(error) if isinstance(error, grpc.RpcError) else str(error)
+    said = rpc_errors.get_message(error) if isinstance(error, grpc.RpcError) else str(error)
     message = f"could not find out whether etcd did {txn.what} ({said}): {state}; "
     return rpc_errors.with_cause(
         OutcomeUnknown(message + "read the key with this store, its answer will be final"), error

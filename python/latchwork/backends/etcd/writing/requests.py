@@ -23,7 +23,9 @@ _TARGETS = {
 }
 
 
-def transaction(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> bytes:
+def encode_transaction(
+    compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+) -> bytes:
     """Encode the request of a transaction.
 
     Args:
@@ -34,7 +36,7 @@ def transaction(compares: Sequence[Compare], success: Sequence[Operation], failu
     return pb.TxnRequest(compare=compares, success=success, failure=failure).SerializeToString()
 
 
-def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> Compare:
+def comparison(target: Target, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> Compare:
     """Return a comparison of an attribute of a key with a number.
 
     Args:
@@ -52,26 +54,26 @@ def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, great
     return made
 
 
-def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
+def put_operation(key: bytes, value: bytes, lease: int = 0) -> Operation:
     """Return the operation that writes a key, bound to a lease unless that is 0."""
     return {"request_put": {"key": key, "value": value, "lease": lease}}
 
 
-def delete(key: bytes, end: bytes = b"") -> Operation:
+def delete_operation(key: bytes, end: bytes = b"") -> Operation:
     """Return the operation that deletes a key, or with ``end`` a range of keys."""
     return {"request_delete_range": {"key": key, "range_end": end}}
 
 
-def read(key: bytes) -> Operation:
+def read_operation(key: bytes) -> Operation:
     """Return the operation that reads a key."""
     return {"request_range": {"key": key}}
 
 
-def peek(key: bytes, end: bytes = b"") -> Operation:
+def read_without_value(key: bytes, end: bytes = b"") -> Operation:
     """Return the operation that reads a key without its value, or with ``end`` the first key of a range."""
     return {"request_range": {"key": key, "range_end": end, "limit": 1, "keys_only": True}}
 
 
-def nested(success: Sequence[Operation]) -> Operation:
+def nested_transaction(success: Sequence[Operation]) -> Operation:
     """Return a transaction without comparisons, as an operation of another transaction."""
     return {"request_txn": {"success": success}}

@@ -18,7 +18,7 @@ from latchwork.backends.etcd.connection import EtcdConnection
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.plan import TxnCompiler
-from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_at
+from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_condition
 from latchwork.backends.etcd.writing.writes import EtcdWriter
 from latchwork.backends.futures import FutureGenerator, LightFuture, reject, resolve, run_generator
 from latchwork.backends.grammar import append_number
@@ -130,10 +130,10 @@ class SequentialKeys:
 
     def _txn(self, parent: str, wish: _PendingCreation, revision: int, number: int) -> Txn:
         create = Create(append_number(wish.key, number), wish.value, wish.session)
-        txn = self._compiler.commit((), (create,), self._ended)
+        txn = self._compiler.compile_commit((), (create,), self._ended)
         counter = self._keys.counter_key(parent)
-        txn.conditions.append(counter_at(counter, revision))
-        txn.ops.append(requests.put(counter, b"%d" % number))
+        txn.conditions.append(counter_condition(counter, revision))
+        txn.ops.append(requests.put_operation(counter, b"%d" % number))
         decode = txn.decode
         txn.decode = lambda answers, at: decode(answers[:-1], at)
         txn.what = f"create {wish.key!r} with a number"

@@ -31,7 +31,9 @@ WRITTEN, _SETTLED = b"w", b"s"
 _OURS_ALREADY = "lease already exists"
 
 
-def grant(connection: EtcdConnection, ttl_s: int, what: str, deadline: float) -> FutureGenerator[tuple[int, float]]:
+def grant_lease(
+    connection: EtcdConnection, ttl_s: int, what: str, deadline: float
+) -> FutureGenerator[tuple[int, float]]:
     """Grant a lease with an ID that was never used before. Return its ID and its TTL in seconds.
 
     The TTL counts from before this call, because a request with a lost answer may have granted the lease.
@@ -68,19 +70,19 @@ class Slot:
         self.key = key
         self.lease = lease
         self.revision = 0
-        self.write = requests.put(key, WRITTEN, lease)
-        self.read = requests.read(key)
+        self.write = requests.put_operation(key, WRITTEN, lease)
+        self.read = requests.read_operation(key)
 
     def compare(self) -> requests.Compare:
         """Return the comparison that makes a transaction fail if the slot was overwritten."""
-        return requests.compare("mod_revision", self.key, self.revision)
+        return requests.comparison("mod_revision", self.key, self.revision)
 
     def resolve_request(self) -> bytes:
         """Return the transaction that prevents a write with this slot from being applied later, or shows that it was
         applied.
         """
-        settle = requests.put(self.key, _SETTLED, self.lease)
-        return requests.transaction([self.compare()], [settle], [self.read])
+        settle = requests.put_operation(self.key, _SETTLED, self.lease)
+        return requests.encode_transaction([self.compare()], [settle], [self.read])
 
 
 class GuardSlots:
@@ -100,7 +102,7 @@ class GuardSlots:
         self.lease = 0
         self.closing = False
 
-    def take(self) -> Slot | None:
+    def take_slot(self) -> Slot | None:
         """Return an unused slot on the current lease, or None if there is no lease.
 
         The lease may have ended meanwhile.
@@ -116,16 +118,16 @@ class GuardSlots:
         if slot.lease == self.lease:
             self._free.append(slot)
 
-    def open(self, deadline: float) -> FutureGenerator[None]:
+    def grant_lease(self, deadline: float) -> FutureGenerator[None]:
         """Grant a new lease with a new ID, so that all slots of earlier leases become invalid."""
-        lease, _ = yield from grant(self._connection, _TTL_S, "prepare for writing", deadline)
+        lease, _ = yield from grant_lease(self._connection, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
             self._numbers = itertools.count()
             self.lease = lease
         self._connection.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
-    def forget(self, lease: int) -> None:
+    def discard_lease(self, lease: int) -> None:
         """Stop using a lease. The outcome of writes that use it is still found out with it."""
         with self._lock:
             if self.lease == lease and lease:
@@ -160,6 +162,6 @@ class GuardSlots:
 
     def _kept(self, lease: int, done: Future[bool]) -> None:
         if done.exception() is None and not done.result():
-            self.forget(lease)
+            self.discard_lease(lease)
         else:
             self._connection.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))

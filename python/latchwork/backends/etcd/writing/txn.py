@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import decode_answer
-from latchwork.backends.etcd.layout import EtcdKeys, KeyRange, lease_of
+from latchwork.backends.etcd.connection import decode_response
+from latchwork.backends.etcd.layout import EtcdKeys, KeyRange, lease_id_of_session
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
@@ -57,25 +57,27 @@ class Txn:
         """Whether the comparisons and operations fit into one transaction without nested ones."""
         return len(self.conditions) <= FLAT_LIMIT
 
-    def txn(self) -> Txn:
+    def as_txn(self) -> Txn:
         """Return this transaction. The same method of ``EtcdCommit`` builds one."""
         return self
 
-    def request(self, keys: EtcdKeys, slot: Slot) -> bytes:
+    def encode_request(self, keys: EtcdKeys, slot: Slot) -> bytes:
         """Encode the request of the transaction with a slot as guard."""
         ops = [slot.write, *self.ops]
         if self.is_flat:
-            return requests.transaction([slot.compare(), *self.compares()], ops, [slot.read, *self.reads()])
-        parts = [requests.nested(ops), *_assert_compares(keys, self.compares())]
-        return requests.transaction([slot.compare()], parts, [slot.read])
+            return requests.encode_transaction(
+                [slot.compare(), *self.build_compares()], ops, [slot.read, *self.build_reads()]
+            )
+        parts = [requests.nested_transaction(ops), *_assert_compares(keys, self.build_compares())]
+        return requests.encode_transaction([slot.compare()], parts, [slot.read])
 
-    def outcome(self, answer: bytes) -> tuple[int, Any] | None:
+    def decode_outcome(self, answer: bytes) -> tuple[int, Any] | None:
         """Decode the answer. Return the revision and the result, or None if the transaction was refused.
 
         Raises:
             ValueError: The answer is malformed.
         """
-        response = decode_answer("Txn", answer)
+        response = decode_response("Txn", answer)
         if not response.succeeded:
             return None
         answers = response.responses
@@ -83,12 +85,12 @@ class Txn:
             answers = answers[0].response_txn.responses
         return response.header.revision, self.decode(answers[1:], response.header.revision)
 
-    def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
+    def find_failure(self, answers: Sequence[Any]) -> LatchworkError | None:
         """Return the error for a failed condition, or None if a retry helps. Also store the leases and counters that
         were read.
 
         Args:
-            answers: The answers to ``reads``.
+            answers: The answers to ``build_reads``.
         """
         failed: dict[ConditionKind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
@@ -99,14 +101,14 @@ class Txn:
                     self.learned[condition.key] = found[0].lease if found else 0
                 elif condition.kind is ConditionKind.COUNTER:
                     condition.subject = (found[0].mod_revision, int(found[0].value)) if found else (0, 0)
-        return explain(failed, self.what)
+        return explain_failed_conditions(failed, self.what)
 
-    def compares(self) -> list[requests.Compare]:
+    def build_compares(self) -> list[requests.Compare]:
         """Return the comparisons of the conditions."""
         return [condition.compare() for condition in self.conditions]
 
-    def reads(self) -> list[requests.Operation]:
-        """Return the reads of the compared keys. ``failure`` evaluates their answers."""
+    def build_reads(self) -> list[requests.Operation]:
+        """Return the reads of the compared keys. ``find_failure`` evaluates their answers."""
         return [condition.read() for condition in self.conditions]
 
 
@@ -128,11 +130,11 @@ def _refuse_unless_exists(absent: bytes) -> requests.Operation:
     return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
-def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
+def build_tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
     """Return the transaction that deletes all keys in some ranges. Its result is the number of deleted keys."""
     return Txn(
         [],
-        [requests.delete(start, end) for start, end in spans],
+        [requests.delete_operation(start, end) for start, end in spans],
         lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
         lambda revision: [
             pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1) for start, end in spans
@@ -143,12 +145,12 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
     )
 
 
-def marker_creation(keys: EtcdKeys, session_id: str, value: bytes) -> Txn:
+def build_marker_creation(keys: EtcdKeys, session_id: str, value: bytes) -> Txn:
     """Return the transaction that creates the marker of a session, which must not exist. Its result is the revision."""
-    raw, lease = keys.session_key(session_id), lease_of(session_id)
+    raw, lease = keys.session_key(session_id), lease_id_of_session(session_id)
     return Txn(
-        [absence(ConditionKind.SESSION, (raw, b""), session_id)],
-        [requests.put(raw, value, lease)],
+        [absence_condition(ConditionKind.SESSION, (raw, b""), session_id)],
+        [requests.put_operation(raw, value, lease)],
         lambda _, revision: revision,
         lambda _: [],
         lambda _, revision: revision,
@@ -200,11 +202,15 @@ class Condition:
 
     def compare(self) -> requests.Compare:
         """Return the comparison that the server evaluates."""
-        return requests.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
+        return requests.comparison(self.target, self.key, self.operand, self.end, greater=self.greater)
 
     def read(self) -> requests.Operation:
         """Return the read whose answer ``holds`` evaluates."""
-        return requests.read(self.key) if self.kind is ConditionKind.COUNTER else requests.peek(self.key, self.end)
+        return (
+            requests.read_operation(self.key)
+            if self.kind is ConditionKind.COUNTER
+            else requests.read_without_value(self.key, self.end)
+        )
 
     def holds(self, kvs: Any) -> bool:
         """Return whether the condition holds for the keys that its read has returned."""
@@ -212,12 +218,12 @@ class Condition:
         return found > self.operand if self.greater else found == self.operand
 
 
-def unchanged(raw: bytes, revision: int, check: At) -> Condition:
+def unchanged_condition(raw: bytes, revision: int, check: At) -> Condition:
     """Return the condition that a key was not written or deleted after a revision."""
     return Condition(ConditionKind.CHECK, "mod_revision", raw, revision, check)
 
 
-def absence(kind: ConditionKind, span: KeyRange, subject: Any) -> Condition:
+def absence_condition(kind: ConditionKind, span: KeyRange, subject: Any) -> Condition:
     """Return the condition that no key exists in a range. For a single key, the end of the range is empty.
 
     Args:
@@ -228,26 +234,26 @@ def absence(kind: ConditionKind, span: KeyRange, subject: Any) -> Condition:
     return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
 
 
-def existence(kind: ConditionKind, raw: bytes, subject: Any) -> Condition:
+def existence_condition(kind: ConditionKind, raw: bytes, subject: Any) -> Condition:
     """Return the condition that a key exists."""
     return Condition(kind, "create_revision", raw, 0, subject, greater=True)
 
 
-def ownership(kind: ConditionKind, raw: bytes, lease: int, subject: Any) -> Condition:
+def ownership_condition(kind: ConditionKind, raw: bytes, lease: int, subject: Any) -> Condition:
     """Return the condition that a key is bound to a lease, or to none if ``lease`` is 0. A key that does not exist has
     none.
     """
     return Condition(kind, "lease", raw, lease, subject)
 
 
-def counter_at(raw: bytes, revision: int) -> Condition:
+def counter_condition(raw: bytes, revision: int) -> Condition:
     """Return the condition that no sequential number was taken after a revision. Revision 0 means that none was ever
     taken.
     """
     return Condition(ConditionKind.COUNTER, "mod_revision", raw, revision, None)
 
 
-def explain(failed: Mapping[ConditionKind, list[Condition]], what: str) -> LatchworkError | None:
+def explain_failed_conditions(failed: Mapping[ConditionKind, list[Condition]], what: str) -> LatchworkError | None:
     """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps.
 
     Args:

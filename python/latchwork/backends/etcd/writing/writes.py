@@ -16,8 +16,8 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import EtcdConnection, decode_answer
-from latchwork.backends.etcd.errors import Effect
+from latchwork.backends.etcd.connection import EtcdConnection, decode_response
+from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.etcd.layout import EtcdKeys
 from latchwork.backends.etcd.reads import read_at_one_revision
 from latchwork.backends.etcd.writing.deletions import delete_on_full_server, is_possible_on_full_server
@@ -50,7 +50,7 @@ class _Write(LightFuture[Any]):
     def answered(self, rpc: Any) -> None:
         """Handle the end of the first attempt. If it failed, pass the write to the writer."""
         try:
-            found = self.asked.outcome(rpc.result())
+            found = self.asked.decode_outcome(rpc.result())
         except (grpc.RpcError, ValueError):
             found = None
         if found is not None:
@@ -59,7 +59,7 @@ class _Write(LightFuture[Any]):
             self._writer.space.record_write()
             resolve(self, result)
         else:
-            self._writer.go_on(rpc, self)
+            self._writer.continue_write(rpc, self)
 
 
 class EtcdWriter:
@@ -97,14 +97,14 @@ class EtcdWriter:
         connection = self._connection
         deadline = deadline or connection.clock.now() + connection.call_timeout_s
         slot = (
-            self.slots.take()
+            self.slots.take_slot()
             if connection.healthy and not self.recovery.unresolved and not self.slots.closing
             else None
         )
         if slot is None:
-            return run_generator(self._until_done(asked.txn(), replan, deadline))
+            return run_generator(self._until_done(asked.as_txn(), replan, deadline))
         try:
-            request = asked.request(self._keys, slot)
+            request = asked.encode_request(self._keys, slot)
         except BaseException:
             self.slots.return_slot(slot)
             raise
@@ -120,7 +120,7 @@ class EtcdWriter:
             raise
         return outcome
 
-    def go_on(self, rpc: Any, write: _Write) -> None:
+    def continue_write(self, rpc: Any, write: _Write) -> None:
         """Continue a transaction whose first attempt failed.
 
         Args:
@@ -130,19 +130,19 @@ class EtcdWriter:
         chain(run_generator(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> FutureGenerator[Any]:
-        result = yield from self._handle_answer(rpc, write.asked.txn(), write.slot, write.deadline)
+        result = yield from self._handle_answer(rpc, write.asked.as_txn(), write.slot, write.deadline)
         if result is None:
             result = yield from self._until_done(write.replan(), write.replan, write.deadline)
         return result
 
-    def explain(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
+    def raise_failed_check(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
         """Read the keys that a transaction compares, and raise an error if a check fails.
 
         All keys are read at one point in time. So failed checks are reported together only if they failed at the same
         time.
         """
-        answers = yield from read_at_one_revision(self._connection, txn.reads(), txn.what, deadline)
-        error = txn.failure(answers)
+        answers = yield from read_at_one_revision(self._connection, txn.build_reads(), txn.what, deadline)
+        error = txn.find_failure(answers)
         if error is not None:
             raise error
 
@@ -158,11 +158,11 @@ class EtcdWriter:
                 if self.recovery.unresolved or not is_possible_on_full_server(txn):
                     raise
                 return (yield from delete_on_full_server(self._connection, txn, self.recovery, deadline))
-            slot = self.slots.take()
+            slot = self.slots.take_slot()
             if slot is None:
                 continue
             left_s = min(self._send_s, max(deadline - self._connection.clock.now(), 0.01) * 0.6)
-            rpc = self._connection.send("Txn", txn.request(self._keys, slot), left_s)
+            rpc = self._connection.send("Txn", txn.encode_request(self._keys, slot), left_s)
             result = yield from self._handle_answer(rpc, txn, slot, deadline)
             if result is not None:
                 return result
@@ -173,7 +173,7 @@ class EtcdWriter:
             yield from self.recovery.wait_until_ready(deadline)
         except Unavailable as error:
             cause = error.__cause__ or error
-            said = rpc_errors.details(cause) if isinstance(cause, grpc.RpcError) else str(error)
+            said = rpc_errors.get_message(cause) if isinstance(cause, grpc.RpcError) else str(error)
             message = f"could not {txn.what}: etcd did not answer in time ({said}); nothing was sent, try again"
             raise rpc_errors.with_cause(Unavailable(message), cause) from cause
 
@@ -182,7 +182,7 @@ class EtcdWriter:
     def _handle_answer(self, rpc: Any, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         try:
             answer = yield rpc
-            found = txn.outcome(answer)
+            found = txn.decode_outcome(answer)
         except grpc.RpcError as error:
             return (yield from self._handle_error(error, txn, slot, deadline))
         except ValueError as error:  # the answer cannot be read: it is as good as lost
@@ -193,7 +193,7 @@ class EtcdWriter:
             self.slots.return_slot(slot)
             self.space.record_write()
             return result
-        self._handle_refusal(txn, slot, decode_answer("Txn", answer).responses)
+        self._handle_refusal(txn, slot, decode_response("Txn", answer).responses)
         self._require_time(txn, deadline)
         return None
 
@@ -208,33 +208,35 @@ class EtcdWriter:
             self.slots.return_slot(slot)
         else:
             _log.warning("guard %s was changed by another client; using another one", slot.key.decode())
-            self.slots.forget(slot.lease)
+            self.slots.discard_lease(slot.lease)
         if txn.is_flat:
-            error = txn.failure(answers[1:])
+            error = txn.find_failure(answers[1:])
             if error is not None:
                 raise error
 
     def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
-        effect = rpc_errors.classify_effect(error)
-        if effect is Effect.UNKNOWN:
+        effect = rpc_errors.classify_outcome(error)
+        if effect is CallOutcome.UNKNOWN:
             self._connection.record_failure(error)
             return (yield from self._resolve(error, txn, slot, deadline))
         if rpc_errors.details_contain(error, "space exceeded"):
             return (yield from self._handle_full_server(error, txn, slot, deadline))
         self.slots.return_slot(slot)
-        if effect is Effect.NEVER_SENT:
+        if effect is CallOutcome.NEVER_SENT:
             self._connection.record_failure(error)
-            yield from self._connection.pause(error, txn.what, deadline)
-        elif effect is Effect.STALE_TOKEN:
+            yield from self._connection.pause_before_retry(error, txn.what, deadline)
+        elif effect is CallOutcome.STALE_TOKEN:
             self._require_time(txn, deadline, error)
             yield self._connection.refresh_token(deadline)
         elif rpc_errors.details_contain(error, "lease not found"):
             yield from self._find_lost_lease(error, txn, slot.lease, deadline)
         elif not txn.is_flat and rpc_errors.details_contain(error, "key not found"):
             self._require_time(txn, deadline)
-            yield from self.explain(txn, deadline)  # its compares were nested, so its answer could not name them
+            yield from self.raise_failed_check(
+                txn, deadline
+            )  # its compares were nested, so its answer could not name them
         else:
-            raise rpc_errors.translate(error, txn.what) from error
+            raise rpc_errors.translate_error(error, txn.what) from error
         return None
 
     def _resolve(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
@@ -246,7 +248,7 @@ class EtcdWriter:
     def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
         """Handle a server that reports that its storage is full, before or after the write. The slot shows which."""
         result = yield from self.recovery.determine_outcome(txn, slot, error, deadline, answered=True)
-        full = rpc_errors.translate(error, txn.what)
+        full = rpc_errors.translate_error(error, txn.what)
         assert isinstance(full, StoreFull)
         self.space.record_refusal(full)
         if result is None:
@@ -262,7 +264,7 @@ class EtcdWriter:
         )
         if answer.TTL > 0:
             raise SessionLost(f"could not {txn.what}: its session ended on the server; open a new session") from error
-        self.slots.forget(lease)
+        self.slots.discard_lease(lease)
         self._require_time(txn, deadline)
 
     def _require_time(self, txn: Txn, deadline: float, error: BaseException | None = None) -> None:

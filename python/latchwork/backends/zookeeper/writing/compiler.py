@@ -20,8 +20,8 @@ from latchwork.backends.zookeeper.layout import (
     Znode,
     ZnodeLayout,
     ancestors,
-    bucket,
-    encode,
+    bucket_of,
+    encode_data,
     parent,
 )
 from latchwork.errors import Conflict, InvalidKey, Unavailable
@@ -193,7 +193,7 @@ class _Compiler:
 
     def _guard(self, key: str, seen: Znode) -> None:
         """Add checks that the znode is still the same: no key in its bucket was deleted, and its session is active."""
-        number = bucket(key)
+        number = bucket_of(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
         owner = seen.version.owner if seen.version is not None else None
@@ -212,7 +212,7 @@ class _Compiler:
         return seen.data
 
     def _bump(self, key: str) -> None:
-        self.bumps[bucket(key)] = None
+        self.bumps[bucket_of(key)] = None
 
     # Operations.
 
@@ -271,7 +271,7 @@ class _Compiler:
         if seen.data == 0:  # no key has version 1
             self._emit("op", op.key, wire.encode_set_data(path, b"", pinned))
             pinned = -1
-        data = encode(op.value, version.owner, version.created)
+        data = encode_data(op.value, version.owner, version.created)
         at = self._emit("op", op.key, wire.encode_set_data(path, data, pinned))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
@@ -283,7 +283,7 @@ class _Compiler:
         if bound and node.children > 0:
             raise self._has_descendants(key)
         if node.seen is None or not node.seen.exists:  # made in this multi, as somebody's parent
-            at = self._emit("op", key, wire.encode_set_data(path, encode(value, None)))
+            at = self._emit("op", key, wire.encode_set_data(path, encode_data(value, None)))
             node.is_key = True
             self.plan.entries.append(PlannedEntry(key, value, None, at))
             return
@@ -297,8 +297,8 @@ class _Compiler:
             self._count(key, -1)
             self._make(key, value, self.session_id, node)
             return
-        at = self._emit("op", key, wire.encode_set_data(path, encode(value, None), pinned))
-        self._emit("op", key, self.layout.create(self.layout.born_path(key)))
+        at = self._emit("op", key, wire.encode_set_data(path, encode_data(value, None), pinned))
+        self._emit("op", key, self.layout.encode_create(self.layout.born_path(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
 
@@ -321,7 +321,9 @@ class _Compiler:
         """
         self._require_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
-        self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner, created), flags))
+        self._emit(
+            "op", key, self.layout.encode_create(self.layout.path(key), encode_data(value, owner, created), flags)
+        )
         self._count(key, +1)
         if node is not None:
             node.exists = node.is_key = True
@@ -340,7 +342,7 @@ class _Compiler:
                 break
             missing.append(above)
         for above in reversed(missing):
-            for part in self.layout.create_parent(above, is_key=above in self.touched):
+            for part in self.layout.encode_create_parent(above, is_key=above in self.touched):
                 self._emit("parent", key, part)
             self.plan.makes.append(above)
             node = self.nodes[above]
@@ -416,7 +418,7 @@ class _Compiler:
         plan.parts.extend(self.checks)
         for key in self.probes:
             path = self.layout.path(key)
-            plan.parts.append(MultiPart("probe", key, self.layout.create(path, b"=")))
+            plan.parts.append(MultiPart("probe", key, self.layout.encode_create(path, b"=")))
             plan.parts.append(MultiPart("probe", key, wire.encode_delete(path)))
         for planned in plan.entries:
             if planned.at is not None:
@@ -491,7 +493,7 @@ class MultiPlan:
     """A ZooKeeper transaction, and how to decode its results.
 
     Attributes:
-        parts: The operations in order, without the one that sets the evidence.
+        parts: The operations in order, without the one that sets the write counter.
         entries: The entries that Put and Create write, in the order of the operations.
         deleted: The keys that Delete removes, in the order of the operations.
         writes: Whether it changes keys. Otherwise it only checks.
@@ -527,7 +529,7 @@ def written_entries(
     """
     entries = []
     for planned in plan.entries:
-        data, gen = 0, gens.get(bucket(planned.key), UNKNOWN)
+        data, gen = 0, gens.get(bucket_of(planned.key), UNKNOWN)
         if planned.at is not None:
             stat = results[planned.at] if results else None
             data = stat.version if isinstance(stat, wire.Stat) else UNKNOWN

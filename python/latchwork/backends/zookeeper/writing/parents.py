@@ -14,7 +14,7 @@ from latchwork.backends.zookeeper.reads import Lister, ZooKeeperReader
 from latchwork.backends.zookeeper.wire import MULTI, OK
 from latchwork.backends.zookeeper.writing.compiler import HasDescendants, MultiPlan
 from latchwork.backends.zookeeper.writing.states import read_states
-from latchwork.backends.zookeeper.writing.task import WriteTask
+from latchwork.backends.zookeeper.writing.write_task import WriteTask
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge
 
 _log = logging.getLogger(__name__)

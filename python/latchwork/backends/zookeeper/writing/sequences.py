@@ -18,7 +18,7 @@ from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.grammar import SUFFIX_DIGITS, append_number
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply
-from latchwork.backends.zookeeper.layout import Version, bucket, child_keys, encode, parent
+from latchwork.backends.zookeeper.layout import Version, bucket_of, child_keys, encode_data, parent
 from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import (
@@ -33,7 +33,7 @@ from latchwork.backends.zookeeper.wire import (
 )
 from latchwork.backends.zookeeper.writing.parents import find_missing_parents
 from latchwork.backends.zookeeper.writing.states import VersionCache
-from latchwork.backends.zookeeper.writing.task import WriteTask
+from latchwork.backends.zookeeper.writing.write_task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Create, Entry, Ordered
 
@@ -58,8 +58,11 @@ def create_sequential(
     """
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
-    data, keep = encode(value, task.session_id), layout.keep_path(above)
-    by_server = [wire.encode_check(keep, _UNTOUCHED), layout.create(layout.path(key), data, wire.SEQUENTIAL | flags)]
+    data, keep = encode_data(value, task.session_id), layout.keep_path(above)
+    by_server = [
+        wire.encode_check(keep, _UNTOUCHED),
+        layout.encode_create(layout.path(key), data, wire.SEQUENTIAL | flags),
+    ]
     parts, made, taken = by_server, "", 0
     while not task.connection.is_late(task.deadline):
         gens = reader.guard_versions()
@@ -72,12 +75,12 @@ def create_sequential(
             if parts is by_server:
                 made = yield from _key_numbered_by_server(reader, task, key, reply, result)
             memory.record_kept(above)
-            version = Version(reply.zxid, 0, gens[bucket(made)], reply.zxid, task.session_id, born=False)
+            version = Version(reply.zxid, 0, gens[bucket_of(made)], reply.zxid, task.session_id, born=False)
             entry = Entry(made, value, version, reply.zxid, reply.zxid, task.session_id)
             memory.record(entry)
             return entry
         if result.failed == len(parts):
-            task.check_evidence(result)
+            task.require_write_counter(result)
         elif result.error == NO_NODE and parts is by_server:
             yield from _prepare_counter(reader, task, key, result)
         elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
@@ -86,7 +89,7 @@ def create_sequential(
             made = append_number(key, number + taken)
             parts = [
                 wire.encode_set_data(keep, b"%d" % (number + taken + 1), version_of_keep),
-                layout.create(layout.path(made), data, flags),
+                layout.encode_create(layout.path(made), data, flags),
             ]
         else:
             raise task.refusal_error(result.error, key)
@@ -142,8 +145,8 @@ def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result:
     parts: list[bytes] = []
     if above:
         for each in (yield from find_missing_parents(reader, task, above)):
-            parts += layout.create_parent(each)
-    parts.append(layout.create(layout.keep_path(above)))
+            parts += layout.encode_create_parent(each)
+    parts.append(layout.encode_create(layout.keep_path(above)))
     made = yield from task.send(parts)
     if made.error in FINAL_CODES:
         raise task.refusal_error(made.error, key)
@@ -175,11 +178,11 @@ def create_ordered(
     key, layout = f"{op.key}-", reader.layout
     above = parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
-    create = layout.create(layout.path(key), encode(op.value, task.session_id), flags)
-    guessed = memory.parents.missing(key, task.connection)
+    create = layout.encode_create(layout.path(key), encode_data(op.value, task.session_id), flags)
+    guessed = memory.parents.find_missing_parent(key, task.connection)
     missing = [guessed] if guessed else []
     while not task.connection.is_late(task.deadline):
-        parts = [part for each in missing for part in layout.create_parent(each)]
+        parts = [part for each in missing for part in layout.encode_create_parent(each)]
         gens = reader.guard_versions()
         names = Request(GET_CHILDREN, wire.encode_path_request(layout.path(above)), task.deadline)
         try:
@@ -194,13 +197,13 @@ def create_ordered(
             for each in {above, *missing}:
                 memory.parents.record_key_written(each)
             key = f"{above}/{made}" if above else made
-            version = Version(reply.zxid, 0, gens[bucket(key)], reply.zxid, task.session_id, born=False)
+            version = Version(reply.zxid, 0, gens[bucket_of(key)], reply.zxid, task.session_id, born=False)
             entry = Entry(key, op.value, version, reply.zxid, reply.zxid, task.session_id)
             memory.record(entry)
             known = found is not None and made in found
             return Ordered(entry, find_older_names(made, stem.rpartition("/")[2], found or ()) if known else None)
         if result.failed == len(parts) + 1:
-            task.check_evidence(result)
+            task.require_write_counter(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
             missing = yield from find_missing_parents(reader, task, above)
         else:

@@ -15,7 +15,7 @@ from latchwork.backends.zookeeper.layout import (
     Version,
     Znode,
     ancestors,
-    bucket,
+    bucket_of,
     known_key,
     parent,
     read_entry,
@@ -50,21 +50,21 @@ class ParentCache:
         )  # whose children were missing when one was looked for
         self._coming: dict[str, tuple[ZooKeeperConnection | None, MultiPlan]] = {}
 
-    def missing(self, key: str, connection: ZooKeeperConnection | None = None) -> str | None:
+    def find_missing_parent(self, key: str, connection: ZooKeeperConnection | None = None) -> str | None:
         """Return the parent of a new key if it probably does not exist, so that it must be created too. Otherwise
         return None.
         """
         above = parent(key)
-        if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
+        if above in self._there or parent(above) not in self._growing or self.is_being_created(above, connection):
             return None
         return above
 
-    def above(self, key: str) -> Iterable[str]:
+    def list_known_parents(self, key: str) -> Iterable[str]:
         """Yield the parents of a key that should be read before a write, if they existed recently."""
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
-    def is_coming(self, above: str, connection: ZooKeeperConnection | None) -> bool:
+    def is_being_created(self, above: str, connection: ZooKeeperConnection | None) -> bool:
         """Return whether a write in flight on this connection creates the parent."""
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
@@ -140,7 +140,9 @@ class VersionCache:
         """Remove the cached versions of deleted keys."""
         self._versions.discard(keys)
 
-    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection) -> KnownStates:
+    def get_known_states(
+        self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection
+    ) -> KnownStates:
         """Return the cached or guessed states of the keys of a transaction."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
@@ -156,7 +158,7 @@ class VersionCache:
             if isinstance(op, Put) and op.key not in nodes and parent(op.key) in self._new:
                 nodes[op.key] = _MISSING  # it is created, and refused if it is there
             if not isinstance(op, Delete) and (op.key not in nodes or nodes[op.key] is _MISSING):
-                above = self.parents.missing(op.key, connection)
+                above = self.parents.find_missing_parent(op.key, connection)
                 if above is not None and above not in nodes:
                     nodes[above] = _MISSING
         return KnownStates(nodes)
@@ -170,7 +172,7 @@ class VersionCache:
             return False
         return (before.gen - seen.gen) % 2**32 < 2**31  # 32 bits, which come round
 
-    def above(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> set[str]:
+    def list_parents(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> set[str]:
         """Return the parents whose states a transaction needs.
 
         Args:
@@ -183,10 +185,10 @@ class VersionCache:
             if isinstance(each, Absent):
                 found.update(ancestors(each.key))
             elif isinstance(each, (Create, Put)):
-                found.update(self.parents.above(each.key))
+                found.update(self.parents.list_known_parents(each.key))
         return found - {""}
 
-    def with_coming(
+    def add_pending_parents(
         self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection
     ) -> KnownStates:
         """Return the known states, changed so that parents exist if a write in flight creates them.
@@ -197,7 +199,7 @@ class VersionCache:
         coming = {
             key: _COMING
             for key, node in known.nodes.items()
-            if not node.exists and key not in named and self.parents.is_coming(key, connection)
+            if not node.exists and key not in named and self.parents.is_being_created(key, connection)
         }
         return replace(known, nodes={**known.nodes, **coming}) if coming else known
 
@@ -208,7 +210,7 @@ class VersionCache:
         else:
             self._new.discard([parent(key)])
 
-    def learn(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
+    def record_read_states(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
         """Store the states that were read for a transaction, for similar transactions: the checked keys, and
         parents.
         """
@@ -247,7 +249,7 @@ def read_states(
     """
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
-    buckets = sorted({bucket(key) for key in (*keys, *parents)})
+    buckets = sorted({bucket_of(key) for key in (*keys, *parents)})
     reads = [wire.encode_get_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:
         reads += [wire.encode_get_data(layout.path(key)), wire.encode_get_data(layout.born_path(key))]
@@ -283,7 +285,7 @@ def _take_guards(reader: ZooKeeperReader, buckets: Sequence[int], found: Sequenc
 
 
 def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znode:
-    gen = gens[bucket(key)]
+    gen = gens[bucket_of(key)]
     if not isinstance(found, Data):
         check_found(found, "read", key)
         return Znode(exists=False, gen=gen)
@@ -302,7 +304,7 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
     """Return the state of a parent, given its metadata. They show whether it is a key, but not the session to which it
     is bound.
     """
-    gen = gens[bucket(key)]
+    gen = gens[bucket_of(key)]
     if reply.error != OK:
         check_found(reply.error, "read", key)
         return Znode(exists=False, gen=gen)

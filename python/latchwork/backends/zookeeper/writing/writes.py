@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from latchwork.backends.futures import FutureGenerator
-from latchwork.backends.outcomes import partly_deleted
+from latchwork.backends.outcomes import partial_deletion_error
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, NoReply, session_lost
@@ -32,11 +32,11 @@ from latchwork.backends.zookeeper.writing.parents import (
     remove_empty_parents_below,
 )
 from latchwork.backends.zookeeper.writing.states import VersionCache, read_states
-from latchwork.backends.zookeeper.writing.task import WriteTask
+from latchwork.backends.zookeeper.writing.write_task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
 
-_EVIDENCE_BYTES = 256
+_COUNTER_BYTES = 256
 #: What somebody else's write in between explains: the states are read again.
 _STALE_CODES = frozenset({wire.NO_NODE, wire.NODE_EXISTS, wire.BAD_VERSION, wire.NOT_EMPTY})
 _BATCH = 100
@@ -62,7 +62,7 @@ class ZooKeeperWriter:
         compile it again.
         """
         layout, session_id = self._reader.layout, task.session_id
-        known = self.memory.known(checks, ops, task.connection)
+        known = self.memory.get_known_states(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
         cleared = False
         for attempt in count():
@@ -75,7 +75,7 @@ class ZooKeeperWriter:
             else:
                 if not plan.writes and not checks:
                     return Committed(0)
-                if plan.size > wire.MAX_PAYLOAD - _EVIDENCE_BYTES:
+                if plan.size > wire.MAX_PAYLOAD - _COUNTER_BYTES:
                     yield from create_parents(task, plan)
                     known = KnownStates({})
                     continue
@@ -111,7 +111,7 @@ class ZooKeeperWriter:
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
         while True:
             try:
-                above = self.memory.above(checks, ops, extra)
+                above = self.memory.list_parents(checks, ops, extra)
                 known = yield from read_states(
                     self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
                 )
@@ -121,10 +121,10 @@ class ZooKeeperWriter:
                 continue
             at_any = [self._reader.layout.guard_path(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
-                self.memory.learn(known, checks, ops)
+                self.memory.record_read_states(known, checks, ops)
                 if attempt:  # whom it has misled once sees to its parents itself
                     return known
-                return self.memory.with_coming(known, checks, ops, task.connection)
+                return self.memory.add_pending_parents(known, checks, ops, task.connection)
             yield from task.send(
                 [wire.encode_set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)]
             )  # one further
@@ -180,7 +180,7 @@ class ZooKeeperWriter:
         """Raise an error if a transaction failed for a reason that reading the states again cannot change."""
         self.memory.parents.record_ended(plan)
         if result.failed == len(plan.parts):
-            task.check_evidence(result)
+            task.require_write_counter(result)
         if result.failed < 0:  # the request as a whole was refused
             if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
                 raise session_lost(task.session_id, task.what)
@@ -215,7 +215,7 @@ class ZooKeeperWriter:
             except LatchworkError as error:
                 if not deleted:
                     raise
-                raise partly_deleted(task.what, deleted, len(keys), error) from error
+                raise partial_deletion_error(task.what, deleted, len(keys), error) from error
             deleted += len(committed.deleted)
         above = {each for key in keys for each in ancestors(key)}
         yield from remove_empty_parents(self._reader, task.connection, above, task.deadline)

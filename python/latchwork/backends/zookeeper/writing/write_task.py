@@ -1,4 +1,6 @@
-"""A call that writes, and the creation of its evidence: an ephemeral znode in which a connection numbers its writes."""
+"""A call that writes, and the creation of its write counter: an ephemeral znode in which a connection numbers its
+writes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 from latchwork.backends.futures import FutureGenerator
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import ZooKeeperConnection
-from latchwork.backends.zookeeper.errors import EvidenceGone, NoReply, code_error, no_reply_error, session_lost
+from latchwork.backends.zookeeper.errors import NoReply, WriteCounterMissing, code_error, no_reply_error, session_lost
 from latchwork.backends.zookeeper.layout import ZnodeLayout
 from latchwork.backends.zookeeper.reads import ZooKeeperReader
 from latchwork.backends.zookeeper.wire import CREATE, EXISTS, MULTI, MULTI_READ, NO_NODE, NODE_EXISTS, OK, Data, Reply
@@ -59,23 +61,24 @@ class WriteTask:
         except NoReply as no_reply:
             raise self.no_reply_error(no_reply, is_write=False) from no_reply
 
-    def check_evidence(self, result: wire.MultiReply) -> None:
-        """Raise the error for a transaction that was refused because the evidence znode does not exist.
+    def require_write_counter(self, result: wire.MultiReply) -> None:
+        """Raise the error for a transaction that was refused because the write counter does not exist.
 
         Raises:
-            EvidenceGone: The evidence of the store's main connection must be created again. Nothing was written.
+            WriteCounterMissing: The write counter of the store's main connection must be created again. Nothing was
+                written.
             SessionLost: The session has ended.
         """
         if result.error != NO_NODE:
             raise self.refusal_error(result.error, "@w")
         if self.session_id is not None:
             raise session_lost(self.session_id, self.what)
-        self.connection.evidence = None
-        raise EvidenceGone
+        self.connection.counter_path = None
+        raise WriteCounterMissing
 
 
-def prepare(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenerator[int]:
-    """Create the evidence znode of a connection at a new path. Also create the root if it does not exist.
+def create_write_counter(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenerator[int]:
+    """Create the write counter of a connection, a znode at a new path. Also create the root if it does not exist.
 
     Args:
         reader: Receives the versions of the guards.
@@ -85,7 +88,7 @@ def prepare(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenera
         The number of the transaction that created it.
     """
     layout = reader.layout
-    payload = wire.encode_single_request(layout.create(path, flags=wire.EPHEMERAL))
+    payload = wire.encode_single_request(layout.encode_create(path, flags=wire.EPHEMERAL))
     guards = wire.encode_multi([wire.encode_get_data(guard) for guard in layout.guards])
     while not task.connection.is_late(task.deadline):
         try:
@@ -105,7 +108,7 @@ def prepare(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenera
         for number, guard in enumerate(wire.parse_multi_read(versions.body)):
             if isinstance(guard, Data):
                 reader.record_guard_version(number, guard.stat.version)
-        task.connection.evidence = path
+        task.connection.counter_path = path
         return reply.zxid
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
 
@@ -114,14 +117,14 @@ def _make_root(layout: ZnodeLayout, task: WriteTask) -> FutureGenerator[None]:
     """Create the missing znodes of the root: the root itself, its guards and its folders."""
     for path in layout.root_paths():
         reply: Reply = yield task.connection.call(
-            CREATE, wire.encode_single_request(layout.create(path)), task.deadline
+            CREATE, wire.encode_single_request(layout.encode_create(path)), task.deadline
         )
     if reply.error not in {OK, NODE_EXISTS}:
         # Above the root anything may be refused: it only matters that the root itself is there.
         there: Reply = yield task.connection.call(EXISTS, wire.encode_path_request(layout.root), task.deadline)
         if there.error != OK:
             raise task.refusal_error(reply.error, layout.root)
-    parts = [layout.create(path) for path in (*layout.folders, *layout.guards)]
+    parts = [layout.encode_create(path) for path in (*layout.folders, *layout.guards)]
     error = wire.parse_multi((yield task.connection.call(MULTI, wire.encode_multi(parts), task.deadline))).error
     if error not in {OK, NODE_EXISTS}:
         raise task.refusal_error(error, layout.root)
