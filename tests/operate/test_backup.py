@@ -65,6 +65,13 @@ class Fleet:
     def enter(self, command):
         self._shell.enter(command)
 
+    def succeeds(self, command):
+        try:
+            self.enter(command)
+        except AssertionError:
+            return False
+        return True
+
     def follow(self, name):
         """Type the commands of the page in a block of this name."""
         (block,) = [each for each in BLOCKS[PAGE] if each.how == f"walk={name}"]
@@ -145,8 +152,8 @@ def open_zookeeper(folder, stack):
 INSTALLATIONS = {
     "sqlite": (open_sqlite, ["sqlite"]),
     "postgresql": (open_postgresql, ["postgresql"]),
-    "etcd": (open_etcd, ["postgresql", "etcd"]),
-    "zookeeper": (open_zookeeper, ["postgresql", "zookeeper"]),
+    "etcd35": (open_etcd, ["etcd", "postgresql"]),
+    "zookeeper": (open_zookeeper, ["zookeeper", "postgresql"]),
 }
 
 
@@ -172,22 +179,22 @@ def test_a_restored_fleet_continues_the_runs_of_the_backup(name, tmp_path):
             fleet.wait_for(run, "success")
         with latchwork.connect(url) as store:
             store.put("setting", b"lost")
-            Queue(store, "q").get()
+            Queue(store, "q").take(timeout_s=WAIT_S).ack()
         fleet.stop()
 
         (fleet.folder / "open").unlink()
         (fleet.folder / "ran").unlink()
+        if server is not None:
+            server.stop()
         for kind in kinds:
-            if kind == name and server is not None:
-                server.stop()
             fleet.follow(f"{kind}-restore")
         if server is not None:
             server.start()
         with latchwork.connect(url) as store:
             assert store.get("setting").value == b"kept"
-            assert Queue(store, "q").get(timeout_s=WAIT_S) == b"kept"
+            assert Queue(store, "q").take(timeout_s=WAIT_S).value == b"kept"
         if name != "postgresql":
-            fleet.enter("latchwork workflows adopt-store --yes")
+            eventually(lambda: fleet.succeeds("latchwork workflows adopt-store --yes"), WAIT_S, every_s=1.0)
         fleet.start()
         fleet.enter("latchwork workflows doctor")
         assert fleet.list_runs() == {kept}

@@ -129,7 +129,10 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     cluster = inspect(store, namespace=keys.cluster)
     if cluster is not None and cluster.nodes:
         names = ", ".join(sorted(cluster.nodes))
-        raise LatchworkError(f"masters are running in store {store.url}: {names}; stop them first")
+        raise LatchworkError(
+            f"masters are running in store {store.url}: {names}; stop them first. Those of a restored backup end when "
+            "their sessions expire"
+        )
     for prefix in (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.high_marks):
         store.delete_tree(prefix)
     with database.write() as connection:
