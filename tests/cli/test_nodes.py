@@ -37,7 +37,7 @@ def test_a_node_is_drained_and_restarted_from_the_command_line(cli, nodes, wait_
     done = cli("restart", "n2", "--keep-s", "60", "--url", URL)
     assert (done.code, done.out) == (0, "n2: can be restarted; its share is kept for 60 s\n"), done
     assert set(assigned(cli).values()) == {"n1"}
-    assert cli("status", "--json", "--url", URL).json["nodes"]["n2"]["mark"] == "restarting"
+    assert cli("status", "--json", "--url", URL).json["nodes"]["n2"]["maintenance"] == "restarting"
     nodes["n2"].send_signal(signal.SIGTERM)
     assert nodes["n2"].wait(20) == 0
     assert "n2 (restarting)" in cli("status", "--url", URL).out

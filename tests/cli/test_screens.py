@@ -182,9 +182,9 @@ CHANGES = [
     (("jobs", "set", "j", "--threads", "5"), {"job": "j", "settings": {"enabled": True, "threads": 5}}),
     (("jobs", "reset", "j"), {"job": "j", "settings": {}}),
     (("settings", "set", "--debounce-s", "2"), {"cluster": {"debounce_s": 2.0}}),
-    (("drain", "n1", "--no-wait"), {"node": "n1", "mark": "drained", "is_empty": False}),
-    (("drain", "n1", "--undo"), {"node": "n1", "mark": None, "changed": True}),
-    (("restart", "n2", "--no-wait"), {"node": "n2", "mark": "restarting", "is_empty": False}),
+    (("drain", "n1", "--no-wait"), {"node": "n1", "maintenance": "drained", "is_empty": False}),
+    (("drain", "n1", "--undo"), {"node": "n1", "maintenance": None, "changed": True}),
+    (("restart", "n2", "--no-wait"), {"node": "n2", "maintenance": "restarting", "is_empty": False}),
 ]
 
 

@@ -191,7 +191,7 @@ class Node:
         due_s = self.quiet.due_in_s(now)
         if due_s is None or due_s > 0:
             return
-        self.quiet.start_action()
+        self.quiet.clear_events()
         workers = {name: WorkerView(1.0, frozenset(POOLS)) for name in store.sessions}
         shares = {job: {} for job in POOLS}
         for (job, node), items in store.shares.items():

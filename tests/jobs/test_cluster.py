@@ -14,7 +14,7 @@ import latchwork
 from latchwork import Closed, Conflict, Exists, LockLost, NodeIdInUse, Put, SessionLost, Unavailable, WaitTimeout
 from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
+from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, NodeRecord, Threads, WorkPoolFailed, inspect
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.nodes import MemberOptions
@@ -518,7 +518,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
         memory.list = list_late
         try:
             with pytest.raises(Conflict):
-                term.cleanup()
+                term.delete_unused_pools()
         finally:
             del memory.list
     assert inspect(memory).pools["old"] == ("a",)
@@ -615,7 +615,7 @@ def test_an_idle_cluster_writes_nothing(memory, cluster, eventually):
 
 def test_a_registration_whose_session_has_ended_writes_nothing_more(memory):
     session = memory.open_session(5.0)
-    member = Member.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
+    member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
     stale = Registration(memory, session, member)
     stale.join(1.0, threading.Event())
     session.close()
@@ -632,7 +632,7 @@ def test_a_registration_whose_place_another_start_has_taken_writes_nothing_more(
     with contextlib.closing(memory.open_session(5.0)) as first, contextlib.closing(memory.open_session(5.0)) as second:
         made = []
         for session in (first, second):
-            member = Member.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
+            member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0.0, ttl_s=5.0)
             made.append(Registration(memory, session, member))
             made[-1].join(1.0, threading.Event())
             if session is first:

@@ -234,7 +234,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     job = Job("report", work_pool=["a"], run=called.append, schedule=each)
     setup = RunSetup(
         job=job,
-        options=lambda: JobSettings().applied_to(job),
+        options=lambda: JobSettings().get_effective_options(job),
         new_context=lambda items, at=None: JobContext(items, fire_time_s=at),
         outcomes=OutcomeTracker("report", "n1"),
         may_run=lambda: not begun or when == "written",

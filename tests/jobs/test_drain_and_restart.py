@@ -17,7 +17,13 @@ from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerV
 from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.nodes import NODES, NodeMark, decode_mark, mark_key, reserved_share_key
+from latchwork.jobs.stored.nodes import (
+    NODES,
+    MaintenanceRecord,
+    decode_maintenance_record,
+    maintenance_key,
+    reserved_share_key,
+)
 
 ITEMS = [f"i{n:02}" for n in range(12)]
 
@@ -83,12 +89,12 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_share(
+    mark = MaintenanceRecord("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved_share(
         2.0, ("report",), {"zone": "a"}
     )
-    assert decode_mark("n1", mark.to_bytes()) == mark
-    assert decode_mark("n1", b"{}") is None
-    assert decode_mark("n1", b"\xff") is None
+    assert decode_maintenance_record("n1", mark.to_bytes()) == mark
+    assert decode_maintenance_record("n1", b"{}") is None
+    assert decode_maintenance_record("n1", b"\xff") is None
 
 
 # In a cluster
@@ -246,7 +252,7 @@ def test_a_drained_node_stays_drained_when_a_restart_of_it_is_announced(memory, 
     cluster.node(memory, "n2", cluster.endless(items=ITEMS))
     eventually(lambda: even(cluster, "n1"), 20)
     assert not threading.Event().wait(0.5)
-    assert inspect(memory).marks["n2"].state == "drained"
+    assert inspect(memory).maintenance["n2"].state == "drained"
     assert set(owners(memory).values()) == {"n1"}
 
 
@@ -256,7 +262,7 @@ def test_draining_a_node_of_which_a_restart_was_announced_leaves_nothing_reserve
     eventually(lambda: even(cluster, "n1", "n2"), 20)
     control = Control(store)
     control.announce_restart("n2")
-    eventually(lambda: inspect(store).marks["n2"].is_reserved)
+    eventually(lambda: inspect(store).maintenance["n2"].is_reserved)
     control.drain("n2")
     eventually(lambda: reserved_shares(store) == [])
     control.undrain("n2")
@@ -324,7 +330,7 @@ def test_a_share_is_not_reserved_for_a_mark_that_is_taken_back_at_this_moment(me
 
         def get(self, key):
             found = memory.get(key)
-            if key == mark_key("n1"):
+            if key == maintenance_key("n1"):
                 taken_back_by(control, "n1")
             return found
 
@@ -368,9 +374,9 @@ def test_a_leader_without_leadership_reserves_and_forgets_nothing(memory):
             restarts.reserve_shares({}, {"report": {"n1": ("a", "b")}})
         memory.put(reserved_share_key("gone", "report"), b"{}")
         nodes.wait_until(lambda state: reserved_share_key("gone", "report") in state, 10)
-        restarts.delete_finished_marks(restarts.list_marks(), {"n1": WorkerView(1.0, frozenset())})
+        restarts.delete_finished_records(restarts.list_maintenance_records(), {"n1": WorkerView(1.0, frozenset())})
     assert reserved_shares(memory) == [reserved_share_key("gone", "report")]
-    assert memory.get(mark_key("n1")) is not None
+    assert memory.get(maintenance_key("n1")) is not None
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 10**400, True, "5"])

@@ -19,7 +19,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import chunked_set, cluster_store, keys
 from latchwork.jobs.stored.caches import PoolCache
-from latchwork.jobs.stored.nodes import Member, MemberOptions
+from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
 from patience import eventually
 from signalling import signals_later
 
@@ -39,7 +39,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     items = [f"item-{number:05d}" for number in range(3000)]
     session = memory.open_session(10.0)
     ticket = memory.create(f"{keys.LEADER}/t", b"", session=session)
-    newcomer = Member.of_this_process(MemberOptions("w", 10), since=0, ttl_s=10)
+    newcomer = NodeRecord.of_this_process(MemberOptions("w", 10), since=0, ttl_s=10)
     registration = Registration(memory, memory.open_session(10.0), newcomer, ["report"])
     written, go_on = threading.Event(), threading.Event()
     write_chunks = chunked_set.write_chunks
@@ -71,7 +71,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
                 assert written.wait(10)
             return found
 
-    leader = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
+    leader = NodeRecord.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     fence = memory.fence(ticket.created, Exists(ticket.key))
     options = ManagerOptions(strategies=Strategies(), sweep=lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
@@ -80,7 +80,9 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
             known, "list_chunk_keys", lambda: {"report": [e.key for e in memory.list(keys.work_pool_key("report"))]}
         )
         with pytest.raises(Conflict):
-            Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()
+            Leadership(
+                Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options
+            ).delete_unused_pools()
     go_on.set()
     thread.join(10)
     assert len(chunked_set.read_set(memory, keys.work_pool_key("report")).chunked.items) == 3000
@@ -164,7 +166,7 @@ def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory
 def test_a_pool_that_another_node_stores_after_it_was_read_for_a_registration_is_kept(memory, before):
     nodes = []
     for name in ("n1", "n2"):
-        member = Member.of_this_process(MemberOptions(name, 5.0), since=0, ttl_s=5.0)
+        member = NodeRecord.of_this_process(MemberOptions(name, 5.0), since=0, ttl_s=5.0)
         nodes.append(Registration(memory, memory.open_session(5.0), member, ["report"]))
         assert nodes[-1].try_join() is None
     if before is not None:
@@ -180,7 +182,7 @@ def test_a_second_node_with_an_id_does_not_touch_the_jobs_of_the_first(memory):
     """The jobs are written with the node's key, so a start that finds another one writes neither."""
     made = []
     for job in ("report", "mail"):
-        member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+        member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
         made.append(Registration(memory, memory.open_session(5.0), member, [job]))
     assert made[0].try_join() is None
     guard = memory.get(keys.GUARD_WORKER)
@@ -192,7 +194,7 @@ def test_a_second_node_with_an_id_does_not_touch_the_jobs_of_the_first(memory):
 def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(memory):
     for job in ("report", "mail"):
         session = memory.open_session(5.0)
-        member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+        member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
         registration = Registration(memory, session, member, [job])
         assert registration.try_join() is None
         registration.sync_available_jobs()
@@ -202,7 +204,7 @@ def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(
 
 def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all(memory):
     jobs = [f"job-{number:03d}" for number in range(250)]
-    member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+    member = NodeRecord.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
     registration = Registration(memory, memory.open_session(5.0), member, jobs)
     assert registration.try_join() is None
     registration.sync_available_jobs()
@@ -213,7 +215,7 @@ def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all
 
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):
     holder = memory.open_session(3.0)
-    member = Member.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)
+    member = NodeRecord.of_this_process(MemberOptions("n1", 3.0), since=0, ttl_s=3.0)
     memory.put(keys.alive_key("n1"), member.to_bytes(), session=holder)
     began = time.monotonic()
     with pytest.raises(NodeIdInUse):
@@ -234,7 +236,7 @@ print("ended cleanly", flush=True)
 def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp_path):
     url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
     with connect(url) as store:
-        member = Member.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
+        member = NodeRecord.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
         cluster_store(store).put(keys.alive_key("n1"), member.to_bytes(), session=store.open_session(10.0))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

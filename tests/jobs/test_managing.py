@@ -14,7 +14,7 @@ from latchwork.jobs.manager.manager import PeriodicTasks
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import cluster_store, keys, requests
 from latchwork.jobs.stored.caches import PoolCache
-from latchwork.jobs.stored.nodes import Member, MemberOptions
+from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def deposed(memory):
     fence = memory.fence(ticket.created, Exists(ticket.key))
     memory.put(keys.work_pool_key("gone"), b'{"count":1,"items":["a"]}')
     memory.put("fired/gone/c1", b"{}")
-    me = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
+    me = NodeRecord.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
         term = Leadership(
             memory, me, fence, alive=alive, pools=PoolCache(memory, pools), restarts=None, options=options()
@@ -139,7 +139,7 @@ def everything(store):
 def test_a_leader_without_leadership_cleans_nothing(memory, deposed):
     before = everything(memory)
     with pytest.raises(Conflict):
-        deposed.cleanup()
+        deposed.delete_unused_pools()
     assert everything(memory) == before
 
 
@@ -148,7 +148,7 @@ def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
     deposed._pools._mirror.wait_until(lambda state: not state, 10)
     before = everything(memory)
     with pytest.raises(Conflict):
-        deposed.sweep(3600.0)
+        deposed.delete_expired_records(3600.0)
     assert everything(memory) == before
 
 
@@ -159,7 +159,7 @@ def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch
     memory.delete("fired/gone/c1")
     before = everything(memory)
     with pytest.raises(Conflict):
-        deposed.sweep(3600.0)
+        deposed.delete_expired_records(3600.0)
     assert everything(memory) == before
 
 

@@ -136,9 +136,9 @@ def test_the_defaults_of_a_node_and_of_a_job_are_those_of_the_table():
 
 def test_nothing_is_set_unless_it_is_given():
     assert {*vars(JobSettings()).values(), *vars(ClusterSettings()).values()} == {None}
-    assert NODE_DEFAULTS.overridden_by(ClusterSettings()) == NODE_DEFAULTS
+    assert NODE_DEFAULTS.with_settings(ClusterSettings()) == NODE_DEFAULTS
 
 
 @pytest.mark.parametrize("option", get_option_rows(NodeRows), ids=lambda each: each.name)
 def test_each_setting_of_the_cluster_reaches_the_options_of_a_node(option):
-    assert getattr(NODE_DEFAULTS.overridden_by(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0
+    assert getattr(NODE_DEFAULTS.with_settings(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0

@@ -306,7 +306,7 @@ def test_a_burst_becomes_one_rebalance_after_the_quiet_time():
         quiet.record_event(now)
     assert quiet.due_in_s(11.0) == 1.0
     assert quiet.due_in_s(12.5) == 0.0
-    quiet.start_action()
+    quiet.clear_events()
     assert quiet.due_in_s(12.5) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockBatches, LockScheduler, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -115,38 +115,38 @@ def fail(self, names):
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
-    scheduler, work = LockScheduler(), LockCalls(locks, "j", (), items)
-    assert scheduler.make_calls([work], lambda _: False)
+    scheduler, work = LockScheduler(), LockBatches(locks, "j", (), items)
+    assert scheduler.process_batches([work], lambda _: False)
     assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + LOCK_BATCH, True)
-    assert scheduler.make_calls([work], lambda _: True)
+    assert scheduler.process_batches([work], lambda _: True)
     assert (len(locks.held()["j"]), work.has_acquisitions) == (1 + len(items), False)
-    back = LockCalls(locks, "j", items, ())
-    assert not scheduler.make_calls([back], lambda _: False)
-    assert (len(locks.held()["j"]), back.remaining_calls) == (1 + LOCK_BATCH + 10, 2)
-    scheduler.make_calls([back], lambda _: True)
+    back = LockBatches(locks, "j", items, ())
+    assert not scheduler.process_batches([back], lambda _: False)
+    assert (len(locks.held()["j"]), back.remaining_batches) == (1 + LOCK_BATCH + 10, 2)
+    scheduler.process_batches([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
 
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
-    works = [LockCalls(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
+    works = [LockBatches(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
     scheduler = LockScheduler()
 
     def held():
         return {job: len(items) // LOCK_BATCH for job, items in locks.held().items()}
 
     for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
-        scheduler.make_calls(works, lambda _: False)  # every second call is for the job with the least left
+        scheduler.process_batches(works, lambda _: False)  # every second call is for the job with the least left
         assert held() == expected
-    scheduler.make_calls(works, lambda _: True)
+    scheduler.process_batches(works, lambda _: True)
     assert held() == dict.fromkeys("abc", 4)
 
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
-    works = [LockCalls(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
+    works = [LockBatches(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
     scheduler = LockScheduler()
-    scheduler.make_calls(works, lambda _: False)
-    works.append(LockCalls(locks, "z", (), ["new"]))
-    scheduler.make_calls(works, lambda _: False)
+    scheduler.process_batches(works, lambda _: False)
+    works.append(LockBatches(locks, "z", (), ["new"]))
+    scheduler.process_batches(works, lambda _: False)
     assert list(locks.held()) == ["a", "z"]
 
 

@@ -24,7 +24,7 @@ def start():
         job = Job("report", work_pool=["a"], run=run, schedule=schedule)
         setup = RunSetup(
             job=job,
-            options=lambda: JobSettings().applied_to(job),
+            options=lambda: JobSettings().get_effective_options(job),
             new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
             outcomes=OutcomeTracker("report", "n1"),
             may_run=may_run,

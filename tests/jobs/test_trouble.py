@@ -11,7 +11,7 @@ import time
 import pytest
 
 import latchwork
-from latchwork.jobs import FixedDelay, Job, Member, Threads, inspect
+from latchwork.jobs import FixedDelay, Job, NodeRecord, Threads, inspect
 from latchwork.jobs.stored import cluster_store, keys
 
 
@@ -152,7 +152,7 @@ def test_a_pool_of_1_000_000_items_is_stored_in_small_values_and_assigned(memory
 def test_nodes_of_different_versions_on_one_root_are_a_warning_that_names_them(memory, cluster, eventually, caplog):
     caplog.set_level(logging.WARNING)
     cluster.node(memory, "n1", cluster.endless())
-    old = Member("old", "ready", "host", 1, "abc", 0.0, 10.0, version="0.0.1")
+    old = NodeRecord("old", "ready", "host", 1, "abc", 0.0, 10.0, version="0.0.1")
     memory.put(keys.alive_key("old"), old.to_bytes())
     eventually(lambda: "nodes of different latchwork versions share this cluster: 0.0.1: old; " in caplog.text)
     threading.Event().wait(0.3)

@@ -86,7 +86,7 @@ def make_run(work, time_to_stop_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # n
     job = Job("report", work_pool=["a"], run=work, schedule=schedule)
     setup = RunSetup(
         job=job,
-        options=lambda: JobSettings().applied_to(job),
+        options=lambda: JobSettings().get_effective_options(job),
         new_context=lambda items: JobContext(items, job_id="report"),
         outcomes=OutcomeTracker("report", "n1"),
         may_run=lambda: True,

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Job manager",
         "an assignment is written without the leader's fence",
-        "jobs/manager/ledger.py",
+        "jobs/manager/assignment_store.py",
         "        checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT)",
         "        checks: list[Check] = [Absent(keys.GUARD_ASSIGNMENT)",
         id_of("jobs/ledger", "a_leader_without_leadership_writes_nothing"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Job manager",
         "a share is written without checking the one that was read",
-        "jobs/manager/ledger.py",
+        "jobs/manager/assignment_store.py",
         "        checks += [stored.unchanged_check(keys.share_key(worker, job)) for worker, job, stored, _ in "
         "manifest_changes]\n",
         "",

@@ -17,7 +17,7 @@ from latchwork.jobs.cron_progress import ProgressRecord, decode_progress_record
 from latchwork.jobs.manager.strategies import decode_strategies, encode_strategies
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode_settings
 from latchwork.jobs.stored import chunked_set
-from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
+from latchwork.jobs.stored.nodes import MaintenanceRecord, NodeRecord, decode_maintenance_record
 from latchwork.jobs.stored.requests import (
     AuditRecord,
     RunRequest,
@@ -88,8 +88,8 @@ CELL = ProgressRecord(
     (FireProgress(1.0, None, "r"), FireProgress(1.0, None, "r"), FireProgress(2.0, 2.0, "r")),
 )
 CHUNKED = chunked_set.ChunkedSet(chunks=(chunked_set.Chunk("w-1", ("a",)), chunked_set.Chunk("w-2", ("b",))))
-MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
-MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
+MEMBER = NodeRecord("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
+MARK = MaintenanceRecord("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
@@ -157,8 +157,8 @@ KINDS = {
         Permits(3, 1.0, 0.5, 9).to_bytes(),
         lambda value: Permits.from_entry(at(value)).with_more(1),
     ),
-    "member": Kind("jobs.stored.nodes", MEMBER.to_bytes(), lambda value: Member.decode("n1", value).to_bytes()),
-    "mark": Kind("jobs.stored.nodes", MARK.to_bytes(), lambda value: decode_mark("n1", value)),
+    "member": Kind("jobs.stored.nodes", MEMBER.to_bytes(), lambda value: NodeRecord.decode("n1", value).to_bytes()),
+    "mark": Kind("jobs.stored.nodes", MARK.to_bytes(), lambda value: decode_maintenance_record("n1", value)),
     "activity": Kind(
         "jobs.stored.runs",
         encode_active_runs([LiveRun("j", ("a",), 5.0)]),

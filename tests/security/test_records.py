@@ -15,7 +15,7 @@ from latchwork import BadRecord, LatchworkError, OnceFailed
 from latchwork._base.decoding import MAX_DEPTH, read_json
 from latchwork.jobs.cron_progress import decode_progress_record
 from latchwork.jobs.settings import ClusterSettings
-from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.nodes import NodeRecord
 from levels import LONG
 from security.stored import KINDS, PARTS, VALUES, places, put, spoilt
 from test_layering import PACKAGE, module_name
@@ -142,5 +142,5 @@ def test_what_a_record_may_have_is_read():
 
 @pytest.mark.parametrize("part", [b'"pid":1' + b"0" * 400, b'"ttl_s":-5', b'"weight":"2"', b'"since":1e300'])
 def test_a_member_whose_record_cannot_be_read_is_not_ready(part):
-    assert Member.decode("n1", b'{"worker":"n1","state":"ready"}').state == "ready"
-    assert Member.decode("n1", b'{"worker":"n1","state":"ready",' + part + b"}") == Member("n1")
+    assert NodeRecord.decode("n1", b'{"worker":"n1","state":"ready"}').state == "ready"
+    assert NodeRecord.decode("n1", b'{"worker":"n1","state":"ready",' + part + b"}") == NodeRecord("n1")

@@ -86,7 +86,7 @@ def _jobs(store: Store) -> Iterable[str]:
 
 def _nodes(store: Store) -> Iterable[str]:
     state = inspect(store)
-    return () if state is None else {*state.nodes, *state.marks}
+    return () if state is None else {*state.nodes, *state.maintenance}
 
 
 def _complete(context: typer.Context, incomplete: str, find: Callable[[Store], Iterable[str]]) -> list[str]:

@@ -397,7 +397,7 @@ def drain(
         if undo:
             found = control.undrain(node)
             line = f"{node}: takes items again" if found else f"{node}: was not drained"
-            print_change(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
+            print_change(line, {"node": node, "maintenance": None, "changed": found}, as_json=as_json)
             return
         control.drain(node)
         print_change(
@@ -428,7 +428,7 @@ def restart(
         if cancel:
             found = control.undrain(node)
             line = f"{node}: takes items as usual" if found else f"{node}: nothing was announced"
-            print_change(line, {"node": node, "mark": None, "changed": found}, as_json=as_json)
+            print_change(line, {"node": node, "maintenance": None, "changed": found}, as_json=as_json)
             return
         control.announce_restart(node, timeout_s=keep_s)
         done = f"can be restarted; its share is kept for {keep_s:g} s"
@@ -438,7 +438,7 @@ def restart(
 
 
 def _wait_until_moved(
-    control: Control, node: str, wait_s: float | None, mark: str, done: str
+    control: Control, node: str, wait_s: float | None, state: str, done: str
 ) -> tuple[str, dict[str, str | bool]]:
     """Wait until a node no longer runs any items.
 
@@ -446,14 +446,14 @@ def _wait_until_moved(
         control: Control of the cluster.
         node: ID of the node.
         wait_s: Seconds to wait; None does not wait.
-        mark: State of the node, such as ``drained``, for the JSON document.
+        state: Maintenance state of the node, such as ``drained``, for the JSON document.
         done: Text for the printed line after a successful wait.
     Returns:
         The line and the JSON document to print.
     """
     if wait_s is not None:
         control.wait_drained(node, wait_s)
-    about: dict[str, str | bool] = {"node": node, "mark": mark, "is_empty": wait_s is not None}
+    about: dict[str, str | bool] = {"node": node, "maintenance": state, "is_empty": wait_s is not None}
     return f"{node}: {'its items move away' if wait_s is None else done}", about
 
 
@@ -464,7 +464,7 @@ def _control_with_node(store: Store, node: str) -> Control:
         UnknownNode: The cluster does not know the node, for example because its ID was mistyped.
     """
     state = read_cluster_state(store)
-    if node not in state.nodes and node not in state.marks:
+    if node not in state.nodes and node not in state.maintenance:
         raise UnknownNode(
             f"node {node!r} is not known to this cluster; known nodes are: {', '.join(state.nodes) or 'none'}"
         )

@@ -18,7 +18,7 @@ from latchwork.jobs.observer import (
 )
 from latchwork.jobs.options import InvalidJob, InvalidSetting, Threads
 from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
-from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.nodes import NodeRecord
 from latchwork.jobs.stored.requests import AuditRecord, RunRequest, RunResult, read_audit
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
@@ -46,7 +46,7 @@ __all__ = [
     "JobStats",
     "LockNotHeld",
     "LockView",
-    "Member",
+    "NodeRecord",
     "NodeState",
     "NodeStats",
     "NodeView",

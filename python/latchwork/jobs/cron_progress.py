@@ -65,10 +65,10 @@ class ProgressRecord:
     fired: tuple[FireProgress, ...]
 
     def encode_state(self, nonce: str) -> bytes:
-        """Encode the progress of all items as JSON, without their names.
+        """Encode the cron progress of all items as JSON, without the names of the items.
 
         Args:
-            nonce: A unique text, which distinguishes this write from others.
+            nonce: A unique text that distinguishes this write from others.
         """
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
@@ -129,11 +129,13 @@ def decode_progress_record(name: str, encoded_state: bytes, encoded_items: bytes
 
 
 def _decode_item_progress(state: StoredProgress, item_count: int) -> tuple[FireProgress, ...]:
-    """Return the progress of each item from its compressed form. Lengths are checked before anything is expanded.
+    """Expand the cron progress of each item from its compressed form, after checking the lengths.
 
     Args:
         state: The stored form of the record.
         item_count: Number of items in the record.
+    Returns:
+        The progress of each item, in the order of the record's items.
     Raises:
         BadRecord: The lengths do not match.
     """
@@ -151,7 +153,7 @@ def _decode_item_progress(state: StoredProgress, item_count: int) -> tuple[FireP
 
 
 def find_newest_by_item(records: Iterable[ProgressRecord]) -> dict[str, tuple[ProgressRecord, FireProgress]]:
-    """Return, for each item, the newest record that contains the item, and the item's progress in it."""
+    """Find the newest progress record of each item. Return the record and the item's progress in it, by item."""
     found: dict[str, tuple[ProgressRecord, FireProgress]] = {}
     for record in sorted(records, key=lambda record: (record.token, record.name)):
         found.update({item: (record, fired) for item, fired in zip(record.items, record.fired, strict=True)})
@@ -232,7 +234,7 @@ class CronProgress:
     def claim(
         self, locks: Mapping[str, HeldItem], initial: FireProgress, *, reread: bool = False
     ) -> dict[str, FireProgress]:
-        """Take over writing the progress of these items for this node, and return it.
+        """Make this node the writer of the cron progress of these items, and return their progress.
 
         Args:
             locks: Lock of each item; all must be held.
@@ -249,7 +251,8 @@ class CronProgress:
         return request.fired
 
     def write(self, fired: Mapping[str, FireProgress]) -> None:
-        """Store the progress of claimed items.
+        """Store the cron progress of claimed items: the fire time that started last, and the fire time of the active
+        run.
 
         Args:
             fired: New progress of each item.
@@ -260,8 +263,9 @@ class CronProgress:
         self._execute(_ProgressRequest(fired=dict(fired)))
 
     def _execute(self, request: _ProgressRequest) -> None:
-        """Execute a request together with those of all waiting threads. If another thread is executing requests, wait
-        until it is done.
+        """Execute a request in one batch with the requests of all waiting threads.
+
+        If another thread is already executing a batch, wait until that thread has executed this request.
         """
         clock = self._store.clock
         with self._mutex:
@@ -318,7 +322,7 @@ class CronProgress:
     def _create_records(self, claims: Mapping[str, tuple[HeldItem, FireProgress]]) -> None:
         """Store new progress records of this node for these items, and delete the records that become obsolete.
 
-        The new records take over the progress from the newest record of each item.
+        The new records contain the progress from the newest stored record of each item.
 
         Args:
             claims: Lock of each item, and its progress if nothing is stored.
@@ -356,7 +360,7 @@ class CronProgress:
         self._record_of.update(dict.fromkeys(record.items, record.name))
 
     def _delete_records(self, names: Collection[str], entries_by_name: Mapping[str, Entry]) -> None:
-        """Delete obsolete progress records. A record that cannot be deleted is left to the leader.
+        """Delete obsolete progress records. If that fails, the leader deletes them later.
 
         Args:
             names: Names of the records.
@@ -392,8 +396,8 @@ class CronProgress:
     def _save_record(self, own: _OwnRecord) -> None:
         """Store the progress in one record of this node.
 
-        If a conflict is reported although the owner of the locks still exists, an earlier write of this node with an
-        unknown outcome has succeeded.
+        A conflict may be reported although the owner of the locks still exists. Then an earlier write of this node,
+        whose outcome was unknown, has succeeded.
 
         Raises:
             LockLost: The locks were lost, or an operator has reset the progress: claim the items again.
@@ -421,13 +425,15 @@ class CronProgress:
 
     @staticmethod
     def _adopt_reset(own: _OwnRecord, stored_entry: Entry | None) -> bool:
-        """Use the progress in the store from now on if an operator has reset it. Return whether it was reset.
+        """If an operator has reset the stored progress of a record, use the stored progress from now on.
 
-        A run that was about to start on this node has not started, and a run that has ended here has ended.
+        A run that was about to start on this node counts as not started. A run that has ended on this node stays ended.
 
         Args:
             own: The record as this node knows it.
             stored_entry: Its current entry in the store; None if it was deleted.
+        Returns:
+            Whether the progress was reset.
         """
         if stored_entry is None or stored_entry.version == own.entry.version:
             return False
@@ -446,9 +452,9 @@ class CronProgress:
         return self._store.get(f"{keys.OWNERS}/{record.owner}") is None
 
     def _build_write_error(self, record: ProgressRecord, error: LatchworkError) -> LatchworkError:
-        """Build the error for a progress record that could not be written.
+        """Build the error to raise for a progress record that could not be written.
 
-        Unless the outcome of the write is unknown, the record is forgotten, so that its items can be claimed again.
+        If the write has certainly failed, this node also forgets the record, so that its items can be claimed again.
         """
         if isinstance(error, OutcomeUnknown):
             return error
@@ -491,20 +497,21 @@ def decode_progress_records(
 
 
 def read_item_progress(store: Store, job_id: str, item: str) -> FireProgress | None:
-    """Read which fire times of an item have started on its job's cron schedule. Return None if nothing is stored."""
+    """Read the cron progress of one item: which fire times have started. Return None if nothing is stored."""
     found = find_newest_by_item(record for record, _ in read_progress_records(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
 
 def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, float]:
-    """Set progress that lies in the future back to now. The nodes that run the items notice within seconds.
+    """Reset recorded fire times that are in the future to the current time. The nodes that run the items notice within
+    seconds.
 
     Args:
         store: The cluster's store.
         job_id: ID of the job.
         now_s: Current time in seconds since the epoch.
     Returns:
-        For each item that was reset, the time that its progress had, in seconds since the epoch.
+        For each item that was reset, the future fire time that was recorded, in seconds since the epoch.
     """
     found: dict[str, float] = {}
     for record, entry in read_progress_records(store, job_id):
@@ -525,7 +532,7 @@ def reset_future_progress(store: Store, job_id: str, now_s: float) -> dict[str, 
 
 
 def delete_progress_record(store: Store, job_prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
-    """Delete a progress record, unless it was written since its entry was read.
+    """Delete a progress record if it has not changed since its entry was read.
 
     Args:
         store: The cluster's store.
@@ -582,7 +589,7 @@ def _split_items(items: list[str]) -> Iterable[list[str]]:
 
 
 def describe_future_progress(job_id: str, ahead_s: float) -> str:
-    """Return a sentence that tells operators that the cron progress of a job lies in the future, and what to do."""
+    """Return a sentence for operators: the recorded fire times of a job are in the future, and how to reset them."""
     return (
         f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
         "starts until then; check the clocks of its nodes, and set it back with "
@@ -611,10 +618,10 @@ class FireTimes:
     def find_next_step(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> CronStep:
-        """Return which items start next, and when.
+        """Find the items that start next on the cron schedule, and the time of their start.
 
-        The first call reads the progress from the store. Later calls read it again while it lies in the future, because
-        an operator may reset it.
+        The first call reads the progress from the store. While that is in the future, later calls read it again,
+        because an operator may reset it.
 
         Args:
             cron: The current schedule.
@@ -623,6 +630,8 @@ class FireTimes:
             changed_s: Time at which this node saw the schedule change: fire times up to this one are ignored for all
                 items. None if it has not changed here.
             jitter: Delay of this share's starts after its fire times.
+        Returns:
+            The items, their fire time, and the seconds until they start.
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
@@ -647,7 +656,7 @@ class FireTimes:
             log.warning("%s", describe_future_progress(self._progress.job_id, self.ahead_s))
 
     def _store_schedule_change(self, adjusted: dict[str, FireProgress]) -> None:
-        """Store the progress that a changed schedule has adjusted, so that later owners of the locks read it.
+        """Store progress that was adjusted to a changed schedule, so that later owners of the locks read it.
 
         Args:
             adjusted: Progress of each item by the current schedule.
@@ -666,7 +675,7 @@ class FireTimes:
             raise
 
     def record_start(self, step: CronStep) -> None:
-        """Store that a run starts at this fire time. Call it before the run starts.
+        """Store that the run for this fire time starts. Call it before the run starts.
 
         Raises:
             LatchworkError: The write may have failed: nothing may start. Call ``find_next_step`` again.
@@ -678,7 +687,7 @@ class FireTimes:
         self._fired.update(begun)
 
     def confirm_start(self) -> None:
-        """Record that the job was called for the last stored start, so that ``undo_start`` does nothing."""
+        """Record that the job was called for the last stored start. A later ``undo_start`` then does nothing."""
         self._unconfirmed = {}
 
     def undo_start(self) -> None:
@@ -694,7 +703,7 @@ class FireTimes:
             log.warning("a stored start that was not made counts as done: %s", error)
 
     def record_end(self, step: CronStep) -> None:
-        """Store that the run of this fire time has ended. If the write fails, the next start stores it too."""
+        """Store that the run for this fire time has ended. If the write fails, the next start stores it too."""
         assert self._fired is not None
         ended = {item: self._fired[item].after_end() for item in step.items}
         self._fired.update(ended)

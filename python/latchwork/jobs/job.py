@@ -35,8 +35,8 @@ def _no_fence(item: str) -> Fence:
 class JobContext:
     """The argument of each run of a job. Thread-safe. Tests may construct one with plain arguments.
 
-    Not promised: a run that ignores ``should_stop`` does not end, because threads cannot be killed. Pass
-    ``fence(item)`` to every write that matters.
+    A run that ignores ``should_stop`` does not end, because threads cannot be killed. Pass ``fence(item)`` to every
+    write that matters.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class JobContext:
         clock: Clock = SYSTEM_CLOCK,
         fire_time_s: float | None = None,
     ) -> None:
-        """Create a context; nothing is started.
+        """Create the context of a run. Nothing is started.
 
         Args:
             work_share: Items of this run.
@@ -115,7 +115,7 @@ class JobContext:
 
     @property
     def should_stop(self) -> bool:
-        """True once this run was asked to stop. Then finish the current step and return."""
+        """True once this run was asked to stop. The run should then finish its current step and return."""
         return self.stop_signal.should_stop
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
@@ -241,7 +241,9 @@ class Job:
         return f"<Job {self.id}>"
 
     def work_pool(self) -> Iterable[str]:
-        """Return all items of this job, the same on every node. Called in a separate thread in every check period.
+        """Return all items of this job. Each node must return the same items.
+
+        The node calls this method in a separate thread, once per check period.
 
         Raises:
             NotImplementedError: No work pool was given to the constructor, and this method is not overridden.
@@ -274,14 +276,16 @@ class Job:
         return self._run if type(self).run is Job.run else self.run
 
     def refresh_pool(self) -> None:
-        """Make the nodes of this process call the job's work pool function again at once.
+        """Call the job's work pool function again at once on all nodes of this process, because its items may have
+        changed.
 
         Callable from any thread, also before the nodes start.
         """
         self._tell("pool")
 
     def change(self, **options: Any) -> None:
-        """Change options of this job in this process while the job runs. A current wait is shortened if necessary.
+        """Change options of this job in this process while the job runs. If the job is waiting for its next run, the
+        new options apply to that wait too.
 
         Args:
             options: New values by option name, for options that settings may change too. The cluster's settings

@@ -56,8 +56,7 @@ class _MetricSet:
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
-        """Create every metric of a node with the value 0. Without this, the rate of an event that never happened would
-        be missing.
+        """Create every metric of a node with the value 0, so that rates of events that have not happened yet exist.
 
         Args:
             node: ID of the node.
@@ -151,25 +150,25 @@ class PrometheusMetrics(Observer):
         self._families = metrics_of(_MetricSet, registry)
 
     def attached(self, node: ObservedNode) -> None:
-        """Create all metrics of the node, and include its gauges in future scrapes."""
+        """Handle the start of a node: create all of its metrics, and include its gauges in future scrapes."""
         self._families.prepare(node.node_id, node.stats().jobs)
         self._families.now.add(node)
 
     def detached(self, node: ObservedNode) -> None:
-        """Remove the node's gauges from future scrapes."""
+        """Handle the end of a node: remove its gauges from future scrapes."""
         self._families.now.remove(node)
 
     def started(self, node_id: str, seconds: float) -> None:
-        """Record how many seconds the node took to join the cluster."""
+        """Record how many seconds a node took to join the cluster."""
         self._families.init.labels(node_id).observe(seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """Record how many seconds the node took to leave the cluster."""
+        """Record how many seconds a node took to leave the cluster."""
         self._families.close.labels(node_id).observe(seconds)
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Count and time a run."""
+        """Return a context manager that counts and times a run. The node enters it before the run."""
         families, labels = self._families, (info.node, info.job)
         families.runs.labels(*labels).inc()
         families.lag.labels(*labels).observe(max(0.0, info.lag_s))
@@ -183,14 +182,14 @@ class PrometheusMetrics(Observer):
             families.run_seconds.labels(*labels).observe(time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """Count and time a rebalance."""
+        """Record the duration and the moves of a rebalance, or its failure."""
         families = self._families
         families.rebalance_seconds.labels(info.node).observe(info.seconds)
         (families.rebalances if info.error is None else families.rebalance_failures).labels(info.node).inc()
         families.moves.labels(info.node).inc(info.moves)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Record the duration and size of a read work pool, or a failed read."""
+        """Record the duration and the number of items of a work pool read, or its failure."""
         self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
         if info.items is None:
             self._families.pool_failures.labels(info.node, info.job).inc()

@@ -184,10 +184,10 @@ class Observer:
         """Called when the node is closed."""
 
     def started(self, node_id: str, seconds: float) -> None:
-        """Called when the node is registered, with the time it took."""
+        """Called when the node is registered. ``seconds`` is the time that it took."""
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """Called when the node has left, with the time it took."""
+        """Called when the node has left the cluster. ``seconds`` is the time that it took."""
 
     def run(self, info: RunInfo) -> AbstractContextManager[Any] | None:  # noqa: ARG002 - for those who override it
         """Called before a run.
@@ -224,7 +224,7 @@ class EventLog(Observer):
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Log the events ``run_started``, and ``run_ended`` or ``run_failed``."""
+        """Return a context manager that logs the events ``run_started``, and ``run_ended`` or ``run_failed``."""
         about: dict[str, Any] = {
             "node": info.node,
             "job": info.job,

@@ -77,8 +77,10 @@ class Threads:
         return cls(limit)
 
     def split_items(self, items: Iterable[str]) -> list[tuple[str, ...]]:
-        """Split items into the groups that run together, each in its own thread.
+        """Split items into groups. Each group is run together, in its own thread.
 
+        Args:
+            items: The items.
         Returns:
             The groups: each sorted, disjoint, none empty.
         """
@@ -412,17 +414,17 @@ def _rows(table: Any) -> tuple[OptionRow, ...]:
 
 
 def get_option_rows(table: Any) -> tuple[OptionRow, ...]:
-    """Return the descriptions of the options among the fields of a dataclass, in their order."""
+    """Return a description of each option that a dataclass defines, in the order of its fields."""
     return _rows(table)
 
 
 def create_default_options(options_class: type[T]) -> T:
-    """Create an object of this class in which every option has its default value."""
+    """Create an options object in which every option has its default value."""
     return options_class(**{each.name: each.default for each in get_option_rows(options_class)})
 
 
 def get_option_values(table: Any, source: object) -> dict[str, Any]:
-    """Return the values that an object has for the options of a table, by name.
+    """Return the values of an object's options, by option name.
 
     Args:
         table: Dataclass that describes the options.
@@ -432,7 +434,7 @@ def get_option_values(table: Any, source: object) -> dict[str, Any]:
 
 
 def combine_options(options_class: type[T], settings: object, code_options: object) -> T:
-    """Combine settings and options from code: use a setting if it is set, otherwise the option from code.
+    """Combine settings with options from code. A setting that is set overrides the option from code.
 
     Args:
         options_class: Class of the result.

@@ -66,8 +66,13 @@ class JobOptions(JobRows[NoReturn, Threads], JobOnly):
 class JobSettings(JobRows[None, int | None], JobSwitches):
     """Settings of one job; None leaves the option from code. ``threads`` is a number, 0 for one per item."""
 
-    def applied_to(self, job: object) -> JobOptions:
-        """Return the effective options of a job: these settings where they are set, otherwise the job's own values."""
+    def get_effective_options(self, job: object) -> JobOptions:
+        """Return the effective options of a job: these settings where they are set, otherwise the options from its
+        code.
+
+        Args:
+            job: The job, with its options as attributes.
+        """
         return combine_options(JobOptions, self, job)
 
 
@@ -82,20 +87,20 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
     """Options of a node: the arguments of ``JobManager``, or the effective options."""
 
     @property
-    def longest_grace_s(self) -> float:
-        """The maximum seconds for which runs may continue without the store, as far as the locks and the session
-        allow.
-        """
-        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_s)
+    def max_disconnect_grace_s(self) -> float:
+        """The maximum of ``disconnect_grace_s`` that the node's locks and session allow."""
+        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.effective_session_ttl_s)
 
     @property
-    def session_s(self) -> float:
+    def effective_session_ttl_s(self) -> float:
         """The TTL that the node requests for its session, in seconds."""
         return self.session_ttl_s or SESSION_TTL_S
 
-    def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
-        """Return the effective options of a node: the cluster's settings where they are set, otherwise these
-        options.
+    def with_settings(self, settings: ClusterSettings) -> NodeOptions:
+        """Return the effective options of a node: the cluster's settings where they are set, otherwise these options.
+
+        Args:
+            settings: Settings of the cluster.
         """
         return combine_options(NodeOptions, settings, self)
 
@@ -107,7 +112,7 @@ def create_node_options(arguments: Mapping[str, Any]) -> NodeOptions:
     """Create the options of a node from arguments, and check them.
 
     Args:
-        arguments: Arguments by name; those that are no options are ignored.
+        arguments: Arguments by name; other arguments than options are ignored.
     Raises:
         ValueError: An option is invalid; the message names it.
     """
@@ -118,8 +123,8 @@ def create_node_options(arguments: Mapping[str, Any]) -> NodeOptions:
     if grace_s > longest_s:
         locks = f"locks of {options.lock_ttl_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {locks} allow {longest_s:g}; raise lock_ttl_s")
-    if grace_s > options.session_s:
-        after = f"other nodes get the items after {options.session_s:g} s"
+    if grace_s > options.effective_session_ttl_s:
+        after = f"other nodes get the items after {options.effective_session_ttl_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {after}; raise session_ttl_s")
     return options
 
@@ -141,7 +146,7 @@ class Settings:
         return self.jobs.get(job_id, JobSettings())
 
     def is_enabled(self, job_id: str) -> bool:
-        """Return whether a job may run. "All disabled" overrides the job's switch, and the switch overrides the
+        """Return whether a job may run. ``disable_all`` overrides the job's own switch, and that overrides the
         default.
         """
         if self.cluster.all_disabled:
@@ -165,7 +170,7 @@ def encode_settings(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
 
 
 def decode_settings(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, list[str]]:
-    """Decode settings from a JSON document, and leave out invalid ones.
+    """Decode settings from a JSON document. Invalid settings are left out.
 
     Args:
         empty: Settings without values.
@@ -228,7 +233,7 @@ def parse_document(value: bytes) -> dict[str, Any]:
 
 
 def read_settings(store: Store) -> Settings:
-    """Read a cluster's settings from its store. Invalid settings are logged and count as not set."""
+    """Read a cluster's settings from its store. Invalid settings are logged and treated as not set."""
     return SettingsReader().read(cluster_store(store).list(SETTINGS, recursive=True))
 
 
@@ -239,7 +244,7 @@ class SettingsReader:
         self._reported: dict[str, object] = {}
 
     def read(self, entries: Iterable[Entry]) -> Settings:
-        """Decode the settings that these entries contain. Invalid settings are logged and count as not set."""
+        """Decode the settings in these entries. Invalid settings are logged and treated as not set."""
         cluster = ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
@@ -306,10 +311,10 @@ class LiveSettings:
     def options(self, job_id: str) -> JobOptions:
         """Return the effective options of a job.
 
-        The first call after a change of its schedule records the time of the change.
+        The first call after a change of the job's schedule records the time of the change.
         """
         with self._mutex:
-            found = self.now.job(job_id).applied_to(self._jobs[job_id])
+            found = self.now.job(job_id).get_effective_options(self._jobs[job_id])
             schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
             if found.schedule != schedule:
                 since_s = self._wall_s()
@@ -356,11 +361,11 @@ class LiveSettings:
 
     def _adopt(self, entries: Iterable[Entry]) -> None:
         self.now = self._limit_grace_period(self._reader.read(entries))
-        self.node = self._code.overridden_by(self.now.cluster)
+        self.node = self._code.with_settings(self.now.cluster)
 
     def _limit_grace_period(self, stored: Settings) -> Settings:
-        """Return the stored settings. If their grace period is too long for this node, it is shortened."""
-        grace_s, longest_s = stored.cluster.disconnect_grace_s, self._code.longest_grace_s
+        """Return the stored settings, with ``disconnect_grace_s`` reduced to the maximum that this node allows."""
+        grace_s, longest_s = stored.cluster.disconnect_grace_s, self._code.max_disconnect_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None
             return stored

@@ -41,7 +41,7 @@ class Tracing(Observer):
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Create a span ``latchwork.run`` around a run; an exception is recorded in it."""
+        """Return a context manager that creates a span ``latchwork.run`` for a run, and records an exception in it."""
         attributes: dict[str, Any] = {
             "latchwork.node": info.node,
             "latchwork.job": info.job,

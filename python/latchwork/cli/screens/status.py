@@ -78,7 +78,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                 "version": node.member.version,
                 "labels": dict(node.member.labels),
                 "is_manager": node.is_manager,
-                "mark": state.marks[node.node_id].state if node.node_id in state.marks else None,
+                "maintenance": state.maintenance[node.node_id].state if node.node_id in state.maintenance else None,
                 "jobs": list(node.jobs),
                 "assigned": {job: list(items) for job, items in sorted(node.assigned.items())},
             }
@@ -138,7 +138,9 @@ def _screen_parts(state: ClusterState | None, most: int | None) -> list[Renderab
     ]
     for job in state.jobs():
         found += ["", *_job(job, most)]
-    gone = [f"{mark.node} ({mark.state})" for mark in state.marks.values() if mark.node not in state.nodes]
+    gone = [
+        f"{record.node} ({record.state})" for record in state.maintenance.values() if record.node not in state.nodes
+    ]
     if gone:
         found.append(Line(f"not running, but drained or to be restarted: {', '.join(gone)}", "yellow"))
     if state.leftovers:
@@ -201,8 +203,8 @@ def _nodes(state: ClusterState) -> Grid:
     rows = []
     for node in state.nodes.values():
         member = node.member
-        mark = state.marks.get(node.node_id)
-        role = [member.state, *([mark.state] if mark else []), *(["manager"] if node.is_manager else [])]
+        record = state.maintenance.get(node.node_id)
+        role = [member.state, *([record.state] if record else []), *(["manager"] if node.is_manager else [])]
         rows.append(
             {
                 "node": node.node_id,

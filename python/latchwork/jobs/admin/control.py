@@ -31,7 +31,13 @@ from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
-from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_share_key
+from latchwork.jobs.stored.nodes import (
+    MaintenanceRecord,
+    NodeRecord,
+    decode_maintenance_record,
+    maintenance_key,
+    reserved_share_key,
+)
 from latchwork.jobs.stored.requests import (
     AUDIT,
     MANUAL,
@@ -54,7 +60,7 @@ _POLL_S = 0.2
 
 
 def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
-    """Store a request to run items of a job once, now, on the nodes that hold their locks.
+    """Store a request that each of these items of a job runs once, on the node that holds its lock.
 
     Args:
         store: The cluster's store.
@@ -100,7 +106,7 @@ def wait_for_runs(
     Returns:
         The results of the runs, sorted by node and items.
     Raises:
-        WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
+        WaitTimeout: Some runs have not ended. Runs that have not started are canceled.
     """
     clock = store.clock
     until = clock.now() + timeout_s
@@ -132,7 +138,7 @@ def wait_for_runs(
 
 
 def delete_request(store: Store, request: RunRequest) -> None:
-    """Delete a request for a manual run. Runs that have not started are cancelled.
+    """Delete a request for a manual run. Runs that have not started are canceled.
 
     If the store is unreachable, nothing is deleted, and the request expires later by itself.
     """
@@ -188,36 +194,38 @@ class Control:
         self._by = by
 
     def settings(self) -> Settings:
-        """Read all settings of the cluster. Invalid settings are logged and count as not set."""
+        """Read all settings of the cluster. Invalid settings are logged and treated as not set."""
         return read_settings(self._store)
 
     def disable_all(self) -> None:
-        """Disable all jobs on all nodes, whatever their own switches are. Live runs are asked to stop within about a
-        second.
+        """Disable all jobs on all nodes, including jobs that are enabled individually. Active runs are asked to stop
+        within about a second.
         """
         self.change_cluster(all_disabled=True)
 
     def enable_all(self) -> None:
-        """Undo ``disable_all``: jobs run again according to their own switches and the default."""
+        """Undo ``disable_all``. Each job runs again if it is enabled individually or by default."""
         self.change_cluster(all_disabled=None)
 
     def set_default_enabled(self, enabled: bool | None) -> None:
-        """Set whether jobs without a switch of their own run.
+        """Set whether jobs run that are neither enabled nor disabled individually.
 
         Args:
-            enabled: The default; None restores the initial one, which is that they run.
+            enabled: Whether these jobs run; None restores the initial default, which is True.
         """
         self.change_cluster(default_enabled=enabled)
 
     def disable(self, job: str) -> None:
         """Disable one job on all nodes. The job need not exist yet.
 
-        Its live runs are asked to stop, and its items keep their nodes.
+        Its active runs are asked to stop, and its items stay assigned to their nodes.
         """
         self.change_job(job, enabled=False)
 
     def enable(self, job: str) -> None:
-        """Enable one job, also if jobs are disabled by default. ``disable_all`` still overrides this."""
+        """Enable one job, even if jobs are disabled by default. The job still does not run while ``disable_all`` is in
+        effect.
+        """
         self.change_job(job, enabled=True)
 
     def reset_settings(self, job: str) -> None:
@@ -246,23 +254,24 @@ class Control:
         self._change_settings(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
 
     def drain(self, node: str) -> None:
-        """Move a node's items to other nodes, and give it no items until ``undrain``. The node stays drained over
-        restarts.
+        """Move a node's items to other nodes, and give the node no items until ``undrain``. The node stays drained when
+        it restarts.
 
-        An announced restart of the node is cancelled: its items are given to the other nodes permanently.
+        If a restart of the node was announced, the announcement is canceled: its items are given to the other nodes
+        permanently.
         """
-        self._store_mark(NodeMark(check_id("node", node), "drained"))
-        entry = self._store.get(mark_key(node))
-        mark = None if entry is None else decode_mark(node, entry.value)
-        if entry is not None and mark is not None and mark.state == "drained":
+        self._store_maintenance_record(MaintenanceRecord(check_id("node", node), "drained"))
+        entry = self._store.get(maintenance_key(node))
+        record = None if entry is None else decode_maintenance_record(node, entry.value)
+        if entry is not None and record is not None and record.state == "drained":
             self._delete_reserved_share(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
-        """Move a node's items to other nodes until it has restarted. Then it gets exactly those items back, and no
-        others move.
+        """Move a node's items to other nodes until the node has restarted. Then the node gets exactly those items back,
+        and no other items move.
 
-        The node is back when it has started again, not when it registers again after a lost session. A second
-        announcement restarts the timeout. A drained node stays drained, and nothing is changed.
+        The node counts as restarted when its process has started again, not when it registers again after a lost
+        session. A second announcement restarts the timeout. The announcement has no effect on a drained node.
 
         Args:
             node: A running node.
@@ -278,9 +287,11 @@ class Control:
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
             raise UnknownNode(f"node {node!r} is not running in this cluster; running are: {living}")
-        member = Member.decode(node, entry.value)
-        self._store_mark(
-            NodeMark(node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s)
+        member = NodeRecord.decode(node, entry.value)
+        self._store_maintenance_record(
+            MaintenanceRecord(
+                node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s
+            )
         )
 
     def undrain(self, node: str) -> bool:
@@ -289,8 +300,8 @@ class Control:
         Returns:
             False if the node was neither drained nor restarting.
         """
-        found = self._store.delete(mark_key(check_id("node", node)))
-        self._delete_reserved_share(node, Absent(mark_key(node)))
+        found = self._store.delete(maintenance_key(check_id("node", node)))
+        self._delete_reserved_share(node, Absent(maintenance_key(node)))
         return found
 
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
@@ -321,10 +332,10 @@ class Control:
             clock.wait(Signal(), min(left_s, _POLL_S))
 
     def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
-        """Release an item's lock by force, and record who did it and why.
+        """Release an item's lock by force, and record in the audit log who did it and why.
 
-        A running node that holds it stops its run, and every fenced write of that run is refused from now on. Not
-        promised: the run may not have stopped before the item starts elsewhere. Make sure that this does no harm.
+        A running node that holds the lock stops its run, and every fenced write of that run is refused from now on. The
+        item may start elsewhere before that run has stopped, so make sure that an overlap does no harm.
 
         Args:
             job: ID of the job.
@@ -352,14 +363,16 @@ class Control:
         return record[0]
 
     def run_now(self, job: str, items: Iterable[str] | None = None, *, within_s: float = 3600.0) -> RunRequest:
-        """Request a run of a job's items, once in the cluster, on the nodes that hold their locks.
+        """Request that each of a job's items runs once in the cluster, on the node that holds its lock.
 
-        It waits for an active run, because two runs of an item never overlap. The schedule is not affected. An
-        interrupted run is repeated. This call does not wait; see ``wait_for_runs``.
+        The requested run waits for an active run of the item, because two runs of an item never overlap. The schedule
+        is not affected. An interrupted run is repeated. This call returns at once; ``wait_for_runs`` waits for the
+        results.
 
         Args:
             job: ID of the job.
-            items: Items to run, at most 100; None for all that the job has now, or gets first if no node has the job.
+            items: Items to run, at most 100. None for all items that the job has now; if no node has the job yet, for
+                the items that the job gets first.
             within_s: Seconds within which runs may start on each node, counted from when the node first sees the
                 request.
         Returns:
@@ -370,15 +383,16 @@ class Control:
         return request_run(self._store, job, items, by=self._by or get_current_user(), within_s=within_s)
 
     def reset_progress(self, job: str) -> dict[str, float]:
-        """Set cron progress of a job that lies more than a minute in the future back to now.
+        """Reset recorded fire times of a job that are more than a minute in the future to the current time.
 
-        Such progress comes from a node whose clock was ahead: its items would not start before that time. The nodes of
-        the job notice within 10 s. Not promised: a fire time that was started early, by the wrong clock, starts again.
+        They were recorded by a node whose clock was ahead, and they prevent the items from starting until that time.
+        The nodes of the job notice the change within 10 s. A fire time that was started early, because of the wrong
+        clock, may start a second time.
 
         Args:
             job: ID of the job.
         Returns:
-            For each item that was reset, the time that its progress had, in seconds since the epoch.
+            For each item that was reset, the future fire time that was recorded, in seconds since the epoch.
         """
         return reset_future_progress(self._store, check_id("job", job), time.time())
 
@@ -391,7 +405,7 @@ class Control:
         Returns:
             The results of the runs, sorted by node and items.
         Raises:
-            WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
+            WaitTimeout: Some runs have not ended. Runs that have not started are canceled.
         """
 
         def list_existing_items() -> frozenset[str]:
@@ -401,30 +415,30 @@ class Control:
         meant = read_requested_items(self._store, request)
         return wait_for_runs(self._store, request, list_existing_items, timeout_s)
 
-    def _store_mark(self, mark: NodeMark) -> None:
-        key = mark_key(mark.node)
+    def _store_maintenance_record(self, record: MaintenanceRecord) -> None:
+        key = maintenance_key(record.node)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        signed = replace(mark, by=self._by or get_current_user(), at=at)
+        signed = replace(record, by=self._by or get_current_user(), at=at)
 
         def write(tx: Tx) -> None:
             found = tx.get(key)
-            before = None if found is None else decode_mark(mark.node, found.value)
+            before = None if found is None else decode_maintenance_record(record.node, found.value)
             after = signed.merged_with(before)
             if after != before:
                 tx.put(key, after.to_bytes())
 
         self._store.transact(write)
 
-    def _delete_reserved_share(self, node: str, unchanged_mark: Check) -> None:
-        """Delete the items that are reserved for a node. If its mark has changed meanwhile, leave that to the manager.
+    def _delete_reserved_share(self, node: str, unchanged_record: Check) -> None:
+        """Delete the items that are reserved for a restarting node, unless its maintenance record has changed.
 
         Args:
             node: ID of the node.
-            unchanged_mark: Check that the node's mark is unchanged.
+            unchanged_record: Check that the node's maintenance record is unchanged.
         """
         below = self._store.list(reserved_share_key(node), recursive=True)
         with contextlib.suppress(Conflict):
-            commit_all(self._store, [unchanged_mark], [Delete(each.key) for each in below])
+            commit_all(self._store, [unchanged_record], [Delete(each.key) for each in below])
 
     def _change_settings(self, key: str, known: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():

@@ -59,22 +59,24 @@ def explain_item(
     *,
     now_s: float | None = None,
 ) -> ItemExplanation:
-    """Explain where an item is, and whether and why it runs or does not.
+    """Explain on which node an item is, and why it runs or does not run.
 
     Args:
         state: Result of ``inspect``.
         settings: Result of ``Control.settings``.
         job: ID of the job.
         item: The work item; it need not exist.
-        fired: Its progress on the job's cron schedule, if known.
-        now_s: Current time in seconds since the epoch, to check whether the cron progress lies in the future; None
-            skips this check.
+        fired: Recorded fire times of the item on the job's cron schedule, if known.
+        now_s: Current time in seconds since the epoch, to detect recorded fire times in the future; None skips this
+            check.
     Raises:
         UnknownJob: The cluster does not know the job; the message lists the known ones.
     """
     view = state.job(job)
     pool = state.pools.get(job, ())
-    able = tuple(node for node in view.nodes if state.nodes[node].member.state == "ready" and node not in state.marks)
+    able = tuple(
+        node for node in view.nodes if state.nodes[node].member.state == "ready" and node not in state.maintenance
+    )
     lock = next((lock for lock in state.locks if (lock.job, lock.item) == (job, item)), None)
     assigned = view.assigned.get(item)
     sentences: list[str] = []
@@ -162,12 +164,12 @@ def _explain_placement(state: ClusterState, strategy_word: str, job: str, item: 
         The explanation; None while nodes are restarting, and for a custom strategy.
     """
     strategy = parse_strategy(strategy_word)
-    if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
+    if strategy is None or any(record.state == "restarting" for record in state.maintenance.values()):
         return None
     shares: dict[str, dict[str, tuple[str, ...]]] = {}
     workers = {}
     for name, node in state.nodes.items():
-        if node.member.state == "ready" and name not in state.marks:
+        if node.member.state == "ready" and name not in state.maintenance:
             workers[name] = WorkerView(node.member.weight, frozenset(node.jobs), node.member.labels)
         for of_job, items in node.assigned.items():
             shares.setdefault(of_job, {})[name] = items
@@ -185,8 +187,8 @@ def _strategy_sentence(choice: Explanation, assigned: str | None) -> str:
 
 
 def _state(state: ClusterState, node: str) -> str:
-    mark = state.marks.get(node)
-    return mark.state if mark is not None else state.nodes[node].member.state if node in state.nodes else "gone"
+    record = state.maintenance.get(node)
+    return record.state if record is not None else state.nodes[node].member.state if node in state.nodes else "gone"
 
 
 def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, enabled: bool) -> list[str]:

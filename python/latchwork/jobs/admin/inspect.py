@@ -12,7 +12,7 @@ from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import decode_or_read_set
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
+from latchwork.jobs.stored.nodes import NODES, MaintenanceRecord, NodeRecord, decode_maintenance_records
 from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_active_runs, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
@@ -36,7 +36,7 @@ class NodeView:
     """
 
     node_id: str
-    member: Member
+    member: NodeRecord
     is_manager: bool
     jobs: tuple[str, ...]
     assigned: Mapping[str, tuple[str, ...]]
@@ -94,7 +94,7 @@ class JobState:
 
     @property
     def is_running(self) -> bool:
-        """True if a run of the job is active that has lasted at least a second."""
+        """True if the job has an active run that has lasted at least a second."""
         return bool(self.active)
 
     @property
@@ -109,12 +109,12 @@ class JobState:
 
     @property
     def last_start_s(self) -> float | None:
-        """The last start of a run on any node in seconds since the epoch; None if unknown."""
+        """The time of the last start of a run on any node, in seconds since the epoch; None if unknown."""
         return max((each.last_start_s for each in self.outcomes if each.last_start_s is not None), default=None)
 
     @property
     def last_success_s(self) -> float | None:
-        """The end of the last successful run on any node in seconds since the epoch; None if unknown."""
+        """The time at which the last successful run on any node ended, in seconds since the epoch; None if unknown."""
         return max((each.last_success_s for each in self.outcomes if each.last_success_s is not None), default=None)
 
     @property
@@ -135,19 +135,23 @@ class JobState:
 
     @property
     def failing(self) -> tuple[RunError, ...]:
-        """The last failures of failing items, up to 10 per node, those with most consecutive failures first."""
+        """The last failures of failing items, at most 10 per node, sorted by the number of consecutive failures,
+        highest first.
+        """
         found = [error for each in self._list_current_outcomes() for error in each.failing]
         return tuple(sorted(found, key=lambda error: (-error.consecutive_failures, -error.at_s, error.item)))
 
     @property
     def next_start_s(self) -> float | None:
-        """The next start of a run in seconds since the epoch, as last reported by the nodes; may be in the past."""
+        """The time of the next start of a run in seconds since the epoch, as last reported by the nodes; it may be in
+        the past.
+        """
         return min(
             (each.next_start_s for each in self._list_current_outcomes() if each.next_start_s is not None), default=None
         )
 
     def _list_current_outcomes(self) -> list[JobOutcome]:
-        """Return how the runs on running nodes have ended. If no running node has the job, return those of all
+        """Return the run results of the running nodes that have the job. If there are none, return the results of all
         nodes.
         """
         return [each for each in self.outcomes if each.node in self.nodes or not self.nodes]
@@ -164,7 +168,7 @@ class ClusterState:
         pools: Sorted work items by job; jobs sorted.
         leftovers: IDs of removed nodes that still have a share until the next rebalance.
         locks: Held locks, sorted by job and item.
-        marks: Drained and restarting nodes, whether they are running or not.
+        maintenance: Drained and restarting nodes, whether they are running or not.
         strategies: Name of the strategy that last placed the items of a job, by job ID, or ``*`` for all other jobs.
             Custom strategies begin with ``custom:``. Empty if nothing was placed yet.
         active: Active runs that have lasted at least a second, sorted by job and node. A node's report ends with its
@@ -178,7 +182,7 @@ class ClusterState:
     pools: Mapping[str, tuple[str, ...]]
     leftovers: tuple[str, ...]
     locks: tuple[LockView, ...]
-    marks: Mapping[str, NodeMark] = field(default_factory=dict)
+    maintenance: Mapping[str, MaintenanceRecord] = field(default_factory=dict)
     strategies: Mapping[str, str] = field(default_factory=dict)
     active: tuple[ActiveRuns, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
@@ -189,7 +193,7 @@ class ClusterState:
         return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
 
     def job(self, job_id: str) -> JobState:
-        """Return the state of one job: which nodes have its items, which hold their locks, and which runs are active.
+        """Return the state of one job: the nodes of its items, the holders of their locks, and the active runs.
 
         Raises:
             UnknownJob: The cluster does not know the job; the message lists the known ones.
@@ -224,7 +228,7 @@ class ClusterState:
 
 
 def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | None:
-    """Read the state of a cluster. Safe at any time; each part is read with one listing.
+    """Read the state of a cluster without joining it. Each part of the state is read with one listing.
 
     Args:
         store: The store, opened with the cluster's root.
@@ -241,7 +245,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         return None
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
-    members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
+    members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in alive]
     shares, available = _shares(store, registered), _by_worker(registered, "available")
     nodes = {
         member.worker: NodeView(
@@ -260,7 +264,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         pools=pools,
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
-        marks=decode_marks(store.list(NODES)),
+        maintenance=decode_maintenance_records(store.list(NODES)),
         strategies=decode_strategies(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
         outcomes=_outcomes(store),

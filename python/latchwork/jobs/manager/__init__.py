@@ -3,7 +3,7 @@
 Benchmarks import it to run a manager without a node.
 """
 
-from latchwork.jobs.manager.manager import Manager, ManagerCounters
+from latchwork.jobs.manager.manager import ClusterManager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 
-__all__ = ["Manager", "ManagerCounters", "ManagerOptions", "Strategies", "StrategyOption"]
+__all__ = ["ClusterManager", "ManagerCounters", "ManagerOptions", "Strategies", "StrategyOption"]

@@ -1,4 +1,4 @@
-"""The work of the manager during one term of leadership, and what it remembers of the cluster.
+"""The work of the manager during one term of leadership, and its cache of the cluster's state.
 
 Every write checks the fence of the leadership. There are no threads and no waits here: the manager decides when.
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from latchwork._base.text import reason
 from latchwork.errors import Conflict
 from latchwork.jobs.cron_progress import delete_obsolete_progress
-from latchwork.jobs.manager.ledger import Ledger
+from latchwork.jobs.manager.assignment_store import AssignmentStore
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
 from latchwork.jobs.manager.restarts import RestartTracker
@@ -19,7 +19,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions, encode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.caches import PoolCache
 from latchwork.jobs.stored.chunked_set import commit_all, find_orphaned_chunks
-from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.nodes import NodeRecord
 from latchwork.jobs.stored.requests import delete_expired_requests, delete_old_audit_records
 from latchwork.jobs.stored.runs import delete_old_outcomes
 from latchwork.store import Mirror, Store
@@ -39,7 +39,7 @@ class Leadership:
     def __init__(
         self,
         store: Store,
-        me: Member,
+        me: NodeRecord,
         fence: Fence,
         *,
         alive: Mirror,
@@ -53,12 +53,12 @@ class Leadership:
         self._alive = alive
         self._pools = pools
         self._options = options
-        self._ledger = Ledger(
+        self._assignment = AssignmentStore(
             store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.describe())
         )
         self._planner = Planner(options.strategies)
         self.is_loaded = False
-        self._known: dict[str, tuple[object, Member]] = {}
+        self._known: dict[str, tuple[object, NodeRecord]] = {}
         self._jobs: dict[str, tuple[str, frozenset[str]]] = {}
         self._unplaced: Mapping[str, int] = {}
         self._unmet: frozenset[str] = frozenset()
@@ -67,10 +67,12 @@ class Leadership:
     @property
     def written_bytes(self) -> int:
         """The bytes of keys and values of the assignment that were written in this term."""
-        return self._ledger.written_bytes
+        return self._assignment.written_bytes
 
     def discard_cache(self) -> None:
-        """Forget everything that was read, so that the next rebalance reads it again. Call it after a failure."""
+        """Discard everything that was read from the store, so that the next rebalance reads it again. Call it after a
+        failure.
+        """
         self.is_loaded = False
         self._planner.reset()
         self._jobs.clear()
@@ -85,28 +87,32 @@ class Leadership:
         """
         if not self.is_loaded:
             registered = [member for member in self._members().values() if member.state == "ready"]
-            self._ledger.load(self._fence)  # after reading the ready members, so that their registrations are included
+            self._assignment.load(
+                self._fence
+            )  # after reading the ready members, so that their registrations are included
             self._jobs = {
-                member.worker: (member.incarnation, self._ledger.get_runnable_jobs(member.worker))
+                member.worker: (member.incarnation, self._assignment.get_runnable_jobs(member.worker))
                 for member in registered
             }
             self.is_loaded = True
         members = self._members()
         self._warn_of_mixed_versions(members)
         ready = self._ready_workers(members)
-        shares = self._ledger.shares()
+        shares = self._assignment.shares()
         self.restarts.reserve_shares(ready, shares)
-        marks = self.restarts.list_marks()
-        workers = {name: each for name, each in ready.items() if self.restarts.may_have_items(marks.get(name), members)}
+        records = self.restarts.list_maintenance_records()
+        workers = {
+            name: each for name, each in ready.items() if self.restarts.may_have_items(records.get(name), members)
+        }
         view = ClusterView(
-            workers, self._pools.read_pools(), shares, self.restarts.list_reserved_shares(marks, workers)
+            workers, self._pools.read_pools(), shares, self.restarts.list_reserved_shares(records, workers)
         )
         result = self._planner.rebalance(view)
-        self._ledger.reuse_strings(self._planner.pop_complete_shares())
+        self._assignment.reuse_strings(self._planner.pop_complete_shares())
         self._report(result, self._find_unmet_labels(members, ready))
         if result.changes:
             started = self._store.clock.now()
-            self._ledger.write(result.changes, self._fence)
+            self._assignment.write(result.changes, self._fence)
             log.info(
                 "rebalanced: %d items move, %d shares of %d workers written in %.3f s",
                 result.moves,
@@ -115,19 +121,21 @@ class Leadership:
                 self._store.clock.now() - started,
             )
         if not result.failed:
-            self.restarts.delete_finished_marks(marks, workers)
+            self.restarts.delete_finished_records(records, workers)
         self._delete_dead_workers(members)
         return result
 
-    def cleanup(self) -> None:
-        """Delete the work pools of jobs that no running worker can run, and abandoned parts of other pools.
+    def delete_unused_pools(self) -> None:
+        """Delete the work pools of jobs that no running worker can run, and abandoned chunks of other pools.
 
-        A worker that registers meanwhile rewrites ``versions/worker`` before it checks the pools. Either this deletion
-        is therefore refused, or the worker finds no pool and writes it.
+        A worker that registers at the same time rewrites ``versions/worker`` before it checks the pools. Therefore
+        either this deletion is refused, or the worker finds no pool and writes it.
         """
         guard = self._store.get(keys.GUARD_WORKER)
         unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
-        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)]
+        members = [
+            NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in self._store.list(keys.ALIVE)
+        ]
         able = {job for member in members for job in self._store.children(keys.available_job_key(member.worker))}
         living = {member.incarnation for member in members}
         for job, chunks in sorted(self._pools.list_chunk_keys().items()):
@@ -143,11 +151,11 @@ class Leadership:
             # ``unchanged`` here too: chunks of a worker that is just registering have no manifest yet
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
-    def sweep(self, outcome_keep_s: float) -> None:
-        """Delete the locks of dead nodes, and expired cron progress, requests, audit records and outcomes.
+    def delete_expired_records(self, outcome_keep_s: float) -> None:
+        """Delete the locks of dead nodes, and expired cron progress, requests, audit records and run results.
 
         Args:
-            outcome_keep_s: Seconds for which the outcomes of a removed node are kept.
+            outcome_keep_s: Seconds for which the run results of a removed node are kept.
         """
         self._options.sweep()
         delete_obsolete_progress(self._store, self._pools.read_pools(), [self._fence])
@@ -155,44 +163,45 @@ class Leadership:
         delete_expired_requests(self._store, [self._fence])
         delete_old_outcomes(self._store, self._members(), outcome_keep_s, [self._fence])
 
-    def _members(self) -> dict[str, Member]:
+    def _members(self) -> dict[str, NodeRecord]:
         found = {}
         for key, entry in self._alive.snapshot().items():
             worker = key.partition("/")[2]
             known = self._known.get(worker)
             if known is None or known[0] != entry.version:
-                known = (entry.version, Member.decode(worker, entry.value))
+                known = (entry.version, NodeRecord.decode(worker, entry.value))
             found[worker] = known
         self._known = found
         return {worker: member for worker, (_, member) in found.items()}
 
-    def _ready_workers(self, members: Mapping[str, Member]) -> dict[str, WorkerView]:
+    def _ready_workers(self, members: Mapping[str, NodeRecord]) -> dict[str, WorkerView]:
         workers = {}
         for member in members.values():
             if member.state == "ready":
                 known = self._jobs.get(member.worker)
                 if known is None or known[0] != member.incarnation:
-                    known = (member.incarnation, self._ledger.load_runnable_jobs(member.worker))
+                    known = (member.incarnation, self._assignment.load_runnable_jobs(member.worker))
                     self._jobs[member.worker] = known
                 workers[member.worker] = WorkerView(member.weight, known[1], member.labels)
         return workers
 
     def _delete_dead_workers(self, running_workers: Collection[str]) -> None:
-        """Delete the stored lists of jobs that dead workers could run. A worker that returns meanwhile keeps its list.
+        """Delete the stored job lists of dead workers: which jobs each could run. A worker that is running again keeps
+        its list.
 
         Args:
             running_workers: IDs of the running workers.
         """
-        for worker in sorted(self._ledger.find_stored_workers().difference(running_workers)):
+        for worker in sorted(self._assignment.find_stored_workers().difference(running_workers)):
             try:
-                self._ledger.delete_worker_jobs(worker, self._fence)
+                self._assignment.delete_worker_jobs(worker, self._fence)
             except Conflict:
                 if not self._store.get(keys.alive_key(worker)):
                     raise
                 log.debug("worker %s returned before its keys were deleted", worker)
 
-    def _warn_of_mixed_versions(self, members: Mapping[str, Member]) -> None:
-        """Log one warning when nodes of different latchwork versions share the cluster, because they may be
+    def _warn_of_mixed_versions(self, members: Mapping[str, NodeRecord]) -> None:
+        """Log one warning if nodes of different latchwork versions are in the cluster, because they may be
         incompatible.
         """
         versions = frozenset(member.version for member in members.values())
@@ -206,7 +215,7 @@ class Leadership:
             )
         self._versions = versions
 
-    def _find_unmet_labels(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
+    def _find_unmet_labels(self, members: Mapping[str, NodeRecord], ready: Mapping[str, WorkerView]) -> dict[str, str]:
         """Find the jobs that no ready node can run because of missing labels.
 
         Args:

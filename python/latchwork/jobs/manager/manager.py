@@ -23,7 +23,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.caches import PoolCache
-from latchwork.jobs.stored.nodes import NODES, Member
+from latchwork.jobs.stored.nodes import NODES, NodeRecord
 from latchwork.primitives import LeaderLatch
 from latchwork.store import Backoff, Observers, Session, Store
 
@@ -38,8 +38,8 @@ _TRIM_MOVES = 50_000
 
 
 class Debouncer:
-    """Decides when to act on a burst of events: when the events pause, or after a maximum delay. Pure; used by one
-    thread at a time.
+    """Decides when to act on a burst of events: when the events pause, or after a maximum delay. No I/O. Not
+    thread-safe.
     """
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
@@ -84,8 +84,8 @@ class Debouncer:
         debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
         return max(0.0, max(debouncer, self._not_before) - now)
 
-    def start_action(self) -> None:
-        """Forget the recorded events. Call it when the action starts."""
+    def clear_events(self) -> None:
+        """Forget the recorded events, because the action starts now."""
         self._first = None
         self._not_before = 0.0
 
@@ -112,8 +112,10 @@ class PeriodicTasks:
     """The periodic tasks of one term of leadership. Not thread-safe."""
 
     def __init__(self, options: ManagerOptions, now: float) -> None:
-        self._cleanup = _PeriodicTask("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
-        self._sweep = _PeriodicTask("sweep", lambda term: term.sweep(self._outcome_keep_s), options.sweep_period_s, now)
+        self._cleanup = _PeriodicTask("cleanup", lambda term: term.delete_unused_pools(), options.cleanup_period_s, now)
+        self._sweep = _PeriodicTask(
+            "sweep", lambda term: term.delete_expired_records(self._outcome_keep_s), options.sweep_period_s, now
+        )
         self._outcome_keep_s = options.outcome_keep_s
 
     def set_periods(self, options: ManagerOptions) -> None:
@@ -155,7 +157,7 @@ class ManagerCounters:
     failures: int = 0
 
 
-class Manager:
+class ClusterManager:
     """Stands for election on one session, and manages the cluster while elected. ``close`` resigns and joins the
     thread.
     """
@@ -164,7 +166,7 @@ class Manager:
         self,
         store: Store,
         session: Session,
-        me: Member,
+        me: NodeRecord,
         options: Callable[[], ManagerOptions],
         counters: ManagerCounters,
         *,
@@ -190,7 +192,9 @@ class Manager:
         return self._latch.is_leader
 
     def start(self) -> None:
-        """Become a candidate in the election of the manager."""
+        """Start a thread that stands for election and manages the cluster while elected. Does not wait for the
+        election.
+        """
         self._latch.start()
         self._thread.start()
 
@@ -199,8 +203,9 @@ class Manager:
         self._wake.set()
 
     def resign(self) -> None:
-        """Stop managing, and give up leadership in the background. Idempotent; callable from any thread except the
-        manager's.
+        """Stop managing, and give up leadership in the background.
+
+        Idempotent. Callable from any thread except the manager's own.
         """
         self._closing.set()
         self._wake.set()
@@ -209,8 +214,9 @@ class Manager:
         self._latch.close_in_background()
 
     def close(self) -> None:
-        """Give up leadership, and wait until that is stored. Idempotent; callable from any thread except the
-        manager's.
+        """Give up leadership, and wait until that is stored.
+
+        Idempotent. Callable from any thread except the manager's own.
         """
         self.resign()
         self._latch.close()
@@ -271,7 +277,7 @@ class Manager:
                 debouncer.record_event(now)
             due_s = debouncer.due_in_s(now)
             if due_s is not None and due_s <= 0:
-                debouncer.start_action()
+                debouncer.clear_events()
                 if self._rebalance_and_trim(term):
                     backoff.reset()
                 else:
@@ -286,8 +292,10 @@ class Manager:
             self._clock.wait(self._wake, min(waits, default=None))
 
     def _rebalance_and_trim(self, term: Leadership) -> bool:
-        """Rebalance once, and return freed memory to the operating system after a large change.
+        """Rebalance once. After a large change, also return freed memory to the operating system.
 
+        Args:
+            term: The current term of leadership.
         Returns:
             False if the rebalance must be retried.
         """
@@ -300,6 +308,8 @@ class Manager:
     def _rebalance(self, term: Leadership) -> bool:
         """Rebalance once, and report the result to observers.
 
+        Args:
+            term: The current term of leadership.
         Returns:
             False if the rebalance must be retried.
         """

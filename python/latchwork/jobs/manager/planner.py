@@ -1,4 +1,4 @@
-"""Rebalances whose cost depends on what has changed instead of the size of the cluster.
+"""Incremental rebalances: the cost depends on the number of changes, not on the size of the cluster.
 
 The jobs of each strategy have one planner, which keeps the last decision. There are three kinds of planners, chosen by
 the strategy's traits. A ``Board`` and an ``Assignment`` keep the placement in Rust and receive only changes. Any other
@@ -76,13 +76,16 @@ class PlacementOutcome:
 class StrategyPlanner(Protocol):
     """Assigns the items of the jobs of one strategy to workers. Not thread-safe."""
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
-        """Assign the items of these jobs to workers, and return what has changed.
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:
+        """Assign the items of these jobs to workers, and return the changes.
 
         Args:
             view: The cluster, with the pools of these jobs only; the shares are those after the last rebalance.
-            placed: Returns the workers that the previous strategies have chosen, by job and item.
-            placed_moved: Whether the result of ``placed`` has changed since the last rebalance.
+            placed: Returns the items that earlier strategies have assigned in this rebalance: their workers by job and
+                item.
+            placed_changed: Whether the result of ``placed`` has changed since the last rebalance.
+        Returns:
+            The shares to write, and how to find the worker of each item.
         Raises:
             Exception: The strategy's error; this planner cannot be used anymore.
         """
@@ -90,8 +93,8 @@ class StrategyPlanner(Protocol):
 
 
 def create_strategy_planner(strategy: Strategy) -> StrategyPlanner:
-    """Create the kind of planner that suits a strategy: one that keeps a ``Board``, one that keeps hash assignments, or
-    one that calls the strategy itself.
+    """Create the planner that suits a strategy: with a ``Board``, with hash assignments, or one that calls the
+    strategy.
     """
     traits = get_traits(strategy)
     if traits.board is not None:
@@ -108,8 +111,8 @@ class BoardPlanner:
         self._workers: dict[str, WorkerView] = {}
         self._pools: dict[str, tuple[str, ...]] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
-        """Report changed workers and pools to the board, and return the items that move. See ``StrategyPlanner``."""
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:  # noqa: ARG002 - a board does not look at it
+        """Report changed workers and pools to the board, and return the moves of items. See ``StrategyPlanner``."""
         share_moves = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
         self._update_workers(view.workers)
@@ -175,8 +178,8 @@ class HashingPlanner:
         self._mode = mode
         self._jobs: dict[str, _HashedJob] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:  # noqa: ARG002 - hashing does not look at it
-        """Report changed workers and items to the hash assignments, and return the items that move. See
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:  # noqa: ARG002 - hashing does not look at it
+        """Report changed workers and items to the hash assignments, and return the moves of items. See
         ``StrategyPlanner``.
         """
         share_moves, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
@@ -254,9 +257,9 @@ def _update_assignment(
 
 
 class CustomPlanner:
-    """Calls a strategy when any part of its input has changed.
+    """Calls a strategy again when any part of its input has changed.
 
-    A strategy that places each job on its own, regardless of the current owners, is called for changed jobs only.
+    If the strategy assigns each job independently and ignores the current owners, it is called for changed jobs only.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -265,10 +268,10 @@ class CustomPlanner:
         self._seen: _Seen = {}
         self._settled = False  # it had nothing to move last time
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PlacementOutcome:
-        """Call the strategy and return the items that move. See ``StrategyPlanner``.
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_changed: bool) -> PlacementOutcome:
+        """Call the strategy, and return the moves of items. See ``StrategyPlanner``.
 
-        The call is skipped if the input is unchanged and the last call moved nothing.
+        The strategy is not called if its input is unchanged and its last call moved nothing.
         """
         seen, before = {job: (items, _able_workers(view, job)) for job, items in view.pools.items()}, self._seen
         asked = [
@@ -276,7 +279,7 @@ class CustomPlanner:
             for job, (items, able) in seen.items()
             if (known := before.get(job)) is None or items is not known[0] or able != known[1]
         ]
-        if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
+        if not self._by_job and (asked or seen.keys() != before.keys() or placed_changed or not self._settled):
             asked = list(seen)
         problem = Problem(tuple(create_job_problem(view, job) for job in asked), placed() if asked else {})
         plan = self._strategy.assign(problem) if asked else Plan({}, ())
@@ -298,7 +301,7 @@ class CustomPlanner:
 
 
 class ShareMoves:
-    """Collects which items the workers lose and gain in one rebalance."""
+    """Collects the items that each worker loses and gets in one rebalance."""
 
     def __init__(self) -> None:
         self._lost: dict[_Share, set[str]] = {}
@@ -319,7 +322,9 @@ class ShareMoves:
             self._gained.setdefault((job, target), set()).add(item)
 
     def list_changes(self, view: ClusterView) -> Iterable[ShareChange]:
-        """Generate the changes of the stored shares that the recorded moves require."""
+        """Generate the changes of stored shares (the items of one worker and job) that result from the recorded
+        moves.
+        """
         for job, worker in self._lost.keys() | self._gained.keys():
             before = view.shares.get(job, {}).get(worker, ())
             kept = set(before).difference(self._lost.get((job, worker), ()))
@@ -366,8 +371,9 @@ class Planner:
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
-        """Compute the new assignment and the shares to write. The result is that of ``rebalance.rebalance``, but only
-        changed jobs, workers and items are examined.
+        """Compute the new assignment of items to workers, and the shares to write.
+
+        The result equals that of ``rebalance.rebalance``, but only changed jobs, workers and items are examined.
         """
         self._whole = {}
         if view.reserved:
@@ -384,9 +390,9 @@ class Planner:
         return Rebalance(tuple(changes), moves, round_.failed, count_unplaced(view), round_.deferred)
 
     def pop_complete_shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return all shares of the jobs that the last rebalance placed for the first time, by job and worker.
+        """Return the items by job and worker for the jobs that the last rebalance assigned for the first time.
 
-        They use the string objects of the pools. The next call returns nothing.
+        They use the string objects of the work pools. A second call returns nothing.
         """
         whole, self._whole = self._whole, {}
         return whole
@@ -407,7 +413,12 @@ class _RebalanceRound:
         self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
 
     def place_jobs(self, strategy: Strategy, jobs: Sequence[str]) -> None:
-        """Assign the items of one strategy's jobs to workers. If the strategy fails, the items stay where they are."""
+        """Assign the items of one strategy's jobs to workers. If the strategy fails, the items stay where they are.
+
+        Args:
+            strategy: The strategy.
+            jobs: IDs of its jobs.
+        """
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
             outcome = call_user(self._call_strategy, strategy, view)
@@ -424,15 +435,17 @@ class _RebalanceRound:
         placed = self._list_owners_so_far if get_traits(strategy).looks_at_placed else dict[str, Mapping[str, str]]
         part = self._before.get(id(strategy)) or create_strategy_planner(strategy)
         try:
-            outcome = part.rebalance(view, placed, placed_moved=self._moved)
+            outcome = part.rebalance(view, placed, placed_changed=self._moved)
         except Exception:  # the strategy handles or reports what Rust refuses
             if isinstance(part, CustomPlanner):
                 raise
             log.debug("cached placement failed, calling the strategy", exc_info=True)
-            return CustomPlanner(strategy).rebalance(view, placed, placed_moved=True)
+            return CustomPlanner(strategy).rebalance(view, placed, placed_changed=True)
         self.parts[id(strategy)] = part
         return outcome
 
     def _list_owners_so_far(self) -> Placed:
-        """Return the worker of each item that the strategies so far have placed, by job, in a new mapping."""
+        """Return a new mapping with the worker of each item that the strategies so far have assigned, by job and
+        item.
+        """
         return {job: owners(job) for job, owners in self._owners.items()}

@@ -114,8 +114,8 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
 def create_job_problem(view: ClusterView, job: str) -> JobProblem:
     """Create a strategy's input for one job: its items, the workers that can run it, and the current owners.
 
-    An item with two stored owners is counted for a ready worker, or otherwise for the first one by name. A restarting
-    worker and its items are included as if it were running, so that no other items move.
+    If an item has two stored owners, a ready one counts, otherwise the first one by name. A restarting worker is
+    included as if it were running, so that only its own items move.
     """
     workers = {**view.absent_workers, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
@@ -163,8 +163,7 @@ def _place_jobs(
 
 
 def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """Create a strategy's input for items whose workers are restarting. Ready workers run these items until their own
-    workers have returned.
+    """Create a strategy's input for the items of restarting workers, which other workers run in the meantime.
 
     Args:
         view: The cluster.
@@ -180,7 +179,7 @@ def _create_substitute_problem(view: ClusterView, job: str, items: Sequence[str]
 def find_stored_owners(view: ClusterView, job: str, able_workers: Collection[str]) -> dict[str, str]:
     """Return the worker of each item of a job according to the stored shares.
 
-    If two workers have an item, one that can run the job counts, or otherwise the first one by name.
+    If two workers have an item, a worker that can run the job counts, otherwise the first one by name.
 
     Args:
         view: The cluster.
@@ -210,10 +209,10 @@ def diff_shares(view: ClusterView, target: Mapping[str, Mapping[str, Sequence[st
 
 
 def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
-    """Order the changes so that no item is ever stored for two workers: shares shrink before others grow.
+    """Order changes so that no item is ever stored for two workers: first the shares that shrink, then those that grow.
 
-    A share that loses some items and gains others is written twice, first without the lost items. Both halves are
-    sorted by worker, so that each worker has to follow few transactions.
+    A share that loses some items and gets others is written twice, first without the lost items. Both halves are sorted
+    by worker, so that each worker has to read few transactions.
     """
     shrinks, grows = [], []
     for change in changes:
@@ -232,8 +231,8 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
 
 
 def count_unplaced(view: ClusterView) -> dict[str, int]:
-    """Count the items that no ready worker can run. Return the number by job, for jobs with such items, sorted by
-    job.
+    """Count the items that no ready worker can run. Return the number of items by job, sorted, without jobs that have
+    none.
     """
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}

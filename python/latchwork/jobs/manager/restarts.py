@@ -9,12 +9,12 @@ from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import ReservedShare, Shares, WorkerView
 from latchwork.jobs.stored.chunked_set import ChunkNamer, commit_all, read_set, store_set
 from latchwork.jobs.stored.nodes import (
-    Member,
-    NodeMark,
-    decode_mark,
-    decode_marks,
+    MaintenanceRecord,
+    NodeRecord,
+    decode_maintenance_record,
+    decode_maintenance_records,
     group_reserved_keys,
-    mark_key,
+    maintenance_key,
     reserved_share_key,
 )
 from latchwork.store import Mirror, Store
@@ -28,7 +28,7 @@ class RestartTracker:
 
     Args:
         store: The cluster's store.
-        nodes: Mirror of the node marks.
+        nodes: Mirror of the maintenance records.
         fence: The leader's fence, checked by every write.
         tag: Unique part of the names of written chunks.
     """
@@ -40,113 +40,118 @@ class RestartTracker:
         self._names = ChunkNamer(f"{tag}.{fence.token}r")
         self._seen: dict[str, tuple[str, float]] = {}
         self._shares: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
-        self._written: dict[str, NodeMark] = {}  # own writes that the mirror may not show yet
+        self._written: dict[str, MaintenanceRecord] = {}  # own writes that the mirror may not show yet
         self._acted: set[str] = set()
 
-    def list_marks(self) -> dict[str, NodeMark]:
-        """Return the current mark of each drained or restarting node. Restarts whose timeout has passed are left
-        out.
+    def list_maintenance_records(self) -> dict[str, MaintenanceRecord]:
+        """Return the maintenance records of drained and restarting nodes, by node. Restarts whose timeout has passed
+        are left out.
         """
         now = self._store.clock.now()
-        found = decode_marks(self._nodes.snapshot().values())
-        for node, mark in found.items():
-            if mark.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _announcement_id(mark):
-                self._seen[node] = (_announcement_id(mark), now)
+        found = decode_maintenance_records(self._nodes.snapshot().values())
+        for node, record in found.items():
+            if record.state == "restarting" and self._seen.get(node, ("", 0.0))[0] != _announcement_id(record):
+                self._seen[node] = (_announcement_id(record), now)
         for node in self._seen.keys() - found.keys():
             del self._seen[node]
-        return {node: mark for node, mark in found.items() if not self._is_past_timeout(mark, now)}
+        return {node: record for node, record in found.items() if not self._is_past_timeout(record, now)}
 
-    def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
+    def may_have_items(self, record: MaintenanceRecord | None, members: Mapping[str, NodeRecord]) -> bool:
         """Return whether a ready node may get items. A node that is drained or about to restart may not.
 
         Args:
-            mark: Mark of the node; None if it has none.
+            record: Maintenance record of the node; None if it has none.
             members: Records of all running nodes.
         """
-        if mark is None or mark.state != "restarting":
-            return mark is None
-        member = members[mark.node]
-        return not mark.is_same_start(member.incarnation, member.start)
+        if record is None or record.state != "restarting":
+            return record is None
+        member = members[record.node]
+        return not record.is_same_start(member.incarnation, member.start)
 
     def reserve_shares(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
-        """Store the shares of nodes whose restart was announced, before their items move.
+        """Store the current items of nodes whose restart was announced, before these items move to other nodes.
 
         Args:
             ready: Nodes that may get items.
             shares: The stored assignment.
         Raises:
-            Conflict: Leadership is lost, or the mark has changed: try again.
+            Conflict: Leadership is lost, or the maintenance record has changed: try again.
         """
-        for node, shown in self.list_marks().items():
-            if shown.state != "restarting" or self._latest_mark(shown).is_reserved:
+        for node, shown in self.list_maintenance_records().items():
+            if shown.state != "restarting" or self._get_latest_record(shown).is_reserved:
                 continue
-            entry = self._store.get(mark_key(node))  # the mirror may be outdated, and a reserved share must be kept
-            mark = None if entry is None else decode_mark(node, entry.value)
-            if entry is None or mark is None or mark.state != "restarting":
+            entry = self._store.get(
+                maintenance_key(node)
+            )  # the mirror may be outdated, and a reserved share must be kept
+            record = None if entry is None else decode_maintenance_record(node, entry.value)
+            if entry is None or record is None or record.state != "restarting":
                 continue
-            if mark.is_reserved:
-                self._written[node] = mark
+            if record.is_reserved:
+                self._written[node] = record
                 continue
             mine = {job: workers[node] for job, workers in shares.items() if node in workers}
             stale = set(self._store.children(reserved_share_key(node))) - set(mine)
-            checks: list[Check] = [self._fence, At(entry)]  # so that nothing is stored for a removed mark
+            checks: list[Check] = [self._fence, At(entry)]  # so that nothing is stored for a removed record
             for job in sorted({*mine, *stale}):
                 store_set(
                     self._store, reserved_share_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names
                 )
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
-            done = mark.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
-            self._store.commit(checks, [Put(mark_key(node), done.to_bytes())])
-            self._shares[node] = (_announcement_id(mark), mine)
+            done = record.with_reserved_share(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
+            self._store.commit(checks, [Put(maintenance_key(node), done.to_bytes())])
+            self._shares[node] = (_announcement_id(record), mine)
             self._written[node] = done
             log.info("node %s is restarting: its %d items are reserved", node, sum(map(len, mine.values())))
 
     def list_reserved_shares(
-        self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]
+        self, records: Mapping[str, MaintenanceRecord], workers: Mapping[str, WorkerView]
     ) -> dict[str, ReservedShare]:
-        """Return the reserved share of each restarting node, by node. Its items return to the node.
+        """Return the items that are reserved for each restarting node, by node. The node gets them back after the
+        restart.
 
         Args:
-            marks: Result of ``list_marks``.
+            records: Result of ``list_maintenance_records``.
             workers: Nodes that may get items now.
         """
         found = {}
-        for node, shown in marks.items():
-            mark = self._latest_mark(shown)
-            if mark.state == "restarting" and mark.weight is not None:
-                away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs), mark.labels)
-                found[node] = ReservedShare(away, self._items(mark))
+        for node, shown in records.items():
+            record = self._get_latest_record(shown)
+            if record.state == "restarting" and record.weight is not None:
+                away = None if node in workers else WorkerView(record.weight, frozenset(record.jobs), record.labels)
+                found[node] = ReservedShare(away, self._items(record))
         return found
 
-    def delete_finished_marks(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
-        """Delete the marks of restarted nodes that are ready again, and of restarts whose timeout has passed.
+    def delete_finished_records(
+        self, records: Mapping[str, MaintenanceRecord], workers: Mapping[str, WorkerView]
+    ) -> None:
+        """Delete the maintenance records of nodes that have restarted, and of restarts whose timeout has passed.
 
-        It also deletes reserved shares whose mark was removed or replaced.
+        Reserved items whose maintenance record was removed or replaced are deleted, too.
 
         Args:
-            marks: Result of ``list_marks``.
+            records: Result of ``list_maintenance_records``.
             workers: Nodes that may get items now.
         """
         entries = self._nodes.snapshot()
-        found = decode_marks(entries.values())
+        found = decode_maintenance_records(entries.values())
         below = group_reserved_keys(entries)
         for node in sorted({*found, *below}):
-            mark, entry = found.get(node), entries.get(mark_key(node))
+            record, entry = found.get(node), entries.get(maintenance_key(node))
             try:
-                if mark is None or mark.state != "restarting":
+                if record is None or record.state != "restarting":
                     self._forget_reserved(node, below.get(node, []), entry)
-                elif entry is not None and (node not in marks or node in workers):
-                    if node not in marks:
+                elif entry is not None and (node not in records or node in workers):
+                    if node not in records:
                         log.warning(
-                            "node %s did not return within %.3g s: its items are distributed", node, mark.timeout_s
+                            "node %s did not return within %.3g s: its items are distributed", node, record.timeout_s
                         )
                     self._store.commit([self._fence, At(entry)], [Delete(entry.key)])
                     self._forget_reserved(node, below.get(node, []), None)
             except Conflict:
-                log.debug("the mark of node %s has changed, checking it again", node)
+                log.debug("the maintenance record of node %s has changed, checking it again", node)
 
-    def _forget_reserved(self, node: str, below: Sequence[str], mark: Entry | None) -> None:
-        same = Absent(mark_key(node)) if mark is None else At(mark)
+    def _forget_reserved(self, node: str, below: Sequence[str], record: Entry | None) -> None:
+        same = Absent(maintenance_key(node)) if record is None else At(record)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
     def detect_timeout(self, now: float) -> bool:
@@ -155,7 +160,9 @@ class RestartTracker:
         Args:
             now: Current time by the monotonic clock, in seconds.
         """
-        late = {_announcement_id(mark) for mark in self._timed() if self._is_past_timeout(mark, now)} - self._acted
+        late = {
+            _announcement_id(record) for record in self._timed() if self._is_past_timeout(record, now)
+        } - self._acted
         self._acted |= late
         return bool(late)
 
@@ -165,30 +172,30 @@ class RestartTracker:
         Args:
             now: Current time by the monotonic clock, in seconds.
         """
-        waits = [self._seen[mark.node][1] + mark.timeout_s - now for mark in self._timed()]
+        waits = [self._seen[record.node][1] + record.timeout_s - now for record in self._timed()]
         return min((max(0.0, wait) for wait in waits), default=None)
 
-    def _timed(self) -> list[NodeMark]:
-        found = decode_marks(self._nodes.snapshot().values())
-        marks = [mark for mark in found.values() if mark.state == "restarting" and mark.node in self._seen]
-        return [mark for mark in marks if _announcement_id(mark) not in self._acted]
+    def _timed(self) -> list[MaintenanceRecord]:
+        found = decode_maintenance_records(self._nodes.snapshot().values())
+        records = [record for record in found.values() if record.state == "restarting" and record.node in self._seen]
+        return [record for record in records if _announcement_id(record) not in self._acted]
 
-    def _is_past_timeout(self, mark: NodeMark, now: float) -> bool:
-        return mark.state == "restarting" and now >= self._seen[mark.node][1] + mark.timeout_s
+    def _is_past_timeout(self, record: MaintenanceRecord, now: float) -> bool:
+        return record.state == "restarting" and now >= self._seen[record.node][1] + record.timeout_s
 
-    def _latest_mark(self, mark: NodeMark) -> NodeMark:
-        written = self._written.get(mark.node)
-        return written if written is not None and _announcement_id(written) == _announcement_id(mark) else mark
+    def _get_latest_record(self, record: MaintenanceRecord) -> MaintenanceRecord:
+        written = self._written.get(record.node)
+        return written if written is not None and _announcement_id(written) == _announcement_id(record) else record
 
-    def _items(self, mark: NodeMark) -> dict[str, tuple[str, ...]]:
-        known = self._shares.get(mark.node)
-        if known is None or known[0] != _announcement_id(mark):
-            jobs = self._store.children(reserved_share_key(mark.node))
-            shares = {job: read_set(self._store, reserved_share_key(mark.node, job)).chunked.items for job in jobs}
-            known = self._shares[mark.node] = (_announcement_id(mark), shares)
+    def _items(self, record: MaintenanceRecord) -> dict[str, tuple[str, ...]]:
+        known = self._shares.get(record.node)
+        if known is None or known[0] != _announcement_id(record):
+            jobs = self._store.children(reserved_share_key(record.node))
+            shares = {job: read_set(self._store, reserved_share_key(record.node, job)).chunked.items for job in jobs}
+            known = self._shares[record.node] = (_announcement_id(record), shares)
         return known[1]
 
 
-def _announcement_id(mark: NodeMark) -> str:
+def _announcement_id(record: MaintenanceRecord) -> str:
     """Return a text that distinguishes this announcement of a restart from others of the same node."""
-    return f"{mark.incarnation} {mark.at} {mark.by}"
+    return f"{record.incarnation} {record.at} {record.by}"

@@ -39,8 +39,8 @@ class Strategies:
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
     def describe(self) -> dict[str, str]:
-        """Return a one-word description of each strategy by job ID, with ``*`` for all other jobs. Move limits are left
-        out.
+        """Return a one-word description of each strategy by job ID, with ``*`` for all other jobs, without limits of
+        moves.
         """
         return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
 
@@ -71,7 +71,8 @@ class ManagerOptions(ManagerRows[NoReturn]):
 
 
 def encode_strategies(descriptions: Mapping[str, str]) -> dict[str, object]:
-    """Return the fields that name the strategies in ``versions/assignment``. They are empty if they would be too long.
+    """Return the fields of ``versions/assignment`` that name the strategies. If they would be too long, return no
+    fields.
 
     Args:
         descriptions: Result of ``Strategies.describe``.
@@ -92,9 +93,14 @@ class StoredStrategies(Struct, frozen=True):
 _NOTE: Decoder[StoredStrategies] = Decoder(StoredStrategies, "a note on strategies")
 
 
-def decode_strategies(guard: Entry | None) -> dict[str, str]:
-    """Return the strategies that the record ``versions/assignment`` names, by job; empty if it names none."""
-    found = None if guard is None else _NOTE.find(guard.value)
+def decode_strategies(record: Entry | None) -> dict[str, str]:
+    """Return the strategies that the record ``versions/assignment`` names, by job. Return an empty mapping if it names
+    none.
+
+    Args:
+        record: Entry of the record; None if it does not exist.
+    """
+    found = None if record is None else _NOTE.find(record.value)
     return {} if found is None else found.strategies
 
 

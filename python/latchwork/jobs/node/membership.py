@@ -3,12 +3,12 @@
 Thread ``latchwork-member-<node>``: waits for the loss of the session and registers again until it succeeds. Runs
 continue meanwhile, as long as their locks last.
 
-The last node to close removes everything from the store except what is kept on purpose: settings, node marks, the audit
-log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` and rewrites ``versions/worker``
-in one transaction before it checks whether others are running. Of nodes that close at the same time, the last one to do
-so finds no other, and the removals of earlier ones stop. A node that joins meanwhile also rewrites ``versions/worker``
-in its first transaction, which stops the removal. Nothing else guards the removal, so the node's session ends while the
-others are listed, and before anything is removed.
+The last node to close removes everything from the store except what is kept on purpose: settings, maintenance records,
+the audit log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` and rewrites
+``versions/worker`` in one transaction before it checks whether others are running. Of nodes that close at the same
+time, the last one to do so finds no other, and the removals of earlier ones stop. A node that joins meanwhile also
+rewrites ``versions/worker`` in its first transaction, which stops the removal. Nothing else guards the removal, so the
+node's session ends while the others are listed, and before anything is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.jobs.job import Job
-from latchwork.jobs.manager.manager import Manager, ManagerCounters
+from latchwork.jobs.manager.manager import ClusterManager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.node.pools import PoolReader
 from latchwork.jobs.node.registration import Registration
@@ -33,7 +33,7 @@ from latchwork.jobs.observer import NOBODY, Observer
 from latchwork.jobs.settings import LiveSettings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import commit_all
-from latchwork.jobs.stored.nodes import Member, MemberOptions
+from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
 from latchwork.primitives import forget_free_locks
 from latchwork.store import Backoff, Observers, Session, Store
 from latchwork.types import Check, Delete, Entry, Op
@@ -57,16 +57,16 @@ def remove_cluster_state(
 
     Args:
         store: The cluster's store.
-        node_id: ID of this node, which has left and no longer manages.
+        node_id: ID of this node, which has left and no longer manages the cluster.
         running_nodes: The running nodes, listed after this node began to leave.
         no_change_check: Check that no other node has joined or left since this node began to leave.
     Returns:
-        True if the keys were removed; False if another node stays or joins, the time ran out, or the store is
+        True if the keys were removed. False if another node stays or joins, the time ran out, or the store is
             unreachable.
     """
     deadline_s = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
-        members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in running_nodes.result()]
+        members = [NodeRecord.decode(entry.key.partition("/")[2], entry.value) for entry in running_nodes.result()]
         if any(member.worker != node_id and member.state != "leaving" for member in members):
             return False
         if not _remove_in_batches(store, [no_change_check], deadline_s):
@@ -85,7 +85,7 @@ def remove_cluster_state(
 
 
 def _remove_in_batches(store: Store, checks: list[Check], deadline_s: float) -> bool:
-    """Remove the stored shares, work pools and free locks in batches.
+    """Remove the stored assignments, work pools and free locks of the cluster in batches.
 
     Args:
         store: The cluster's store.
@@ -107,7 +107,7 @@ def _remove_in_batches(store: Store, checks: list[Check], deadline_s: float) -> 
 
 
 def _list_removable_keys(store: Store) -> Iterator[str]:
-    """Generate the keys of all shares and work pools, each manifest before its chunks.
+    """Generate the keys of all stored assignments and work pools. Each manifest comes before its chunks.
 
     No listing is larger than one worker or one pool.
     """
@@ -148,14 +148,15 @@ class NodeMembership:
         self._session: Session | None = None
         self._joining: Session | None = None  # of a registration in progress
         self._registration: Registration | None = None
-        self._manager: Manager | None = None
+        self._manager: ClusterManager | None = None
         self._wake = Signal()
         self._closing = Signal()
         self._pools = PoolReader(options.node_id, jobs, settings, store, self.get_registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
-        """Read the work pools, register the node, and stand for election. Nothing is left behind after a failure.
+        """Read the work pools, register the node, and stand for election. After a failure, nothing of the node is left
+        in the store.
 
         Raises:
             WorkPoolFailed, InvalidJob: A work pool cannot be read.
@@ -198,14 +199,15 @@ class NodeMembership:
         return self._thread.is_alive() and self._pools.is_alive
 
     def abort(self) -> None:
-        """Stop waiting for another node with this ID to end. Call ``close`` afterwards."""
+        """Stop waiting for the end of another node with this ID. Call ``close`` afterwards."""
         self._closing.set()
         self._wake.set()
         self._pools.abort()
 
     def close(self, final_writes: Collection[Op] = (), *, no_runs_left: bool = True) -> None:
-        """Give up leadership, remove this node from the cluster, and end its session. Idempotent; callable from any
-        thread except the membership's own.
+        """Give up leadership, remove this node from the cluster, and end its session.
+
+        Idempotent. Callable from any thread except the membership's own.
 
         Args:
             final_writes: A few other writes, for the transaction with which this node leaves.
@@ -262,10 +264,10 @@ class NodeMembership:
             manager.request_check()
 
     def _register(self) -> None:
-        """Register on a new session, unless the node is being closed.
+        """Register on a new session, if the node is not being closed.
 
         Raises:
-            Closed: The node is closing; nothing is left behind.
+            Closed: The node is closing; nothing was stored.
             SessionLost: The registration ended before it was complete.
         """
         self._refuse_closing()
@@ -294,14 +296,14 @@ class NodeMembership:
 
     def _register_on(self, session: Session) -> None:
         options = self._options
-        member = Member.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
+        member = NodeRecord.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
         registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
         registration.sync_available_jobs()
         self._pools.store_last_read_pools(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()
-        manager = Manager(
+        manager = ClusterManager(
             self._store, session, registration.member, self._manager_options, self.counters, observers=self._observers
         )
         manager.start()
@@ -330,7 +332,7 @@ class NodeMembership:
         """Register again on a new session.
 
         Returns:
-            False if that failed and must be retried later.
+            False if the registration failed and must be retried later.
         """
         with self._mutex:
             manager, self._manager = self._manager, None

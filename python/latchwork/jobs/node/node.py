@@ -41,8 +41,8 @@ class JobManager:
     Nodes of one cluster use the same store, root and namespace. They may have different jobs; a node gets items only of
     its own jobs. Construction does no I/O. Thread-safe.
 
-    Not promised: a run that ignores ``should_stop`` does not end. Its items stay locked until it does, or until this
-    process has ended and its locks have expired.
+    A run that ignores ``should_stop`` does not end. Its items stay locked until it does, or until this process has
+    ended and its locks have expired.
 
     The rows of ``latchwork.jobs.options`` describe the options that are numbers or labels. At run time they are part of
     this docstring.
@@ -51,8 +51,8 @@ class JobManager:
         store: The store, which is not closed, or a URL to open one with.
         node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the running nodes of the cluster.
         jobs: Jobs that this node can run; may be empty for a node that only manages.
-        strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
-            from job ID to one of these, with ``*`` for all other jobs. The elected node's strategies count.
+        strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping from
+            job ID to one of these, with ``*`` for all other jobs. The elected node's strategies count.
         namespace: Key prefix below the store's root; None for none. Each cluster has its own namespace.
         observers: Observers that are notified of events: ``PrometheusMetrics()``, ``Tracing()``, your own.
     Raises:
@@ -147,7 +147,7 @@ class JobManager:
         return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
 
     def health(self) -> Health:
-        """Return whether this node works, for health probes. Does no I/O, so it also answers while the store is
+        """Return whether this node is working, for health probes. Does no I/O, so it answers even if the store is
         unreachable.
         """
         worker, membership = self._worker, self._membership
@@ -178,7 +178,7 @@ class JobManager:
         return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:
-        """Join the cluster and start to work. Return when this node is registered.
+        """Join the cluster, and start to run the node's share of its jobs. Returns once the node is registered.
 
         Raises:
             NodeIdInUse: Another running node has this ID. This node has waited for it as long as either session can
@@ -215,7 +215,7 @@ class JobManager:
         return self
 
     def run_forever(self) -> None:
-        """Start if necessary, work until SIGTERM, SIGINT or ``close``, then close.
+        """Start the node if necessary, run until SIGTERM, SIGINT or a call of ``close``, and then close the node.
 
         The first signal closes the node, or ends a start in progress cleanly. After the second signal, ``close`` no
         longer waits for runs. A third signal has the effect that it had before this call. In a thread other than the
@@ -300,7 +300,7 @@ class JobManager:
         self._membership = NodeMembership(
             self._store,
             self._able,
-            MemberOptions(self.node_id, own.session_s, own.weight, own.labels, unmet_labels),
+            MemberOptions(self.node_id, own.effective_session_ttl_s, own.weight, own.labels, unmet_labels),
             lambda: self._manager_options(worker),
             self._settings,
             observers=self._observers,
@@ -321,7 +321,7 @@ class JobManager:
         worker.start()
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
-        """Return the current options for managing the cluster, which settings may change."""
+        """Return the current options for managing the cluster. Settings of the cluster may change them."""
         now = get_option_values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 

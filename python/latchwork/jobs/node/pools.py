@@ -85,7 +85,7 @@ class PoolReader:
         """Call the work pool functions of all jobs, in the calling thread.
 
         Raises:
-            WorkPoolFailed, InvalidJob: A pool cannot be read; the remaining ones are not tried.
+            WorkPoolFailed, InvalidJob: A pool cannot be read; the remaining pools are not read.
             Unavailable: The store did not answer.
         """
         stored = self._store.get_many([keys.work_pool_key(job_id) for job_id in self._jobs])
@@ -99,7 +99,7 @@ class PoolReader:
     def store_last_read_pools(self, registration: Registration, check_open: Callable[[], None]) -> None:
         """Store the work pools as they were last read, for a new registration of this node.
 
-        A pool that another node has stored since then is kept, and this node reads its own again at once.
+        If another node has stored a pool since then, that pool is kept, and this node reads its own pool again at once.
 
         Args:
             registration: The new registration.
@@ -133,7 +133,9 @@ class PoolReader:
             self._thread.start()
 
     def request_check(self) -> None:
-        """Make the thread check again when pools are due, because check periods may have changed. Never blocks."""
+        """Make the thread compute again when the pools are due, because check periods may have changed. Never
+        blocks.
+        """
         self._wake.set()
 
     def abort(self) -> None:
@@ -142,7 +144,7 @@ class PoolReader:
         self._wake.set()
 
     def close(self) -> None:
-        """Stop the thread. If a work pool function hangs, its thread is left behind."""
+        """Stop the thread, and wait for its end. If a work pool function hangs, its thread keeps running."""
         self.abort()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -194,8 +196,8 @@ class PoolReader:
 
         Args:
             job: The job.
-            seen_version: Version of the stored pool, read before this call. A pool that was stored since then may come
-                from a later call, and then refuses this result.
+            seen_version: Version of the stored pool, read before this call. If another node stores a pool after that,
+                its items may be newer, and the result of this call is not stored.
         """
         began = self._clock.now()
         items: tuple[str, ...] | None = None
@@ -207,10 +209,12 @@ class PoolReader:
             self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
     def _update_pool(self, job: Job) -> bool:
-        """Read one work pool, and store it if it has changed.
+        """Read one work pool, and store its items if they have changed.
 
+        Args:
+            job: The job.
         Returns:
-            False if the store could not be used and must be tried again.
+            False if the store could not be used, so that the pool must be read again soon.
         """
         try:
             reading = self._call_pool_function(job, read_pool_version(self._store, job.id, stale_ok=True))
@@ -257,7 +261,7 @@ class PoolReader:
     def _store_reading(
         self, registration: Registration, job_id: str, reading: _Reading, known_manifest: Sequence[Entry | None] = ()
     ) -> tuple[str, ...]:
-        """Store the items that a job's work pool returned, unless another node has stored newer ones.
+        """Store the items that a job's work pool function returned, unless another node has stored newer ones.
 
         Args:
             registration: The registration of this node.

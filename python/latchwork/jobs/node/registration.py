@@ -15,7 +15,7 @@ from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.chunked_set import MAX_OPS, ChunkNamer, commit_all, store_set
-from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.nodes import NodeRecord
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
@@ -41,7 +41,7 @@ def read_pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hash
     Args:
         store: The cluster's store.
         job: ID of the job.
-        stale_ok: Allow a read that may be outdated but costs less.
+        stale_ok: Allow a cheaper read whose result may be outdated.
     """
     manifest = store.get(keys.work_pool_key(job), stale_ok=stale_ok)
     return None if manifest is None else manifest.version
@@ -50,7 +50,7 @@ def read_pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hash
 class Registration:
     """One registration of a node on one session. Used by one thread at a time."""
 
-    def __init__(self, store: Store, session: Session, member: Member, jobs: Collection[str] = ()) -> None:
+    def __init__(self, store: Store, session: Session, member: NodeRecord, jobs: Collection[str] = ()) -> None:
         self._store = store
         self._session = session
         self.member = member
@@ -60,17 +60,17 @@ class Registration:
 
     @property
     def fences(self) -> list[Check]:
-        """The checks for all writes of this registration. Available after ``join``."""
+        """The checks that every write of this registration includes. Available after ``join``."""
         assert self._alive is not None, "join first"
         return [self._session.fence, At(self._alive)]
 
-    def try_join(self) -> Member | None:
+    def try_join(self) -> NodeRecord | None:
         """Try to create the key that shows that this node is running.
 
         Returns:
             None on success; otherwise the record of the node that already uses the ID.
         Raises:
-            Conflict, OutcomeUnknown: The key was created and deleted again and again.
+            Conflict, OutcomeUnknown: Other clients kept creating and deleting the key.
         """
         me = self.member.worker
         key = keys.alive_key(me)
@@ -86,7 +86,7 @@ class Registration:
                     if attempt + 1 == _JOIN_ATTEMPTS:
                         raise
                     continue
-                other = Member.decode(me, found.value)
+                other = NodeRecord.decode(me, found.value)
                 if other.incarnation != self.member.incarnation:
                     return other
                 self._alive = found
@@ -96,7 +96,7 @@ class Registration:
     def join(self, grace_s: float, closing: Signal) -> None:
         """Create the key that shows that this node is running. If another node has the same ID, wait until it ends.
 
-        The wait lasts at most as long as its session or this one can last, whichever is longer, plus the grace period.
+        The wait lasts at most as long as the session of either node can last, plus the grace period.
 
         Args:
             grace_s: Grace period in seconds.
@@ -138,10 +138,10 @@ class Registration:
                 other = self.try_join()
 
     def sync_available_jobs(self) -> None:
-        """Make the stored list of jobs that this node can run equal to its jobs.
+        """Make the stored list of jobs that this node can run equal to its current jobs.
 
         An earlier start may have left other jobs, and ``join`` stores only as many as fit into its transaction. Call it
-        before the pools are written; ``Leadership.cleanup`` explains why.
+        before the pools are written; ``Leadership.delete_unused_pools`` explains why.
         """
         me = self.member.worker
         stored = set(self._store.children(keys.available_job_key(me)))
@@ -154,7 +154,7 @@ class Registration:
     ) -> WrittenPool:
         """Store the items of a job's work pool, unless another node has stored a pool since the seen version.
 
-        An unchanged pool is not written, but a missing one always is.
+        An unchanged pool is not written. A missing pool is always written.
 
         Args:
             job: ID of the job.
@@ -162,6 +162,8 @@ class Registration:
             seen_version: Version of the stored pool before these items were read.
             known_manifest: The manifest of the stored pool if it was read already. If it has changed since, it is read
                 again.
+        Returns:
+            The items that were stored before, and whether these items are stored now.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = store_set(
@@ -182,7 +184,7 @@ class Registration:
         return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
     def become_ready(self) -> None:
-        """Store that the registration is complete, so that the node gets items."""
+        """Store that the registration is complete, so that the manager assigns items to the node."""
         ready = self.member.with_state("ready")
         ops = [Put(keys.alive_key(ready.worker), ready.to_bytes(), session=self._session)]
         try:
@@ -204,17 +206,19 @@ class Registration:
         return Delete(key) if value is None else Put(key, value, session=self._session)
 
     def write(self, ops: list[Op]) -> None:
-        """Commit these writes in one transaction, provided that this registration is still valid.
+        """Commit these writes in one transaction, if this registration is still valid.
 
+        Args:
+            ops: The writes.
         Raises:
-            Conflict: Another registration of the node has taken over.
+            Conflict: Another registration of the node has replaced this one.
             LatchworkError: The store could not be used.
         """
         self._store.commit(self.fences, ops)
 
     def leave(self, final_writes: Collection[Op] = ()) -> Check:
-        """Store that the node is leaving, and delete the list of jobs that it can run. Its ``alive`` key is deleted
-        with the session.
+        """Store that the node is leaving, and delete the list of jobs that it can run. The session deletes its
+        ``alive`` key.
 
         Args:
             final_writes: A few other writes for the same transaction.

@@ -35,9 +35,7 @@ _CLOSE_S = 15.0
 
 
 class OutcomeSchedule:
-    """Decides when the outcomes of runs are written next: once per period, and soon after a job begins to fail or
-    recovers.
-    """
+    """Decides when run results are written next: once per period, and soon after a job begins to fail or recovers."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -47,7 +45,7 @@ class OutcomeSchedule:
         self._transitions: dict[Hashable, float] = {}  # transitions since the last check, with their times
 
     def record_transition(self, transition: Hashable, now: float) -> None:
-        """Record that a job has begun to fail or has recovered, so that the outcomes are written soon.
+        """Record that a job has begun to fail or has recovered, so that the run results are written soon.
 
         Args:
             transition: A value that identifies the job and the kind of change.
@@ -56,7 +54,7 @@ class OutcomeSchedule:
         self._transitions.setdefault(transition, now)
 
     def due_in_s(self, now: float, period_s: float) -> float | None:
-        """Return the seconds until the next write, 0 or less if it is due. Return None if outcomes are not written.
+        """Return the seconds until the next write of run results; 0 or less if it is due, None if writes are disabled.
 
         Args:
             now: Current time by the monotonic clock, in seconds.
@@ -71,11 +69,11 @@ class OutcomeSchedule:
         return min([at, *asked]) - now
 
     def begin_write(self) -> None:
-        """Record that the outcomes are read now, so that later transitions need another write."""
+        """Record that the run results are read now for a write. Later transitions need another write."""
         self._in_check = frozenset(self._transitions)
 
     def finish_write(self, now: float) -> None:
-        """Record that the outcomes which were read last have been written.
+        """Record that the run results that were read at ``begin_write`` have been written.
 
         Args:
             now: Current time by the monotonic clock, in seconds.
@@ -105,8 +103,8 @@ class ReporterSetup:
 
 
 class RunReporter(Observer):
-    """Stores the active runs of a node and how its runs have ended, from ``start`` to ``close``. It is an observer of
-    the runs.
+    """An observer of runs that stores the active runs of a node and the results of its runs, from ``start`` to
+    ``close``.
     """
 
     def __init__(self, node_id: str) -> None:
@@ -124,7 +122,12 @@ class RunReporter(Observer):
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReporterSetup) -> None:
-        """Start the thread that writes the active runs and the outcomes."""
+        """Start the thread that stores the active runs and the run results.
+
+        Args:
+            clock: Clock for waits.
+            setup: The functions and objects of the node.
+        """
         self._setup = setup
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
@@ -132,10 +135,10 @@ class RunReporter(Observer):
         self._thread.start()
 
     def close(self) -> Sequence[Op]:
-        """Stop the thread, and return the writes that store the last outcomes. The node commits them when it leaves.
+        """Stop the thread, and return the writes that store the last run results. The node commits them when it leaves.
 
-        The key of the active runs is deleted with the session. If the stored outcomes could not be read, nothing is
-        returned, because new outcomes must be added to them.
+        The key of the active runs is deleted with the session. Nothing is returned if the stored results could not be
+        read, because the new results must be combined with them.
         """
         self._closing.set()
         self._wake.set()
@@ -161,7 +164,7 @@ class RunReporter(Observer):
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Record a run as active while it lasts. Does no I/O."""
+        """Return a context manager that records a run as active while it is entered. Does no I/O."""
         live = LiveRun(info.job, info.items, time.time())
         with self._mutex:
             self._number = number = self._number + 1
@@ -190,11 +193,11 @@ class RunReporter(Observer):
             clock.wait(self._closing, MIN_INTERVAL_S if wrote else MIN_RUN_S)
 
     def _write(self, setup: ReporterSetup, *, outcomes: bool) -> bool:
-        """Write the active runs and, if due, the outcomes, if they have changed.
+        """Write the active runs, and the run results if they are due. Write only what has changed.
 
         Args:
             setup: The functions and objects of the node.
-            outcomes: Whether the outcomes are due.
+            outcomes: Whether the run results are due.
         Returns:
             True if a write was tried.
         """
@@ -232,15 +235,15 @@ class RunReporter(Observer):
         return [registration.build_session_op(keys.active_runs_key(self._node_id), value)]
 
     def _restore_outcomes(self, setup: ReporterSetup) -> None:
-        """Read the outcomes that this node had stored before it was restarted. This is done only once."""
+        """Read the run results that this node had stored before it was restarted. They are read only once."""
         if self._written is None and setup.outcome_period_s() > 0:
             entry = setup.store.get(keys.outcomes_key(self._node_id))
             setup.restore([] if entry is None else decode_outcomes(self._node_id, entry.value))
             self._written = b"" if entry is None else entry.value
 
     def _build_outcome_writes(self, setup: ReporterSetup) -> list[Put]:
-        """Return the write that stores the outcomes. Return no write if they are already stored, or are not to be
-        stored.
+        """Return the write that stores the run results. Return no write if they are already stored, or storing is
+        disabled.
         """
         value = encode_outcomes(setup.outcomes())
         is_same = value == self._written or (not self._written and value == encode_outcomes([]))

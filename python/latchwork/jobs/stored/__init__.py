@@ -1,4 +1,4 @@
-"""Stored formats of a job cluster: keys, chunked sets, and records of members, runs, node marks and audit.
+"""Stored formats of a job cluster: keys, large sets, and records of nodes, maintenance, runs, requests and audit.
 
 Benchmarks import it because they read and write the same keys. It contains formats, reads and writes, but no decisions.
 """
@@ -6,6 +6,6 @@ Benchmarks import it because they read and write the same keys. It contains form
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.caches import ShareCache
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.nodes import Member, MemberOptions
+from latchwork.jobs.stored.nodes import MemberOptions, NodeRecord
 
-__all__ = ["Member", "MemberOptions", "ShareCache", "cluster_store", "keys"]
+__all__ = ["MemberOptions", "NodeRecord", "ShareCache", "cluster_store", "keys"]

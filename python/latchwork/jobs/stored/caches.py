@@ -30,7 +30,7 @@ class PoolCache:
         self._known: dict[str, _CachedPool] = {}
 
     def read_pools(self) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items of each job, and read only the pools that have changed.
+        """Return the sorted items of each job. Only pools that have changed are read from the store.
 
         The tuple of an unchanged pool stays the same object.
 
@@ -51,7 +51,9 @@ class PoolCache:
         return pools
 
     def list_chunk_keys(self) -> dict[str, list[str]]:
-        """Return the keys that store parts of each job's work pool, including those that its manifest does not name."""
+        """Return the keys of all stored chunks (parts of work pools) by job, including abandoned ones that no manifest
+        names.
+        """
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -60,7 +62,7 @@ class PoolCache:
         return found
 
     def _read(self, job: str, version: object, before: _CachedPool) -> _CachedPool:
-        stored = read_set(self._store, keys.work_pool_key(job), before.items_of_chunk)
+        stored = read_set(self._store, keys.work_pool_key(job), before.find_chunk_items)
         items = before.deduplicate_items(stored.chunked)
         ends = [0, *accumulate(len(chunk.items) for chunk in stored.chunked.chunks)]
         spans = dict(zip(stored.chunked.chunk_names(), pairwise(ends), strict=True))
@@ -75,15 +77,19 @@ class _CachedPool:
     items: tuple[str, ...]
     spans: dict[str, tuple[int, int]]
 
-    def items_of_chunk(self, name: str) -> tuple[str, ...] | None:
-        """Return the items of a stored chunk by its name, or None if this pool does not contain the chunk."""
+    def find_chunk_items(self, name: str) -> tuple[str, ...] | None:
+        """Return the items of a stored chunk by its name; None if this pool does not contain the chunk."""
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
     def deduplicate_items(self, chunked: ChunkedSet) -> tuple[str, ...]:
-        """Return the items of a newer version of the pool, as the string objects of this version where items are equal.
+        """Return the items of a newer version of the pool. Items that this version contains too are returned as its
+        string objects.
 
         This avoids a second copy of each string in memory.
+
+        Args:
+            chunked: The newer version.
         """
         if not chunked.chunks:
             return tuple(reuse_text(self.items, item) for item in chunked.inline)
@@ -95,7 +101,7 @@ class _CachedPool:
 
 
 def reuse_text(items: tuple[str, ...], item: str) -> str:
-    """Return the equal string from a sorted tuple, or the item itself if there is none.
+    """Find the string in a sorted tuple that equals an item, and return it. If there is none, return the item itself.
 
     This avoids a second copy of the string in memory.
     """
@@ -110,7 +116,7 @@ class ShareCache:
     """Caches the items that one worker should run, by job. Used by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
-        """Start to follow the worker's shares. ``wait_ready`` waits for their first state.
+        """Start to follow the items that are assigned to a worker. ``wait_ready`` waits until they are known.
 
         Args:
             store: The cluster's store.
@@ -128,7 +134,7 @@ class ShareCache:
         self._mirror.on_change(self._on_shares_changed)
 
     def wait_ready(self) -> None:
-        """Wait until the shares have been read for the first time.
+        """Wait until the worker's items have been read for the first time.
 
         Raises:
             Unavailable: The store did not answer in time.
@@ -138,10 +144,12 @@ class ShareCache:
             self._changed |= self._jobs_of(self._mirror)
 
     def read_shares(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the sorted items that this worker should run of each of these jobs. Jobs without items are left out.
+        """Return the sorted items of each of these jobs that this worker should run. Jobs without items are left out.
 
         The tuple of an unchanged share stays the same object.
 
+        Args:
+            jobs: IDs of the jobs.
         Raises:
             LatchworkError: A changed share could not be read.
         """

@@ -112,7 +112,8 @@ class ChunkedSet:
         return tuple(chunk.name for chunk in self.chunks)
 
     def with_shared_strings(self, items: tuple[str, ...]) -> ChunkedSet:
-        """Return the same set, made of the given string objects. This avoids a second copy of each string in memory.
+        """Return an equal set that consists of the given string objects. This avoids a second copy of each string in
+        memory.
 
         Args:
             items: Strings that equal the items of this set, in the same order.
@@ -154,6 +155,8 @@ class SetUpdate:
 def decode_chunk_names(manifest: bytes) -> tuple[str, ...]:
     """Decode a set's manifest, and return the names of its chunks, in order.
 
+    Args:
+        manifest: Stored value of the manifest.
     Raises:
         BadManifest: The manifest is unreadable.
     """
@@ -196,7 +199,7 @@ def decode_set(
 
 
 def plan_update(current: ChunkedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
-    """Plan the smallest update after which a set contains exactly the wanted items.
+    """Plan the smallest update after which a stored set contains exactly the wanted items.
 
     Args:
         current: The set as it is stored.
@@ -249,7 +252,10 @@ def split_into_batches(sizes: Sequence[int], max_count: int, max_bytes: int) -> 
 def _fits_in_manifest(items: list[str], character_count: int) -> bool:
     """Return whether a set is small enough to be stored within its manifest.
 
-    JSON may need up to 6 bytes per character, so the exact size is computed only if it matters.
+    Args:
+        items: The items of the set.
+        character_count: Number of characters of all items. JSON may need up to 6 bytes per character, so the exact size
+            is computed only if it matters.
     """
     return 6 * character_count <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
@@ -261,10 +267,14 @@ class _ChunkDraft:
 
 
 def _apply_item_changes(current: ChunkedSet, removed: set[str], added: list[str]) -> list[_ChunkDraft]:
-    """Remove and add items in the chunks of a set, each in the chunk whose range contains it.
+    """Remove and add items in the chunks of a set. Each item belongs to the chunk whose range contains it.
 
     A changed chunk gets no name yet, because it must be stored under a new one.
 
+    Args:
+        current: The set as it is stored.
+        removed: Items to remove.
+        added: Items to add.
     Returns:
         Drafts of all chunks that are not empty, in order.
     """
@@ -288,7 +298,7 @@ def _apply_item_changes(current: ChunkedSet, removed: set[str], added: list[str]
 
 
 def _merge_small_chunks(drafts: list[_ChunkDraft], target_bytes: int) -> list[_ChunkDraft]:
-    """Join each changed chunk that became small with the previous chunk, or otherwise with the next one.
+    """Merge each changed chunk that has become small with the previous chunk; merge the first one with the next chunk.
 
     Args:
         drafts: The chunks, in order.
@@ -330,9 +340,9 @@ def _check_sorted(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _validate_chunk_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the chunk names of a manifest if each is valid and occurs only once.
+    """Return the chunk names of a manifest, if each is valid and occurs only once.
 
-    A name that occurs many times could expand a small manifest to an enormous set.
+    Repeated names are refused because a small manifest could expand to an enormous set with them.
 
     Raises:
         BadManifest: A name is repeated or invalid.
@@ -370,7 +380,7 @@ class ChunkNamer:
 
 
 def decode_set_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """Decode the set at ``key`` from entries that were read before, such as those of a mirror.
+    """Decode the set at ``key`` from entries that are already known, such as those of a mirror.
 
     Args:
         key: Key of the manifest.
@@ -393,7 +403,7 @@ def decode_set_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
 
 
 def decode_or_read_set(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """Decode the set at ``key`` from entries that were read before. If they are inconsistent, read it from the store.
+    """Decode the set at ``key`` from known entries. If they do not fit together, read the set from the store.
 
     Args:
         store: The store.
@@ -443,7 +453,7 @@ def read_set(store: Store, key: str, find_known_chunk: FindKnownChunk = lambda _
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of some updates. Call it before their manifests are written.
+    """Store the new chunks of updated sets. Call it before their manifests are written.
 
     Args:
         store: The store.
@@ -457,7 +467,7 @@ def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks:
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that some updates no longer need. Call it after their manifests were written.
+    """Delete the chunks that updated sets no longer contain. Call it after their manifests were written.
 
     Args:
         store: The store.
@@ -471,9 +481,12 @@ def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks
 
 
 def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
-    """Commit any number of independent writes in as many transactions as necessary. Each transaction includes the
-    checks.
+    """Commit any number of independent writes, in as many transactions as necessary.
 
+    Args:
+        store: The store.
+        checks: Checks for each transaction.
+        ops: The writes.
     Returns:
         The approximate number of bytes of the writes.
     """
@@ -549,13 +562,16 @@ def store_set(
 def find_orphaned_chunks(
     key: str, stored_keys: Iterable[str], manifest: Entry | None, running_writers: Collection[str]
 ) -> list[str]:
-    """Return the keys of abandoned chunks: the manifest does not name them, and their writer is not running anymore.
+    """Find abandoned chunks of a set: the manifest does not name them, and the client that wrote them is no longer
+    running.
 
     Args:
         key: Key of the manifest.
         stored_keys: Keys of the set's chunks, possibly including the manifest.
         manifest: The manifest, read after those keys; None if there is none.
         running_writers: Incarnations of all running writers.
+    Returns:
+        The keys of the abandoned chunks.
     """
     try:
         named = set(decode_chunk_names(manifest.value)) if manifest is not None else set()

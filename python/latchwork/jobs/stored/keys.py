@@ -117,15 +117,15 @@ def alive_key(worker: str) -> str:
 
 
 def available_job_key(worker: str, job: str = "") -> str:
-    """Return the key that shows that a worker can run a job. Without a job, return the prefix of the worker's keys of
-    this kind.
+    """Return the key whose existence shows that a worker can run a job. Without a job, return the prefix of these
+    keys.
     """
     return f"{WORKERS}/{worker}/available/{job}".rstrip("/")
 
 
 def share_key(worker: str, job: str = "") -> str:
-    """Return the key of the items of a job that a worker should run. Without a job, return the prefix of the worker's
-    keys of this kind.
+    """Return the key that stores the items of a job that a worker should run. Without a job, return the prefix of these
+    keys.
     """
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
 
@@ -136,7 +136,7 @@ def active_runs_key(worker: str) -> str:
 
 
 def outcomes_key(worker: str) -> str:
-    """Return the key that stores how a worker's runs have ended."""
+    """Return the key that stores the results of a worker's runs."""
     return f"{OUTCOMES}/{worker}"
 
 
@@ -146,12 +146,12 @@ def work_pool_key(job: str) -> str:
 
 
 def lock_name(job: str, item: str) -> str:
-    """Return the name of an item's lock, relative to ``locks``."""
+    """Return the name of the lock of a job's work item, relative to ``locks``."""
     return f"{job}/{encode_item(item)}"
 
 
 def split_lock_name(name: str) -> tuple[str, str]:
-    """Return the job and the item that a lock's name stands for.
+    """Return the job and the item to which a lock belongs, from the lock's name.
 
     Raises:
         ValueError: It is not the name of an item's lock.
@@ -161,7 +161,7 @@ def split_lock_name(name: str) -> tuple[str, str]:
 
 
 def cluster_store(store: Store, namespace: str | None = None) -> Store:
-    """Return the part of a store that contains the keys of a cluster: its namespace ``@jobs``.
+    """Return the part of a store that contains the keys of a job cluster: its namespace ``@jobs``.
 
     Args:
         store: The store. A store that is in this namespace already is returned unchanged.

@@ -32,7 +32,7 @@ NODES = "nodes"
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """The options that a node publishes; see ``Member``. ``session_ttl_s`` is the requested TTL in seconds."""
+    """The options that a node publishes; see ``NodeRecord``. ``session_ttl_s`` is the requested TTL in seconds."""
 
     node_id: str
     session_ttl_s: float
@@ -41,7 +41,7 @@ class MemberOptions:
     unmet_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-class Member(Record, frozen=True):
+class NodeRecord(Record, frozen=True):
     """The record of one start of one node.
 
     Attributes:
@@ -73,7 +73,7 @@ class Member(Record, frozen=True):
     unmet_labels: Mapping[str, Mapping[str, str]] = {}
 
     @classmethod
-    def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
+    def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> NodeRecord:
         """Create the record of a node that starts in this process, in state ``joining``.
 
         Args:
@@ -97,12 +97,12 @@ class Member(Record, frozen=True):
             unmet_labels={job: dict(missing) for job, missing in options.unmet_labels.items()},
         )
 
-    def with_state(self, state: MemberState) -> Member:
-        """Return the same record with another state."""
+    def with_state(self, state: MemberState) -> NodeRecord:
+        """Return a copy of the record with another state."""
         return replace(self, state=state)
 
     @classmethod
-    def decode(cls, worker: str, value: bytes) -> Member:
+    def decode(cls, worker: str, value: bytes) -> NodeRecord:
         """Decode the stored record of a node. An unreadable record counts as one of a joining node.
 
         Args:
@@ -113,7 +113,7 @@ class Member(Record, frozen=True):
         return cls(worker) if found is None else replace(found, worker=worker)
 
 
-_MEMBER: Decoder[Member] = Decoder(Member, "a node")
+_MEMBER: Decoder[NodeRecord] = Decoder(NodeRecord, "a node")
 
 
 def _version() -> str:
@@ -125,12 +125,12 @@ def _version() -> str:
         return "unknown"
 
 
-class NodeMark(Record, frozen=True):
+class MaintenanceRecord(Record, frozen=True):
     """A record with which an operator drains a node or announces its restart.
 
     Attributes:
         node: ID of the node.
-        state: ``drained``: the node gets no items until the mark is removed. ``restarting``: the node gets no items
+        state: ``drained``: the node gets no items until the record is removed. ``restarting``: the node gets no items
             until it has started again, and then the ones that it had.
         incarnation: Incarnation of the restarting node that ends.
         start: ID of the start that ends. The node is not back when the same start registers again. Empty if unknown;
@@ -155,11 +155,11 @@ class NodeMark(Record, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the share of a restarting node is stored for its return."""
+        """Whether the work items of a restarting node are stored, so that the node gets them back."""
         return self.weight is not None
 
-    def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
-        """Return the mark of a restarting node whose share is now stored for its return.
+    def with_reserved_share(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> MaintenanceRecord:
+        """Return a copy of the record of a restarting node, stating that the node's work items are now reserved for it.
 
         Args:
             weight: Weight of the node.
@@ -169,7 +169,7 @@ class NodeMark(Record, frozen=True):
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Return whether a registered node was started before the announced restart, and is therefore about to end.
+        """Return whether a registered node is still the process that was running when its restart was announced.
 
         Args:
             incarnation: Incarnation of the registered node.
@@ -177,13 +177,13 @@ class NodeMark(Record, frozen=True):
         """
         return start == self.start if start and self.start else incarnation == self.incarnation
 
-    def merged_with(self, before: NodeMark | None) -> NodeMark:
-        """Return the mark to store when another mark of the node is already stored.
+    def merged_with(self, before: MaintenanceRecord | None) -> MaintenanceRecord:
+        """Combine this record with the stored maintenance record of the same node, and return the record to store.
 
-        A drained node stays drained, and a reserved share stays reserved.
+        A drained node stays drained, and reserved items stay reserved.
 
         Args:
-            before: The stored mark; None if there is none.
+            before: The stored record; None if there is none.
         """
         if before is None or self.state == "drained":
             return self
@@ -193,34 +193,35 @@ class NodeMark(Record, frozen=True):
         return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
 
 
-_MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")
+_MAINTENANCE_RECORD: Decoder[MaintenanceRecord] = Decoder(MaintenanceRecord, "the maintenance record of a node")
 
 
-def decode_mark(node: str, value: bytes) -> NodeMark | None:
-    """Decode the mark that an operator has set for a node. Return None if it is unreadable.
+def decode_maintenance_record(node: str, value: bytes) -> MaintenanceRecord | None:
+    """Decode the maintenance record of a node, which shows that the node is drained or restarting. Return None if it is
+    unreadable.
 
     Args:
         node: ID of the node.
         value: Stored value.
     """
-    found = _MARK.find(value)
+    found = _MAINTENANCE_RECORD.find(value)
     return None if found is None else replace(found, node=node)
 
 
-def mark_key(node: str) -> str:
-    """Return the key of the mark with which an operator drains or restarts a node."""
+def maintenance_key(node: str) -> str:
+    """Return the key of a node's maintenance record, which exists while the node is drained or restarting."""
     return f"{NODES}/{node}"
 
 
 def reserved_share_key(node: str, job: str = "") -> str:
-    """Return the key of the items of a job that are reserved for a restarting node. Without a job, return the prefix of
-    the node's keys of this kind.
+    """Return the key that stores the items of a job that are reserved for a restarting node. Without a job, return the
+    prefix of these keys.
     """
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 
 
 def group_reserved_keys(stored_keys: Iterable[str]) -> dict[str, list[str]]:
-    """Group the keys of reserved shares by node.
+    """Group the keys that store the reserved items of restarting nodes by node.
 
     Args:
         stored_keys: All keys at and below ``nodes``.
@@ -233,12 +234,12 @@ def group_reserved_keys(stored_keys: Iterable[str]) -> dict[str, list[str]]:
     return by_node
 
 
-def decode_marks(entries: Iterable[Entry]) -> dict[str, NodeMark]:
-    """Decode the marks that operators have set, by node. Unreadable marks are left out.
+def decode_maintenance_records(entries: Iterable[Entry]) -> dict[str, MaintenanceRecord]:
+    """Decode the maintenance records of drained and restarting nodes, by node. Unreadable records are left out.
 
     Args:
         entries: Entries at and below ``nodes``.
     """
     values = {entry.key[len(NODES) + 1 :]: entry.value for entry in entries}
-    marks = {node: decode_mark(node, value) for node, value in values.items() if node and "/" not in node}
-    return {node: mark for node, mark in marks.items() if mark is not None}
+    marks = {node: decode_maintenance_record(node, value) for node, value in values.items() if node and "/" not in node}
+    return {node: record for node, record in marks.items() if record is not None}

@@ -63,7 +63,7 @@ class RunRequest(Record, frozen=True):
 
     @property
     def start_window_s(self) -> float:
-        """The seconds within which a node may start runs for the request, counted from when the node first saw it."""
+        """The seconds within which a node may start runs for the request, counted from when the node first sees it."""
         return self.until_s - self.at_s
 
     @property
@@ -204,10 +204,12 @@ def read_audit(store: Store) -> list[AuditRecord]:
 
 
 def find_force_released_tokens(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Return the greatest fencing token whose lock was released by force, for each job and item.
+    """Find the locks that operators have released by force: the greatest released fencing token of each job and item.
 
     Args:
         entries: Entries of the audit log.
+    Returns:
+        The fencing tokens by job and item.
     """
     found: dict[tuple[str, str], int] = {}
     for entry in entries:

@@ -68,9 +68,7 @@ class LiveRun:
 
 
 def encode_active_runs(runs: Iterable[LiveRun]) -> bytes:
-    """Encode the active runs of a node as JSON. If there are very many jobs, those with the newest runs are left
-    out.
-    """
+    """Encode the active runs of a node as JSON. If there are too many jobs, those with the newest runs are left out."""
     by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
         about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
@@ -108,7 +106,7 @@ _ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of 
 
 
 def decode_active_runs(node: str, value: bytes) -> list[ActiveRuns]:
-    """Decode the active runs of a node, one element per job. Return an empty list if they are unreadable.
+    """Decode the active runs of a node: one element per job. Return an empty list if the value is unreadable.
 
     Args:
         node: ID of the node.
@@ -174,7 +172,7 @@ class JobOutcome:
 
 
 def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
-    """Encode how the runs of a node have ended, as JSON. If there are very many jobs, failing and recent ones are
+    """Encode the run results of a node as JSON. If there are too many jobs, failing and recently started ones are
     kept.
     """
 
@@ -299,7 +297,7 @@ _OUTCOMES: Decoder[StoredOutcomes] = Decoder(StoredOutcomes, "the outcomes of a 
 
 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
-    """Decode how the runs of a node have ended, sorted by job. Return an empty list if the value is unreadable.
+    """Decode the run results of a node, sorted by job. Return an empty list if the value is unreadable.
 
     Args:
         node: ID of the node.
@@ -314,14 +312,14 @@ def _rounded(moment_s: float | None) -> float | None:
 
 
 def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: float, checks: list[Check]) -> int:
-    """Delete the stored outcomes of removed nodes that are old, or that are too large in total.
+    """Delete stored run results of removed nodes if they are old, or if all of them are too large in total.
 
     The leader calls this from time to time.
 
     Args:
         store: The cluster's store.
-        running_nodes: IDs of the running nodes, whose outcomes are kept.
-        keep_s: Seconds for which the outcomes of a removed node are kept after its last run.
+        running_nodes: IDs of the running nodes, whose results are kept.
+        keep_s: Seconds for which the results of a removed node are kept after its last run.
         checks: Checks for each transaction, such as the leader's fence.
     Returns:
         The number of deleted records.
@@ -341,7 +339,7 @@ def delete_old_outcomes(store: Store, running_nodes: Collection[str], keep_s: fl
 
 
 def _latest_time_s(entry: Entry) -> float:
-    """Return the latest time in the stored outcomes of a node, in seconds since the epoch; 0 if there is none."""
+    """Return the latest time in a node's stored run results, in seconds since the epoch; 0 if they contain none."""
     moments = (
         (each.last_start_s or 0.0, each.last_success_s or 0.0, each.last_error.at_s if each.last_error else 0.0)
         for each in decode_outcomes("", entry.value)

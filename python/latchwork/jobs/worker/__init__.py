@@ -3,6 +3,6 @@
 Benchmarks import it to take locks as a node does.
 """
 
-from latchwork.jobs.worker.item_locks import ItemLocks, LockCalls, LockScheduler
+from latchwork.jobs.worker.item_locks import ItemLocks, LockBatches, LockScheduler
 
-__all__ = ["ItemLocks", "LockCalls", "LockScheduler"]
+__all__ = ["ItemLocks", "LockBatches", "LockScheduler"]

@@ -1,8 +1,9 @@
-"""The locks of a node's work items, acquired in batches, job by job in turn, and awaited without a thread each.
+"""The locks of a node's work items. They are acquired in batches, job by job in turn, and awaited without a thread
+each.
 
 Keys:   locks/<job>/<item>, owners/<uuid>; see the leased locks
 
-No job waits until another has all of its locks. Each call handles some hundred locks. Between two calls the caller may
+No job waits until another has all of its locks. Each batch has some hundred locks. Between two batches the caller may
 stop and check everything again.
 """
 
@@ -27,10 +28,10 @@ LOCK_BATCH = 450
 
 
 class RunLocks:
-    """The locks that one run was started with. Thread-safe.
+    """The locks with which one run was started. Thread-safe.
 
-    A lock that was lost and acquired again is a different lock: in between another node may have worked on the item, so
-    the run no longer gets a fence. The locks of a live run are never released; they end only with their owner.
+    If a lock was lost and acquired again, another node may have worked on the item in between. The run then no longer
+    gets a fence for that item. The locks of an active run are never released; they end only with their owner.
     """
 
     def __init__(self, job: str, holds: Mapping[str, HeldLock]) -> None:
@@ -47,7 +48,7 @@ class RunLocks:
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
     def time_to_stop_s(self, margin_s: float) -> float:
-        """Return the seconds until the run must be asked to stop, 0 or less if it must stop now.
+        """Return the seconds until the run must be asked to stop; 0 or less if it must stop now.
 
         Args:
             margin_s: Seconds that the run needs to stop before its locks expire.
@@ -55,10 +56,10 @@ class RunLocks:
         return min((owner.work_remaining_s(margin_s) for owner in self._owners), default=0.0)
 
     def fence(self, item: str) -> Fence:
-        """Return the fence that proves that an item has been locked without interruption since the run started.
+        """Return the fence which proves that an item has been locked without interruption since the run started.
 
         Raises:
-            LockLost: The lock was lost since then, even if it is held again.
+            LockLost: The lock was lost since then. It may have been acquired again.
         """
         hold = self._holds.get(item)
         if hold is None or not hold.is_held:
@@ -107,7 +108,9 @@ class ItemLocks:
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Start to watch the owners of other locks, so that a takeover does not have to wait for another TTL."""
+        """Watch the owners of other locks, so that this node can take over the locks of a dead owner as soon as they
+        expire.
+        """
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         # Its first state may arrive later: a forced release concerns locks that are held, and there are none yet.
@@ -115,8 +118,8 @@ class ItemLocks:
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
-        """Return the locks that this node certainly holds, by job and item. Locks that an operator has released are
-        left out.
+        """Return the locks that this node certainly holds, by job and item, without locks that were released by
+        force.
         """
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
@@ -126,11 +129,11 @@ class ItemLocks:
         return found
 
     def release_forced_locks(self, job: str, busy_items: Collection[str]) -> None:
-        """Release the locks of a job that an operator has released by force.
+        """Release the locks of a job that an operator has released by force in the store.
 
         Args:
             job: ID of the job.
-            busy_items: Items of live runs, whose locks are kept until the runs have ended.
+            busy_items: Items of active runs, whose locks are kept until the runs have ended.
         """
         for (freed_job, item), token in self._force_released.items():
             lock = (
@@ -146,20 +149,23 @@ class ItemLocks:
         return self._keeper.remaining_s()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew the locks as often as if they had this TTL, to notice sooner that the store is unreachable. Their TTL
-        stays.
+        """Renew the locks as often as a shorter TTL would require, to notice sooner that the store is unreachable.
+
+        The TTL of the locks does not change.
 
         Args:
-            seconds: The TTL to assume; None renews as often as the locks' own TTL requires.
+            seconds: The shorter TTL; None renews as often as the TTL of the locks requires.
         """
         self._keeper.renew_within(seconds)
 
     def set_wanted_items(self, job: str, items: Collection[str]) -> list[str]:
-        """Set which items of a job need a lock that this node does not hold. Waits for other items are cancelled. No
-        I/O.
+        """Set which items of a job this node still has to lock, and stop waiting for locks of other items. No I/O.
 
+        Args:
+            job: ID of the job.
+            items: Items whose locks this node needs and does not hold.
         Returns:
-            The sorted items whose locks to try now: those that are not awaited yet, and those that have become free.
+            The sorted items whose locks to try now: new ones, and those whose locks have become free.
         """
         wanted = {(job, item) for item in items}
         with self._mutex:
@@ -196,7 +202,7 @@ class ItemLocks:
         return bool(taken)
 
     def release(self, job: str, items: Collection[str]) -> None:
-        """Release the locks of these items at once. Locks that have expired meanwhile are ignored."""
+        """Release the locks of these items now. Locks that have expired are ignored."""
         names = [keys.lock_name(job, item) for item in items]
         try:
             self._keeper.release(names)
@@ -206,7 +212,7 @@ class ItemLocks:
             self._pairs.pop(name, None)
 
     def sweep(self) -> tuple[int, int]:
-        """Remove the locks of dead owners. Best called by one node from time to time.
+        """Remove the locks of dead owners. One node should call this from time to time.
 
         Returns:
             The numbers of removed owners and locks.
@@ -251,16 +257,16 @@ class ItemLocks:
         self._wake()
 
 
-class LockCalls:
-    """The calls that release and acquire the locks of one job, in batches.
+class LockBatches:
+    """The releases and acquisitions of one job's locks that are still to do, in batches.
 
-    Construction cancels waits for other items of the job.
+    The constructor cancels waits for locks of other items of the job.
 
     Args:
         locks: Locks of the node.
         job: ID of the job.
-        release: Items to release first, because others may wait for them.
-        acquire: All items whose locks are missing. Awaited ones are not tried again.
+        release: Items whose locks to release first, because other nodes may wait for them.
+        acquire: All items whose locks are missing. Locks that are awaited already are not tried again.
     """
 
     def __init__(self, locks: ItemLocks, job: str, release: Collection[str], acquire: Collection[str]) -> None:
@@ -275,11 +281,11 @@ class LockCalls:
         return bool(self._ask)
 
     @property
-    def remaining_calls(self) -> int:
-        """The number of calls that have not been made yet."""
+    def remaining_batches(self) -> int:
+        """The number of batches that have not been processed yet."""
         return len(self._release) + len(self._ask)
 
-    def make_call(self) -> bool:
+    def process_next_batch(self) -> bool:
         """Release or acquire the next batch of locks.
 
         Returns:
@@ -296,48 +302,51 @@ class LockCalls:
 class LockScheduler:
     """Decides for which job the next batch of locks is released or acquired. Not thread-safe.
 
-    Every second call is for the job with the least work left, which may start soonest. The other calls take the jobs in
-    turn, so that none starves behind small ones.
+    Every second batch belongs to the job with the fewest remaining batches, which may start soonest. The other batches
+    alternate between all jobs, so that a large job is not delayed forever.
     """
 
     def __init__(self) -> None:
         self._last = ""
         self._round = False
 
-    def make_calls(self, calls_by_job: Iterable[LockCalls], may_continue: Callable[[LockCalls], bool]) -> bool:
-        """Release and acquire locks until no calls are left or ``may_continue`` returns False. The next time, the
-        following job comes first.
+    def process_batches(
+        self, batches_by_job: Iterable[LockBatches], may_continue: Callable[[LockBatches], bool]
+    ) -> bool:
+        """Release and acquire locks until no batches are left or ``may_continue`` returns False.
+
+        The next call begins with the job after the last one.
 
         Args:
-            calls_by_job: The calls of each job.
-            may_continue: Called after each call with the calls of its job. At least one call is made.
+            batches_by_job: The batches of each job.
+            may_continue: Called after each batch with the batches of its job. At least one batch is processed.
         Returns:
             True if locks were acquired.
         Raises:
-            LatchworkError: The server could not be used. The next time, the following job comes first.
+            LatchworkError: The server could not be used.
         """
         queue = deque(
             sorted(
-                (work for work in calls_by_job if work.remaining_calls),
+                (work for work in batches_by_job if work.remaining_batches),
                 key=lambda work: (work.job <= self._last, work.job),
             )
         )
         taken = False
         while queue:
             work = self._choose(queue)
-            taken |= work.make_call()
-            if work.remaining_calls:
+            taken |= work.process_next_batch()
+            if work.remaining_batches:
                 queue.append(work)
             if not may_continue(work):
                 break
         return taken
 
-    def _choose(self, queue: deque[LockCalls]) -> LockCalls:
+    def _choose(self, queue: deque[LockBatches]) -> LockBatches:
         self._round = not self._round
         if self._round:
             self._last = queue[0].job
             return queue.popleft()
-        least = min(queue, key=lambda work: work.remaining_calls)
+        least = min(queue, key=lambda work: work.remaining_batches)
         queue.remove(least)
         return least
 

@@ -1,8 +1,8 @@
 """Manual runs on one node: each requested item runs once in the cluster, on the node that holds its lock.
 
-A request is like a fire time that comes once: its progress is stored before a run starts and when it has ended, fenced
-by the items' locks, as for cron schedules. An item that moves meanwhile is not run twice, and an interrupted run is
-repeated on the next holder of the items.
+A request is like a single fire time: its progress is stored before a run starts and when it has ended, fenced by the
+items' locks, as for cron schedules. An item that moves to another node meanwhile is not run twice. An interrupted run
+is repeated on the next holder of the items.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class ManualRun:
-    """A requested run that has not been done yet, for the items of a live run. Used by the run's thread only."""
+    """A requested run that this node still has to do, for the items of an active run. Used by the run's thread only."""
 
     request: RunRequest
     items: tuple[str, ...]
@@ -99,9 +99,13 @@ class ManualRuns:
         on_change()
 
     def find_requests(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
-        """Return the unexpired requests for any of these items of a job, oldest first. No I/O.
+        """Find the requests for any of these items of a job that have not expired, oldest first. No I/O.
 
         A request expires by the clock of this node, from the time at which the node first saw it.
+
+        Args:
+            job: ID of the job.
+            items: Items of the job.
         """
         now = self._store.clock.now()
         with self._mutex:
@@ -112,7 +116,7 @@ class ManualRuns:
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
     def prepare_run(self, request: RunRequest, locks: Mapping[str, HeldItem]) -> ManualRun | None:
-        """Return the manual run that a request still needs on this node; None if no item is left to run.
+        """Return the manual run that is still needed for a request on this node. Return None if no item is left to run.
 
         Args:
             request: The request.
@@ -133,7 +137,7 @@ class ManualRuns:
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
     def _get_requested_items(self, request: RunRequest) -> frozenset[str] | None:
-        """Return the items that a request is for; None for all. They are read from the store only once."""
+        """Return the items that a request is for; None for all items. They are read from the store only once."""
         with self._mutex:
             if request.id in self._items:
                 return self._items[request.id]
@@ -177,7 +181,9 @@ class PendingManualRuns:
         self._settled: set[str] = set()
 
     def find_next_run(self) -> ManualRun | None:
-        """Return the manual run for the oldest request that still needs one, or None. Only a new request causes I/O.
+        """Return the manual run for the oldest request that still needs one; None if there is none.
+
+        The store is read only for requests that are new to this run.
 
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
@@ -191,9 +197,9 @@ class PendingManualRuns:
         return None
 
     def record_end(self, run: ManualRun, error: str | None) -> None:
-        """Store the result of a manual run, and then that the run has ended.
+        """Store the result of a manual run, and then store that the run has ended.
 
-        The result comes first, because a waiting client reads it when all runs have ended.
+        This order matters: a waiting client reads the results as soon as all runs have ended.
 
         Args:
             run: The run.

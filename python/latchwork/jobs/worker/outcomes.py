@@ -15,13 +15,13 @@ from latchwork.jobs.stored.runs import MAX_ERROR_TEXT, MAX_NAMED_ERRORS, JobOutc
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
         items: Items of the run.
         at_s: End in seconds since the epoch.
         error: Summary of its error; None if it succeeded.
-        was_stopped: Whether it was asked to stop before; then its end says nothing about the job.
+        was_stopped: Whether it was asked to stop before its end. Its result then says nothing about the job.
     """
 
     items: tuple[str, ...]
@@ -35,7 +35,7 @@ OnTransition = Callable[[str, Transition], None]
 
 
 class OutcomeTracker:
-    """Records how the runs of one job end on this node. Thread-safe.
+    """Records the results of one job's runs on this node. Thread-safe.
 
     A failure is kept for the first item of the failed run, until a run with that item succeeds or the item moves to
     another node. An item that always fails is therefore visible among thousands that do not.
@@ -109,7 +109,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "recovered")
 
     def add_earlier_outcome(self, earlier: JobOutcome) -> None:
-        """Add what this node had stored about the job's runs before it was restarted."""
+        """Add the results that this node had stored for the job before it was restarted."""
         with self._mutex:
             now = self._now
             self._now = replace(
@@ -128,7 +128,7 @@ class OutcomeTracker:
                     self._before[error.item] = error.consecutive_failures
 
     def get_outcome(self, next_start_s: float | None = None) -> JobOutcome:
-        """Return how the job's runs have ended so far, in the form that is stored.
+        """Return the results of the job's runs so far, in the form in which they are stored.
 
         Args:
             next_start_s: Next start in seconds since the epoch; None if unknown.
@@ -173,7 +173,7 @@ class OutcomeTracker:
 
 
 def _find_common_items(items: Collection[str], other: Collection[str]) -> list[str]:
-    """Return the items that are in both collections, without building a set of the larger one."""
+    """Return the items that are in both collections, without building a set from the larger collection."""
     if len(items) <= len(other):
         return [item for item in items if item in other]
     among = frozenset(items)
@@ -181,7 +181,7 @@ def _find_common_items(items: Collection[str], other: Collection[str]) -> list[s
 
 
 def summarize_error(error: BaseException) -> str:
-    """Format an error as one line with its type and message, at most 500 characters long."""
+    """Return the type and message of an error in one line of at most 500 characters."""
     about = " ".join(message(error).split())
     text = f"{type(error).__name__}: {about}" if about else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored

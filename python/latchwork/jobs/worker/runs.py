@@ -85,15 +85,17 @@ class RunActions:
 def reconcile(
     desired: Collection[str], held: Collection[str], running: Iterable[RunState], threads: Threads
 ) -> RunActions:
-    """Return which runs of one job to stop and start on this node, and which locks to release and acquire.
+    """Decide which runs of one job to stop and start on this node, and which locks to release and acquire.
 
     The caller repeats this as runs end and locks are acquired, until exactly the desired items run.
 
     Args:
         desired: Items that this node should run; empty when it is closing.
         held: Items whose locks this node certainly holds.
-        running: Live runs, including stopping ones.
+        running: Active runs, including runs that were asked to stop.
         threads: How the share is split into runs.
+    Returns:
+        The steps to take.
     """
     live = list(running)
     wanted, locked = set(desired), set(held)
@@ -190,7 +192,7 @@ class JobRun:
         """Start the thread that calls the job on its schedule.
 
         Raises:
-            RuntimeError: No thread could be started. The run has ended, and its items stay due.
+            RuntimeError: No thread could be started. The run counts as ended, and its items stay due.
         """
         try:
             self._thread.start()
@@ -200,7 +202,7 @@ class JobRun:
             raise
 
     def stop(self) -> None:
-        """Ask the run to stop, and call its stop listeners in a separate thread. Return at once. Idempotent.
+        """Ask the run to stop, and call its stop listeners in a separate thread. Returns at once. Idempotent.
 
         If no thread can be started for the listeners, the next call tries again.
         """
@@ -222,7 +224,7 @@ class JobRun:
 
     @property
     def ahead_s(self) -> float:
-        """The seconds by which the cron progress of its items lies in the future; 0 if it does not."""
+        """The seconds by which the recorded fire times of its items are in the future; 0 if they are not."""
         return 0.0 if self._fire_times is None else self._fire_times.ahead_s
 
     @property
@@ -237,23 +239,23 @@ class JobRun:
 
     @property
     def has_pending_listeners(self) -> bool:
-        """True if no thread could be started for the stop listeners. Then call ``stop`` again."""
+        """True if stop listeners were not called because no thread could be started. Then call ``stop`` again."""
         return self._unnotified is not None
 
     def time_to_stop_s(self) -> float:
-        """Return the seconds until the run must be asked to stop to end before its locks expire. 0 or less means
-        now.
+        """Return the seconds until the run must be asked to stop, so that it ends before its locks expire; 0 or less
+        for now.
         """
         return self._setup.time_to_stop_s()
 
     @property
     def has_threads(self) -> bool:
-        """True while one of the run's threads is alive, including a thread of stop listeners that outlives the run."""
+        """True while a thread of the run is alive. A thread that calls stop listeners may outlive the run."""
         return any(thread is not None and thread.is_alive() for thread in (self._thread, self._notifier))
 
     @property
     def is_current_thread(self) -> bool:
-        """True if the caller is the run itself or one of its stop listeners."""
+        """True if the calling thread is the run's own thread or calls one of its stop listeners."""
         return threading.current_thread() in {self._thread, self._notifier} or self._setup.loop.is_inside(self)
 
     @property
@@ -267,7 +269,7 @@ class JobRun:
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the run's threads have ended. If called from one of these threads, do not wait for that thread.
+        """Wait until the run's threads have ended. If the caller is one of these threads, that thread is left out.
 
         Args:
             timeout_s: Maximum seconds to wait.
@@ -313,8 +315,10 @@ class JobRun:
         self.resume_due = self._due
 
     def _try_manual_run(self, manual_runs: PendingManualRuns) -> bool:
-        """Do the next requested manual run.
+        """Start the next requested manual run, if there is one, and wait for its end.
 
+        Args:
+            manual_runs: The manual runs that are still to do.
         Returns:
             False if no manual run is pending, or if it cannot run now.
         """
@@ -339,7 +343,7 @@ class JobRun:
         return True
 
     def _run_if_due(self, options: JobOptions) -> None:
-        """Call the job if it is due; otherwise wait for a while."""
+        """Call the job if it is due. Otherwise wait for a limited time."""
         self._due = self._due.with_schedule(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
         if left > 0:
@@ -352,9 +356,14 @@ class JobRun:
                 self._due = self._due.after(self._now(), random.random())
 
     def _run_if_fire_time(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
-        """Call the job if its next fire time has come; otherwise wait for a while.
+        """Call the job if its next fire time has come. Otherwise wait for a limited time.
 
-        A fire time is stored before the run starts, and again when the run has ended.
+        The start is stored before the job is called, and the end after it.
+
+        Args:
+            times: Fire times of the run's items.
+            cron: The current schedule.
+            options: Effective options of the job.
         """
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
@@ -389,7 +398,7 @@ class JobRun:
             self._setup.clock.wait(self._recheck, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
     def _call_job(self, context: JobContext, lag_s: float) -> EndedRun | None:
-        """Call the job once and return how it ended. Return None if the run was asked to stop before.
+        """Call the job once, and return its result. Return None if the run was asked to stop before the call.
 
         Args:
             context: Argument for the job.
@@ -472,11 +481,13 @@ class RunWatchdog:
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-watchdog-{node_id}", daemon=True)
 
     def request_check(self) -> None:
-        """Make the thread check all runs again, because a run was added or the margin has changed."""
+        """Make the thread check all runs now, because a run was added or the stop margin has changed."""
         self._wake.set()
 
     def finish(self) -> None:
-        """End the thread as soon as every run has ended or was asked to stop. Call it when no more runs are added."""
+        """End the thread as soon as every run has ended or was asked to stop. Call it when no more runs will be
+        added.
+        """
         self._finishing.set()
         self._wake.set()
 
@@ -494,7 +505,7 @@ class RunWatchdog:
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Ask those runs to stop that would otherwise outlive their locks.
+        """Ask runs to stop whose locks expire soon.
 
         Returns:
             The seconds until the next check; None without runs.

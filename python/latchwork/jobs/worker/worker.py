@@ -23,7 +23,7 @@ from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.caches import ShareCache
 from latchwork.jobs.stored.runs import JobOutcome
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockCalls, LockScheduler, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockBatches, LockScheduler, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTransition, OutcomeTracker
 from latchwork.jobs.worker.runs import (
@@ -80,7 +80,7 @@ class LocalJob:
         self._paused_until = -math.inf
 
     def apply_options(self, options: JobOptions, *, enabled: bool) -> None:
-        """Use these options from now on. If they have changed, live runs compute their next start again.
+        """Use these options from now on. If they have changed, active runs compute their next start again.
 
         Args:
             options: Effective options of the job.
@@ -94,9 +94,13 @@ class LocalJob:
                 run.reschedule()
 
     def find_first_due(self, items: Iterable[str], now: Instant) -> DueTime:
-        """Return when a new run with these items is due: the earliest due time of any of them.
+        """Return the time at which a new run with these items is due: the earliest due time of its items.
 
         Items that ran before keep their due time, and new ones start after the initial delay.
+
+        Args:
+            items: Items of the new run.
+            now: Current time.
         """
         options = self.options
         fresh = DueTime.first(options.schedule, now, options.initial_delay_s, random.random())
@@ -106,6 +110,8 @@ class LocalJob:
     def remove_ended_runs(self, now: Instant) -> list[JobRun]:
         """Remove the runs that have ended, and remember when their items are due next.
 
+        Args:
+            now: Current time.
         Returns:
             The removed runs.
         """
@@ -135,10 +141,13 @@ class LocalJob:
         return max(0.0, self._paused_until - now.mono_s)
 
     def may_start(self, now: Instant) -> bool:
-        """Return whether runs may start now.
+        """Return whether runs of this job may start now.
 
-        They may not during a pause. If the number of threads is limited, they also wait until all locks have been
+        They may not start during a pause. If the number of threads is limited, they wait until all locks have been
         tried.
+
+        Args:
+            now: Current time.
         """
         return self.remaining_pause_s(now) <= 0 and not (self.is_acquiring and self.options.threads.limit)
 
@@ -201,8 +210,8 @@ class JobWorker:
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def watch(self) -> None:
-        """Start to watch the keys that the runs depend on, without waiting. Call it before ``start``, best some time
-        before.
+        """Start to watch the keys that the runs depend on, without waiting. Call it before ``start``, as early as
+        possible.
         """
         self.locks.start()
         self._shares = ShareCache(self._store, self._node_id, self._wake.set)
@@ -228,12 +237,12 @@ class JobWorker:
         }
 
     def collect_outcomes(self) -> list[JobOutcome]:
-        """Return how the runs of each job on this node have ended, in the form that is stored."""
+        """Return the run results of each job on this node, in the form in which they are stored."""
         runs = self._runs_by_job()
         return [state.outcomes.get_outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
     def add_earlier_outcomes(self, earlier: Iterable[JobOutcome]) -> None:
-        """Add what this node had stored about its runs before it was restarted."""
+        """Add the run results that this node had stored before it was restarted."""
         for each in earlier:
             if each.job in self._states:
                 self._states[each.job].outcomes.add_earlier_outcome(each)
@@ -250,19 +259,21 @@ class JobWorker:
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
     def find_stuck_jobs(self) -> list[str]:
-        """Return the IDs of jobs with runs that have not stopped within ``stop_timeout_s`` after they were asked to."""
+        """Find the jobs with runs that are still active ``stop_timeout_s`` after they were asked to stop. Return their
+        IDs.
+        """
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._list_live_runs() if run.stopping and run.stopping_for_s >= late_s})
 
     def find_future_progress(self) -> dict[str, float]:
-        """Return the jobs whose stored cron progress lies in the future, and by how many seconds."""
+        """Find the jobs whose recorded fire times are in the future. Return the number of seconds by job ID."""
         by_job = self._runs_by_job().items()
         found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
         return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
     def remaining_lock_time_s(self) -> float | None:
-        """Return the seconds until the first of this node's locks may expire if no renewal succeeds. Return None
-        without locks.
+        """Return the seconds until the first of this node's locks may expire without another renewal; None without
+        locks.
         """
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
@@ -277,8 +288,8 @@ class JobWorker:
             run.reschedule()
 
     def _apply_settings_to_runs(self) -> None:
-        """Stop the runs of disabled jobs. If the options of another job have changed, its runs compute their next start
-        again.
+        """Stop the runs of disabled jobs. Let the runs of other jobs compute their next start again if their options
+        have changed.
 
         This is done in the thread that reports the change, because the worker's own thread may be waiting for the
         store.
@@ -295,12 +306,12 @@ class JobWorker:
     def close(self, timeout_s: float) -> list[str]:
         """Ask all runs to stop, wait for them, and release their locks. Idempotent; callable from any thread.
 
-        If called from a run, it does not wait for that run, whose locks then expire by themselves.
+        A call from within a run does not wait for that run. The locks of runs that did not stop expire by themselves.
 
         Args:
             timeout_s: Seconds to wait, which ``shorten_close`` can shorten.
         Returns:
-            The jobs with runs that did not stop; their locks expire by themselves.
+            The jobs with runs that did not stop.
         """
         self.shorten_close(timeout_s)
         self._closing.set()
@@ -324,7 +335,7 @@ class JobWorker:
         return stuck_jobs
 
     def shorten_close(self, timeout_s: float) -> None:
-        """Shorten the wait of a close in progress.
+        """Reduce the time for which a ``close`` in progress waits for runs.
 
         Args:
             timeout_s: Maximum seconds to wait from now.
@@ -371,8 +382,8 @@ class JobWorker:
         return _RETRY_S, True
 
     def _reconcile_all(self, closing: bool) -> float | None:
-        """Start and stop runs, and acquire and release locks, so that this node comes closer to running exactly its
-        share.
+        """Compare the node's runs and locks with its share of the items, and take the next steps: start or stop runs,
+        acquire or release locks.
 
         Args:
             closing: Whether the node is closing, so that it should run nothing.
@@ -457,18 +468,18 @@ class JobWorker:
             self.locks.release_forced_locks(
                 state.job.id, frozenset[str]().union(*(run.state.items for run in state.runs.values()))
             )
-            works.append(LockCalls(self.locks, state.job.id, actions.release, actions.acquire))
+            works.append(LockBatches(self.locks, state.job.id, actions.release, actions.acquire))
         began = self._clock.now()
 
-        def may_continue(done: LockCalls) -> bool:
-            if not done.remaining_calls:
+        def may_continue(done: LockBatches) -> bool:
+            if not done.remaining_batches:
                 self._wake.set()  # it may start
             return self._should_continue(began, last_check_s, closing=closing)
 
-        taken = self._lock_scheduler.make_calls(works, may_continue)
+        taken = self._lock_scheduler.process_batches(works, may_continue)
         for (state, _), work in zip(planned, works, strict=True):
             state.is_acquiring = work.has_acquisitions
-        return taken or any(work.remaining_calls for work in works)
+        return taken or any(work.remaining_batches for work in works)
 
     def _should_continue(self, began: float, last_check_s: float, *, closing: bool) -> bool:
         """Return whether to handle more locks before everything is checked again.
@@ -489,6 +500,10 @@ class JobWorker:
     def _start_run(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
         """Start a run with these items of a job, whose locks are held.
 
+        Args:
+            state: The job.
+            items: Items of the run.
+            held: Locks of the job that this node holds, by item.
         Returns:
             False if runs of this job must be started later.
         """
@@ -519,7 +534,7 @@ class JobWorker:
         return True
 
     def _list_live_runs(self) -> list[JobRun]:
-        """Return the live runs, including stopping ones."""
+        """Return all active runs, including runs that were asked to stop."""
         with self._mutex:
             return list(self._live.values())
 
@@ -527,7 +542,7 @@ class JobWorker:
         return Instant(self._clock.now(), self._wall.now())
 
     def _is_lock_at_risk(self) -> bool:
-        """Return whether locks are held that may expire before a run could stop."""
+        """Return whether this node holds locks that may expire before a run could stop."""
         return 0 < self.locks.remaining_s() <= self._margin_s()
 
     def _warn_of_stuck(self) -> float | None:

@@ -10,8 +10,8 @@ from resource import getpagesize
 from typing import TYPE_CHECKING
 
 from latchwork.jobs import Observer, RebalanceInfo
-from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions, Strategies
-from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
+from latchwork.jobs.manager import ClusterManager, ManagerCounters, ManagerOptions, Strategies
+from latchwork.jobs.stored import MemberOptions, NodeRecord, cluster_store, keys
 from latchwork.store import Observers, connect
 from latchwork_testkit.cluster_bench.model import BenchOptions, LiveWorkers, MemoryUse, Ready, RebalanceReport
 from latchwork_testkit.cluster_bench.workers import SESSION_TTL_S
@@ -55,11 +55,13 @@ def run_manager(connection: BenchConnection, options: BenchOptions, namespace: s
     with connect(options.url) as root:
         store = cluster_store(root, namespace)
         session = store.open_session(SESSION_TTL_S)
-        me = Member.of_this_process(MemberOptions("manager", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
+        me = NodeRecord.of_this_process(MemberOptions("manager", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
         observers = Observers[Observer]([_ReportingObserver(connection)])
 
-        def new_manager() -> Manager:
-            return Manager(store, session, me, lambda: current_options[0], ManagerCounters(), observers=observers)
+        def new_manager() -> ClusterManager:
+            return ClusterManager(
+                store, session, me, lambda: current_options[0], ManagerCounters(), observers=observers
+            )
 
         manager = new_manager()
         with store.mirror(keys.ALIVE) as alive:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.errors import LatchworkError
 from latchwork.jobs.node import Registration, read_pool_version
-from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
+from latchwork.jobs.stored import MemberOptions, NodeRecord, cluster_store, keys
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench import manager, workers
 from latchwork_testkit.cluster_bench.model import (
@@ -149,7 +149,9 @@ class _Measurement:
         """
         began = time.monotonic()
         session = self.store.open_session(workers.SESSION_TTL_S)
-        member = Member.of_this_process(MemberOptions("bench", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
+        member = NodeRecord.of_this_process(
+            MemberOptions("bench", session.ttl_s), since=time.time(), ttl_s=session.ttl_s
+        )
         owner = Registration(self.store, session, member)
         owner.try_join()
         for number, (job, items) in enumerate(self._pools.items(), 1):

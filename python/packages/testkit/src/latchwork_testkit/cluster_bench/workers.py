@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.jobs.node import Registration
-from latchwork.jobs.stored import Member, MemberOptions, ShareCache, cluster_store
-from latchwork.jobs.worker import ItemLocks, LockCalls, LockScheduler
+from latchwork.jobs.stored import MemberOptions, NodeRecord, ShareCache, cluster_store
+from latchwork.jobs.worker import ItemLocks, LockBatches, LockScheduler
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
     AcquireLocks,
@@ -133,7 +133,9 @@ class BenchWorkers:
             return ItemsHeld(self._decoded_at, items, total, self._decoded_shares)
 
     def _register(self, worker: str, session: Session) -> None:
-        member = Member.of_this_process(MemberOptions(worker, session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
+        member = NodeRecord.of_this_process(
+            MemberOptions(worker, session.ttl_s), since=time.time(), ttl_s=session.ttl_s
+        )
         registration = Registration(self._store, session, member, self._job_ids)
         if registration.try_join() is not None:
             raise RuntimeError(f"worker {worker} is already registered; give the bench a root that nothing else uses")
@@ -145,8 +147,8 @@ class BenchWorkers:
         self._item_locks.append(locks)
         locks.start()
         wanted = self._shares[worker].items_by_job()
-        works = [LockCalls(locks, job, (), items) for job, items in wanted.items()]
-        LockScheduler().make_calls(works, lambda _: True)
+        works = [LockBatches(locks, job, (), items) for job, items in wanted.items()]
+        LockScheduler().process_batches(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")

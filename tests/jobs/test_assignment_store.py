@@ -6,7 +6,7 @@ import pytest
 
 import latchwork
 from latchwork import Conflict, Exists
-from latchwork.jobs.manager.ledger import Ledger
+from latchwork.jobs.manager.assignment_store import AssignmentStore
 from latchwork.jobs.manager.rebalance import ShareChange
 from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.chunked_set import read_set
@@ -26,7 +26,7 @@ def fence(memory):
 
 
 def ledger_of(store, fence, tag="m1"):
-    ledger = Ledger(store, tag)
+    ledger = AssignmentStore(store, tag)
     ledger.load(fence)
     return ledger
 

@@ -1,5 +1,5 @@
-"""The stored assignment of items to workers, as far as the leader has read and written it. Only this module writes
-it.
+"""The stored assignment of items to workers, with a copy of what the leader has read and written. No other module
+writes it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LOADING = 16
 
 @dataclass(frozen=True, slots=True)
 class _StoredShare:
-    """The stored items of one worker and job, with the version of their manifest. Of a small set only the items are
-    kept, to save memory.
+    """The stored items of one worker and job, with the version of their manifest. For a small set, only the items are
+    kept in memory.
     """
 
     version: Hashable | None = None
@@ -53,12 +53,12 @@ class _StoredShare:
 
     @classmethod
     def from_set(cls, version: Hashable, chunked: ChunkedSet) -> _StoredShare:
-        """Create a stored share from a decoded set and the version of its manifest."""
+        """Create a stored share from a decoded set of items and the version of its manifest."""
         return cls(version, chunked if chunked.chunks else chunked.inline)
 
     @property
     def chunked(self) -> ChunkedSet:
-        """The items as a set in its stored form."""
+        """The items in their stored form, as a set that may be split into chunks."""
         return ChunkedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
 
     @property
@@ -93,20 +93,20 @@ class _ConvertedMapping(Mapping[str, _Shown], Generic[_Stored, _Shown]):
         return len(self._kept)
 
 
-class Ledger:
+class AssignmentStore:
     """Reads and writes the stored assignment: which items of each job each worker should run. Not thread-safe.
 
     Attributes:
-        writes: Number of transactions that wrote manifests, since the ledger was created.
+        writes: Number of transactions that wrote manifests, since the object was created.
         written_bytes: Bytes of keys and values written since then.
     """
 
     def __init__(self, store: Store, tag: str, note: Mapping[str, object] | None = None) -> None:
-        """Create an empty ledger; nothing is read.
+        """Create the object. Nothing is read.
 
         Args:
             store: The cluster's store.
-            tag: Unique part of the names of this leader's chunks.
+            tag: Unique part of the names of the chunks that this leader writes.
             note: Written into ``versions/assignment`` with each change, for operators and ``latchwork why``.
         """
         self._store = store
@@ -120,7 +120,8 @@ class Ledger:
         self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
-        """Read the whole assignment, and the jobs that each worker can run. Delete abandoned chunks of earlier leaders.
+        """Read the whole assignment, and the jobs that each worker can run. Delete chunks that earlier leaders have
+        abandoned.
 
         Args:
             fence: Fence of the leadership.
@@ -142,10 +143,13 @@ class Ledger:
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _load_entries(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Decode and remember everything that is stored about one worker.
+        """Decode everything that is stored about one worker, and remember it.
 
+        Args:
+            worker: ID of the worker.
+            entries: The entries below the worker's key.
         Returns:
-            The keys of abandoned chunks, which no manifest names.
+            The keys of abandoned chunks (parts of a set of items that its manifest does not name).
         """
         available = []
         below: dict[str, dict[str, Entry]] = {}
@@ -166,14 +170,15 @@ class Ledger:
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return the stored items by job and worker, including dead workers. Empty shares are left out.
+        """Return the stored items by job and worker, including dead workers. Workers without items are left out.
 
-        The mapping follows later writes.
+        The returned mapping reflects later writes.
         """
         return _ConvertedMapping(self._shares, lambda kept: _ConvertedMapping(kept, lambda share: share.items))
 
     def reuse_strings(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
-        """Replace stored items by equal string objects of the given shares, to avoid duplicate strings in memory.
+        """Replace stored item names by the equal string objects of the given shares, so that each string is in memory
+        only once.
 
         Args:
             shares: Items by job and worker.
@@ -199,13 +204,14 @@ class Ledger:
         return names
 
     def _intern_job_set(self, jobs: Iterable[str]) -> frozenset[str]:
-        """Return one set object for all workers that can run the same jobs, to save memory."""
+        """Return one shared set object for all workers that can run the same jobs, to save memory."""
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
 
     def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
-        """Store changes of the assignment in one transaction if they fit. Otherwise store shares that shrink before
-        shares that grow.
+        """Store changes of the assignment, in one transaction if they fit.
+
+        Otherwise all shares that shrink are stored before the shares that grow, so that no item has two workers.
 
         Args:
             changes: The changes, relative to the stored assignment.
@@ -219,13 +225,13 @@ class Ledger:
                 self._write_batch(wave[begin : begin + _SLICE], fence)
 
     def delete_worker_jobs(self, worker: str, fence: Fence) -> None:
-        """Delete from the store which jobs a dead worker could run, unless the worker is running again.
+        """Delete the stored job list of a dead worker: which jobs it could run.
 
         Args:
             worker: ID of the worker.
             fence: Fence of the leadership.
         Raises:
-            Conflict: The fence no longer holds, or the worker has returned.
+            Conflict: The fence no longer holds, or the worker is running again.
         """
         jobs = sorted(self._available.get(worker, ()))
         commit_all(
