@@ -47,10 +47,10 @@ class Done:
     def __init__(self):
         self.done = []
 
-    def cleanup(self):
+    def delete_unused_pools(self):
         self.done.append("cleanup")
 
-    def sweep(self, _outcome_keep_s):
+    def delete_expired_records(self, _outcome_keep_s):
         self.done.append("sweep")
 
 

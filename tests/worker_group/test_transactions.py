@@ -28,9 +28,9 @@ class Group:
 
     def __init__(self, store):
         self.store, self.session = store, store.session
-        self.commit(transactions.create_group(KEYS, GroupRecord("r1", 3), None))
+        self.commit(transactions.build_create_txn(KEYS, GroupRecord("r1", 3), None))
         for number in (0, 1):
-            self.commit(transactions.join(self.snapshot(), worker(number), self.session))
+            self.commit(transactions.build_join_txn(self.snapshot(), worker(number), self.session))
         for board in (INIT_BOARD, FINAL_BOARD, OTHER_BOARD, KEYS.opened):
             store.put(board, b"0")
 
@@ -68,40 +68,55 @@ ARRIVALS = (KEYS.opened, OTHER_BOARD)
 
 def completed(group):
     arrivals = BarrierArrivals([group.at(key) for key in ARRIVALS], [])
-    return transactions.complete(group.snapshot(), group.member, group.fence, 0, arrivals)
+    return transactions.build_complete_txn(group.snapshot(), group.member, group.fence, 0, arrivals)
 
 
 def lost(group):
     group.store.delete(LEASE)
-    return transactions.mark_lost(group.snapshot(), group.member, group.epoch_state)
+    return transactions.build_mark_lost_txn(group.snapshot(), group.member, group.epoch_state)
 
 
 #: What makes each transaction, and the keys that it relies on.
 TRANSACTIONS = {
-    "join": (lambda g: transactions.join(g.snapshot(), worker(2), g.session), (RECORD, KEYS.member_key("w2"))),
+    "join": (
+        lambda g: transactions.build_join_txn(g.snapshot(), worker(2), g.session),
+        (RECORD, KEYS.member_key("w2")),
+    ),
     "rejoin": (
-        lambda g: transactions.rejoin(g.snapshot(), g.member, worker(1), g.session, g.epoch_state),
+        lambda g: transactions.build_rejoin_txn(g.snapshot(), g.member, worker(1), g.session, g.epoch_state),
         (RECORD, MEMBER, *EPOCH_STATE),
     ),
-    "fail_restarts": (lambda g: transactions.fail_restarts(g.snapshot(), g.member, "too often"), (RECORD, MEMBER)),
+    "fail_restarts": (
+        lambda g: transactions.build_restarts_exceeded_txn(g.snapshot(), g.member, "too often"),
+        (RECORD, MEMBER),
+    ),
     "mark_lost": (lost, (RECORD, LEASE, MEMBER, *EPOCH_STATE)),
     "complete": (completed, (RECORD, LEASE, KEYS.epoch, MEMBER, *ARRIVALS)),
-    "fail": (lambda g: transactions.fail(g.snapshot(), g.member, g.fence, "why"), (RECORD, LEASE, KEYS.epoch, MEMBER)),
-    "count_execution": (lambda g: transactions.count_execution(KEYS, g.member, g.fence), (LEASE, KEYS.epoch, MEMBER)),
+    "fail": (
+        lambda g: transactions.build_fail_txn(g.snapshot(), g.member, g.fence, "why"),
+        (RECORD, LEASE, KEYS.epoch, MEMBER),
+    ),
+    "count_execution": (
+        lambda g: transactions.build_count_execution_txn(KEYS, g.member, g.fence),
+        (LEASE, KEYS.epoch, MEMBER),
+    ),
     "update_info": (
-        lambda g: transactions.update_info(KEYS, g.member, worker(1), g.fence),
+        lambda g: transactions.build_update_info_txn(KEYS, g.member, worker(1), g.fence),
         (LEASE, KEYS.epoch, MEMBER),
     ),
     "mark_healthy": (
-        lambda g: transactions.mark_healthy(g.snapshot(), g.fence, 0),
+        lambda g: transactions.build_mark_healthy_txn(g.snapshot(), g.fence, 0),
         (RECORD, LEASE, KEYS.epoch, KEYS.healthy_key(0)),
     ),
-    "leave": (lambda g: transactions.leave(g.snapshot(), 1, [], g.fence), (RECORD, LEASE, KEYS.epoch)),
-    "terminate": (lambda g: transactions.terminate(g.snapshot(), "why"), (RECORD,)),
-    "scale_up": (lambda g: transactions.scale_up(g.snapshot(), 4), (RECORD,)),
-    "scale_down": (lambda g: transactions.scale_down(g.snapshot(), 1, [g.member]), (RECORD,)),
-    "record_first_master": (lambda g: transactions.record_first_master(g.snapshot(), g.fence, "seen"), (RECORD, LEASE)),
-    "record_new_master": (lambda g: transactions.record_new_master(g.snapshot(), g.fence), (RECORD, LEASE)),
+    "leave": (lambda g: transactions.build_leave_txn(g.snapshot(), 1, [], g.fence), (RECORD, LEASE, KEYS.epoch)),
+    "terminate": (lambda g: transactions.build_terminate_txn(g.snapshot(), "why"), (RECORD,)),
+    "scale_up": (lambda g: transactions.build_scale_up_txn(g.snapshot(), 4), (RECORD,)),
+    "scale_down": (lambda g: transactions.build_scale_down_txn(g.snapshot(), 1, [g.member]), (RECORD,)),
+    "record_first_master": (
+        lambda g: transactions.build_first_master_txn(g.snapshot(), g.fence, "seen"),
+        (RECORD, LEASE),
+    ),
+    "record_new_master": (lambda g: transactions.build_new_master_txn(g.snapshot(), g.fence), (RECORD, LEASE)),
 }
 
 
@@ -136,14 +151,14 @@ def test_the_last_one_to_leave_a_group_that_has_ended_removes_it_unless_another_
     for number in (1, 0):
         member, live = group.store.get(KEYS.member_key(f"w{number}")), KEYS.lease_key(number)
         fence = group.store.fence(1, group.at(live))
-        group.commit(transactions.fail(group.snapshot(), member, fence, "why"))
-        txn = transactions.leave(
+        group.commit(transactions.build_fail_txn(group.snapshot(), member, fence, "why"))
+        txn = transactions.build_leave_txn(
             group.snapshot(), number, [entry.key for entry in group.store.list(KEYS.leases)], fence
         )
         if number == 0:
             group.store.put(RECORD, group.store.get(RECORD).value)  # another one has come meanwhile
             with pytest.raises(Conflict):
                 group.commit(txn)
-            txn = transactions.leave(group.snapshot(), number, [live], fence)
+            txn = transactions.build_leave_txn(group.snapshot(), number, [live], fence)
         group.commit(txn)
         assert (group.store.get(RECORD) is None) == (number == 0)

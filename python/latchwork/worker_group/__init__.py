@@ -24,7 +24,7 @@ from latchwork.worker_group.errors import (
 from latchwork.worker_group.master import GroupMaster, MasterInfo, find_master, wait_for_master
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
 from latchwork.worker_group.submission import GroupHandle, GroupStatus, find, submit
-from latchwork.worker_group.sweeper import GroupSweeper, SweepResult, sweep
+from latchwork.worker_group.sweeper import GroupSweeper, GroupSweepResult, sweep
 from latchwork.worker_group.worker import GroupWorker
 
 __all__ = [
@@ -39,12 +39,12 @@ __all__ = [
     "GroupOverview",
     "GroupRecord",
     "GroupStatus",
+    "GroupSweepResult",
     "GroupSweeper",
     "GroupTerminated",
     "GroupWorker",
     "MasterInfo",
     "RestartsExceeded",
-    "SweepResult",
     "WorkerInfo",
     "WorkerRemoved",
     "WrongRun",

@@ -48,7 +48,12 @@ class GroupOverview:
 
 
 def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
-    """Return an overview of all groups of a namespace."""
+    """Return an overview of all groups of a namespace.
+
+    Args:
+        store: The store, or a namespace of it.
+        namespace: Namespace of the groups.
+    """
     store = group_store(store, "inspection")
     check_name(namespace, "workers namespace")
     groups, ended = [], []
@@ -66,7 +71,13 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
 
 
 def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupDetails | None:
-    """Return the details of a group, or None if it has no current run."""
+    """Return the details of a group: its status, workers, barriers and master. Return None if it has no current run.
+
+    Args:
+        store: The store, or a namespace of it.
+        group: Name of the group.
+        namespace: Namespace of the group.
+    """
     store, keys = resolve_group(store, group, namespace)
     record = decode_record_or_none(store.get(keys.record))
     if record is None:

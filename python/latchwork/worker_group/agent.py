@@ -100,7 +100,9 @@ class AgentSpec:
 
     @property
     def max_executions(self) -> int:
-        """How often a worker's function may be run again: once for each allowed restart of any worker."""
+        """The maximum number of times that a worker's function is run again: once for each allowed restart of any
+        worker.
+        """
         return max(1, self.max_restarts * self.workers)
 
     def worker_key(self, slot: int) -> str:
@@ -172,10 +174,11 @@ def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
 
     Args:
         end: How the process ended.
-        was_stopped: Whether this agent asked it to stop. Such a process has ``ended``, whatever its exit code.
+        was_stopped: Whether this agent asked it to stop. Such a process is classified as ``ended``, whatever its exit
+            code.
     Returns:
-        ``done`` if it has finished its work, ``failed``, or ``ended`` if this agent or the loss of its session stopped
-        it.
+        ``done`` if the process has finished its work; ``ended`` if this agent or the loss of its session stopped it;
+            otherwise ``failed``.
     """
     if was_stopped or end.why in {"deadline", "requested"}:
         return "ended"
@@ -237,8 +240,9 @@ class AgentSlot:
         self._join(replace_live=False)
 
     def run(self) -> None:
-        """Run the process until the worker has completed or is out of the group. Then ``error`` has the reason, if
-        there is one.
+        """Run the worker's process, again after each loss, until the worker has completed or is no longer in the group.
+
+        If the worker leaves the group because of an error, the error is stored in ``error``.
         """
         try:
             self._run_until_complete()
@@ -250,7 +254,7 @@ class AgentSlot:
             self._leave_group()
 
     def stop(self) -> None:
-        """Ask the process to end. The worker leaves the group when it has ended. Does not wait."""
+        """Ask the worker's process to end. Does not wait. The worker leaves the group when the process has ended."""
         self._stopping.set()
         with self._mutex:
             child, worker = self._child, self._worker
@@ -262,8 +266,7 @@ class AgentSlot:
     # The worker
 
     def _join(self, *, replace_live: bool) -> None:
-        """Join the group with this slot's key, for the first time or again. Opens a new session if the old one has
-        ended.
+        """Join the group with this slot's key, for the first time or again. If the session has ended, open a new one.
 
         Args:
             replace_live: Whether to replace a running worker with this key instead of waiting for its end.
@@ -320,7 +323,9 @@ class AgentSlot:
                 return
 
     def _prepare(self, worker: GroupWorker) -> None:
-        """Publish the port of worker 0, if this is worker 0, before all workers meet at the first barrier."""
+        """Publish the port of worker 0 if this is worker 0. This is done before all workers meet at the first
+        barrier.
+        """
         self._update_state(state="waiting for all", epoch=worker.epoch)
         if worker.rank != 0:
             return
@@ -337,7 +342,7 @@ class AgentSlot:
     # The process
 
     def _run_process(self, worker: GroupWorker) -> None:
-        """Run the worker's process once, until it has finished its work.
+        """Run the worker's process once, and return when it has finished its work.
 
         Raises:
             ProcessLost: The process has died or was stopped, and may be run again.
@@ -368,7 +373,7 @@ class AgentSlot:
         self._handle_exit(worker, end, was_stopped=was_stopped)
 
     def _build_environment(self, worker: GroupWorker) -> dict[str, str]:
-        """Return the environment variables of the process. First waits until worker 0 has published its port."""
+        """Wait until worker 0 has published its port, and return the environment variables of the process."""
         while (first := worker.peer(0)) is None or MASTER_PORT not in first.ports:
             worker.check()
             self._store.clock.wait(self._stopping, _POLL_S)
@@ -445,13 +450,13 @@ class LocalAgent:
     ``with`` joins the group and starts the processes; its end stops the remaining ones. This process has one thread for
     each worker. Thread-safe.
 
-    Not promised: a failed process is not distinguished from processes on other hosts that fail because of it. Failures
-    on one host at the same time count as one restart; a broken connection on another host may count as a second.
+    Failures on one host at the same time count as one restart. If a process on another host fails because of them, for
+    example by a broken connection, that may count as a second restart.
 
     Args:
         store: The store. It is not closed.
         group: Name of the group. It is created if it does not exist or has ended without running workers.
-        spec: What to run.
+        spec: The workers to run.
         namespace: Namespace of the group; groups of different namespaces may have the same name.
     """
 
@@ -493,7 +498,7 @@ class LocalAgent:
         return [slot.state for slot in self._slots]
 
     def take_changes(self) -> list[SlotState]:
-        """Return the state changes since the last call, in order."""
+        """Return the changes of slot states since the last call, in order."""
         found = []
         with suppress(Empty):
             while True:
@@ -502,7 +507,7 @@ class LocalAgent:
 
     @property
     def errors(self) -> list[LatchworkError | OSError]:
-        """The errors of the workers that are out of the group, sorted by slot."""
+        """The errors because of which workers are no longer in the group, sorted by slot."""
         return [slot.error for slot in self._slots if slot.error is not None]
 
     def start(self) -> None:
@@ -554,7 +559,7 @@ class LocalAgent:
         Args:
             timeout_s: Seconds to wait; None waits forever.
         Raises:
-            WaitTimeout: It is still running.
+            WaitTimeout: The group is still running.
             WrongRun: Nothing is stored about this run anymore.
         """
         return self.handle.wait(timeout_s)

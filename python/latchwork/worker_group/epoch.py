@@ -1,4 +1,4 @@
-"""One worker's work between two restarts of its group (an epoch), and the writer of the worker's own record."""
+"""The work of one worker during an epoch (the time between two restarts of its group), and the writer of its record."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class WorkerEpoch:
             self._used.remove(barrier)
 
     async def break_barriers_above(self, n: int) -> None:
-        """Break the barriers in use that wait for removed workers.
+        """Break the barriers in use that wait for workers which were removed from the group.
 
         Args:
             n: Number of workers to which the group was scaled down.
@@ -127,7 +127,7 @@ class WorkerEpoch:
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
     async def prepare_all_arrivals(self) -> BarrierArrivals:
-        """Return the checks and writes with which this worker arrives at all open barriers of the epoch, for a
+        """Build the checks and writes with which this worker arrives at all open barriers of the epoch, for a
         transaction.
         """
         keys = self._keys
@@ -141,7 +141,7 @@ class WorkerEpoch:
 
     @driven
     async def _count_expected(self) -> Expected:
-        """Return how many workers must arrive at a barrier: all that have not completed.
+        """Count the workers that must arrive at a barrier: all that have not completed.
 
         The first attempt uses the record that was read last. The transaction checks this record, and the next attempt
         reads it again.
@@ -159,13 +159,13 @@ class WorkerEpoch:
 async def name_missing_workers(
     store: Store, membership: WorkerMembership, name: str, error: BarrierBroken
 ) -> BarrierBroken:
-    """Return the error of a broken barrier with a message that names the missing workers and their status.
+    """Add the names and the status of the missing workers to the error of a broken barrier, and return the new error.
 
     Args:
         store: Store of the group.
         membership: Membership of the worker that waited.
         name: Name of the barrier.
-        error: The error without these names. Returned unchanged if the store is unavailable.
+        error: The original error. Returned unchanged if the store is unavailable.
     """
     keys = membership.keys
     try:
@@ -215,13 +215,13 @@ class RecordWriter:
         return GroupSnapshot(self._membership.keys, entry, time.time())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
-        """Find out why a write was refused, and raise that error. Do nothing if the write may be retried.
+        """Find out why a write was refused, and raise the matching error. If the write may be retried, return.
 
         Args:
             epoch: Number of the epoch of the write; None if it belongs to none.
         Raises:
             EpochEnded: Another worker was lost.
-            OwnershipLost: The worker is out of the group.
+            OwnershipLost: This worker is no longer in the group.
         """
         error = await (
             self._explain_exit() if epoch is None else explain_refused_write(self._store, self._membership, epoch)
@@ -237,7 +237,7 @@ class RecordWriter:
         """
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
-            return transactions.complete(
+            return transactions.build_complete_txn(
                 snapshot, member, current.fence, current.epoch, await current.prepare_all_arrivals()
             )
 
@@ -253,7 +253,7 @@ class RecordWriter:
         """
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
-            return transactions.fail(snapshot, member, fence, why[:1000])
+            return transactions.build_fail_txn(snapshot, member, fence, why[:1000])
 
         await self._commit_until_status(FULLY_FAILED, make, epoch)
 
@@ -268,7 +268,7 @@ class RecordWriter:
         backoff = Backoff()
         while True:
             new_info = replace(info, key=self._membership.info.key)
-            txn = transactions.update_info(self._membership.keys, await self._read_member(), new_info, fence)
+            txn = transactions.build_update_info_txn(self._membership.keys, await self._read_member(), new_info, fence)
             if await self._commit(txn, epoch, backoff):
                 return
 
@@ -279,13 +279,13 @@ class RecordWriter:
             fence: Fence of the worker.
             epoch: Number of its epoch.
         Returns:
-            An empty string; or, if the limit is reached, a text that says so.
+            An empty string if the execution is allowed; otherwise an error message about the reached limit.
         """
         snapshot, member = await self.snapshot(), await self._read_member()
         if WorkerInfo.from_entry(member).executions >= snapshot.record.max_executions:
             info = self._membership.info
             return f"worker {info.rank} ({info.key}) was run again more than {snapshot.record.max_executions} times"
-        txn = transactions.count_execution(self._membership.keys, member, fence)
+        txn = transactions.build_count_execution_txn(self._membership.keys, member, fence)
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
@@ -298,7 +298,9 @@ class RecordWriter:
         while await self._explain_exit() is None:
             snapshot = await self.snapshot()
             live = [entry.key for entry in await ask(self._store.list, membership.keys.leases)]
-            txn = transactions.leave(snapshot, membership.info.rank, live, membership.build_fence(self._store))
+            txn = transactions.build_leave_txn(
+                snapshot, membership.info.rank, live, membership.build_fence(self._store)
+            )
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
             except (Conflict, OutcomeUnknown):
@@ -328,14 +330,14 @@ class RecordWriter:
                 return
 
     async def _commit(self, txn: GroupTxn, epoch: int | None, backoff: Backoff) -> bool:
-        """Try to commit a transaction.
+        """Try once to commit a transaction.
 
         Args:
             txn: The transaction.
             epoch: Number of the epoch in which the write is valid; None for any.
             backoff: Pauses between retries.
         Returns:
-            Whether it was committed. False after a pause, if the caller should read again and retry.
+            Whether it was committed. False after a pause, if the caller should read the group again and retry.
         """
         try:
             await ask(self._store.commit, txn.checks, txn.ops)

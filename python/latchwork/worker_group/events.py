@@ -33,7 +33,7 @@ _PAGE = 100
 
 
 async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> list[GroupEvent]:
-    """Read events of a run, in order. Events that were deleted because of the limit `MAX_EVENTS` are left out.
+    """Read some events of a run, in order. Only the last `MAX_EVENTS` events are stored; older ones are left out.
 
     Args:
         store: Store of the group.
@@ -85,10 +85,10 @@ class EventListeners:
         return cancel
 
     def notify(self, number: int) -> None:
-        """Start to deliver events that were added to the group.
+        """Deliver the events up to a number to the listeners, in the background.
 
         Args:
-            number: Number of the last event.
+            number: Number of the last event that was added to the group.
         """
         with self._notifier.mutex:
             self._known = max(self._known, number)

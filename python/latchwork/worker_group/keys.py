@@ -65,7 +65,7 @@ class RunKeys:
         return f"{self.members}/{key}"
 
     def lease_key(self, rank: int) -> str:
-        """Return the key of the lease of the worker with this rank. It exists while the worker is running."""
+        """Return the key that exists while the worker with this rank is running (its lease)."""
         return f"{self.leases}/{rank_segment(rank)}"
 
     def event_key(self, number: int) -> str:

@@ -120,7 +120,11 @@ class GroupMaster(Closable):
             self._notifier.notify_all()
 
     async def _record_restart(self, term: Term) -> None:
-        """Store the event ``master_restarted``, unless this is the first master of the run."""
+        """Store the event ``master_restarted`` if the run had a master before.
+
+        Args:
+            term: The master's term of leadership.
+        """
         seen = self._keys.last_master_run
         while True:
             entry, had = await ask(self._store.get_many, [self._keys.record, seen])
@@ -130,9 +134,9 @@ class GroupMaster(Closable):
             snapshot = GroupSnapshot(self._keys.for_run(record.run), entry, time.time())
             try:
                 if had is None or had.value.decode("utf-8", "replace") != record.run:
-                    txn = transactions.record_first_master(snapshot, term.fence, seen)
+                    txn = transactions.build_first_master_txn(snapshot, term.fence, seen)
                 else:
-                    txn = transactions.record_new_master(snapshot, term.fence)
+                    txn = transactions.build_new_master_txn(snapshot, term.fence)
                 await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict as error:
                 if term.fence in error.failed:
@@ -205,7 +209,7 @@ async def wait_for_master(
         timeout_s: Seconds to wait; None waits forever.
         namespace: Namespace of the group.
     Raises:
-        WaitTimeout: There is still none.
+        WaitTimeout: The group still has no master.
     """
     store, keys = resolve_group(store, group, namespace)
     election, deadline = _election(store, keys), Deadline(store.clock, timeout_s)

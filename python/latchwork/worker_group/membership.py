@@ -85,8 +85,13 @@ class WorkerMembership:
 
 
 async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
-    """Read the current epoch, and whether all workers have passed its first and its last barrier. None if the run is
-    gone.
+    """Read the current epoch of a run, and whether all workers have passed its first and its last barrier.
+
+    Args:
+        store: Store of the group.
+        keys: Keys of the run.
+    Returns:
+        The state of the epoch; None if the run no longer exists.
     """
     entry = await ask(store.get, keys.epoch)
     if entry is None:
@@ -129,7 +134,7 @@ class JoinLock:
     Attributes:
         record: Cached group record as the last thread to join has written it. It may be outdated.
         epoch: Cached epoch as one of the threads has read it. It may be outdated; a write in an ended epoch is refused.
-        shared_until: Time, by the store's clock, until which the turn of one thread is shared with the others.
+        shared_until: Time, by the store's clock, until which other threads may join in the turn of one thread.
     """
 
     def __init__(self, on_empty: Callable[[JoinLock], object] = bool) -> None:
@@ -142,10 +147,10 @@ class JoinLock:
         self._queue: list[Signal] = []
 
     def enqueue(self, turn: Signal) -> None:
-        """Add a thread to the queue.
+        """Add a thread to the queue of threads that want to join.
 
         Args:
-            turn: Set when it is the thread's turn. Identifies the thread in other calls.
+            turn: Signal to set when it is the thread's turn. It identifies the thread in other calls.
         """
         with self._lock:
             self._queue.append(turn)
@@ -153,7 +158,11 @@ class JoinLock:
         first.set()
 
     def leave(self, turn: Signal) -> None:
-        """Remove a thread from the queue, whether or not it has the turn, and signal the next one. Idempotent."""
+        """Remove a thread from the queue, and signal the next thread if it was this thread's turn. Idempotent.
+
+        Args:
+            turn: Signal that identifies the thread.
+        """
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -165,16 +174,20 @@ class JoinLock:
             self._on_empty(self)
 
     def count_behind(self, turn: Signal) -> int:
-        """Return the number of threads that wait behind a thread; 0 if it is not in the queue."""
+        """Return the number of threads behind a thread in the queue; 0 if it is not in the queue.
+
+        Args:
+            turn: Signal that identifies the thread.
+        """
         with self._lock:
             return len(self._queue) - 1 - self._queue.index(turn) if turn in self._queue else 0
 
     def share_turn(self, turn: Signal, until: float) -> Signal:
-        """Leave the queue, but let the threads that wait behind use this process's turn to join for a while.
+        """Leave the queue, and let the threads behind join during this process's turn for a while.
 
         Args:
             turn: Signal of the thread that leaves.
-            until: Time, by the store's clock, until which they may use it.
+            until: Time, by the store's clock, until which they may join.
         Returns:
             A signal that is set when no thread is left in the queue.
         """
@@ -185,7 +198,12 @@ class JoinLock:
 
 
 def join_lock_for(store: Store, keys: GroupKeys) -> JoinLock:
-    """Return the join lock of a group. Threads that share a store share one lock; an asyncio task gets its own."""
+    """Return the join lock of a group. Threads that share a store share one lock; each asyncio task has its own.
+
+    Args:
+        store: The store.
+        keys: Keys of the group.
+    """
     if current() is not None:  # its event loop may end while it joins
         return JoinLock()
     registry = _join_locks.setdefault(store, {})
@@ -236,7 +254,14 @@ class Joiner:
         self._queue: TicketQueue | None = None
 
     async def join(self, waiter: Waiter, deadline: Deadline) -> WorkerMembership:
-        """Join the group; see ``GroupWorker.join``. After an interrupt, call `abandon` to remove what was written."""
+        """Join the group; see ``GroupWorker.join``. After an interrupt, call `abandon` to remove what was written.
+
+        Args:
+            waiter: Waiter of the caller, with its session.
+            deadline: Time at which to give up.
+        Returns:
+            The membership of the worker.
+        """
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
         self._join_lock, backoff = join_lock_for(self._store, self._group), Backoff()
         try:
@@ -273,7 +298,7 @@ class Joiner:
                 await self._queue.leave(self._position)
 
     async def _read_epoch(self, membership: WorkerMembership) -> None:
-        """Set ``epoch`` to the epoch in which the worker has joined. A new worker may use the cached one."""
+        """Set ``epoch`` to the epoch in which the worker has joined. For a new worker, a cached epoch may be used."""
         known = self._join_lock.epoch
         if known is None or known.key != membership.keys.epoch or not membership.is_new:
             known = self._join_lock.epoch = await ask(self._store.get, membership.keys.epoch)
@@ -283,12 +308,12 @@ class Joiner:
 
     @property
     def _is_turn_shared(self) -> bool:
-        """Whether a thread of this process that has the turn to join currently shares it."""
+        """Whether a thread of this process currently lets others join during its turn."""
         return self._store.clock.now() < self._join_lock.shared_until
 
     def _needs_ticket(self) -> bool:
-        """Return whether to queue for a turn before the first attempt to join, because many threads wait behind this
-        one.
+        """Return whether to wait in the group's join queue before the first attempt, because many threads wait behind
+        this one.
         """
         return (
             self._position is None
@@ -297,18 +322,20 @@ class Joiner:
         )
 
     async def _share_join_turn(self) -> None:
-        """After joining with a turn, let other waiting threads of this process join in the same turn for a
-        short time.
-        """
+        """After joining, let other waiting threads of this process join during the same turn for a short time."""
         if self._position is not None:
             emptied = self._join_lock.share_turn(self._turn, self._store.clock.now() + _SHARED_TURN_S)
             await Pause(self._store.clock, emptied, _SHARED_TURN_S)
 
     async def _wait_for_earlier_threads(self, waiter: Waiter, deadline: Deadline) -> None:
-        """Wait until the earlier threads of this process have joined.
+        """Wait until the threads of this process that are ahead in the queue have joined.
 
-        Returns immediately after the deadline. Also returns immediately if this thread has a ticket in the join queue,
+        Returns early after the deadline. If this thread has a ticket in the group's join queue, it does not wait,
         because an earlier thread may be waiting for that ticket.
+
+        Args:
+            waiter: Waiter of the caller.
+            deadline: Time at which to give up.
         """
         if self._turn.is_set() or self._position is not None or deadline.has_passed:
             return
@@ -337,7 +364,7 @@ class Joiner:
         """Remove the lease that an interrupted join has written or may still write.
 
         Args:
-            hurry: If set, ends the pauses between the attempts.
+            hurry: Signal that ends the pauses between attempts.
         """
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
@@ -362,7 +389,14 @@ class Joiner:
     # Group record
 
     async def _read_or_create(self, waiter: Waiter, deadline: Deadline) -> Entry:
-        """Read the group's record. If there is none, create it or wait until another client submits it."""
+        """Read the group's record. If there is none, create it, or wait until another client submits the group.
+
+        Args:
+            waiter: Waiter of the caller.
+            deadline: Time at which to give up.
+        Returns:
+            The entry of the record.
+        """
         while True:
             entry = await ask(self._store.get, self._group.record)
             if entry is not None:
@@ -432,16 +466,23 @@ class Joiner:
         is_last = self._position is not None and not self._join_lock.count_behind(self._turn)
         ticket = (self._position.ticket.key,) if self._position is not None and is_last else ()
         membership = await self._commit(
-            snapshot, transactions.join(snapshot, info, session, ticket), info, session, is_new=True
+            snapshot, transactions.build_join_txn(snapshot, info, session, ticket), info, session, is_new=True
         )
         if membership is not None and ticket:
             self._position = None  # the transaction has deleted the ticket
         return membership
 
     async def _submit(self, record: GroupRecord, old: Entry | None) -> bool:
-        """Create the group, or replace one that has ended and is empty. Return False if another client was faster."""
+        """Create the group, or replace one that has ended and has no workers.
+
+        Args:
+            record: Record of the new group.
+            old: Entry of the record to replace; None if there is none.
+        Returns:
+            False if another client was faster.
+        """
         record = replace(record, run=uuid.uuid4().hex[:12], created=time.time())
-        txn = transactions.create_group(self._group.for_run(record.run), record, old)
+        txn = transactions.build_create_txn(self._group.for_run(record.run), record, old)
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
@@ -456,7 +497,7 @@ class Joiner:
             raise GroupTerminated(f"{self._what} has ended: {record.why or record.state}; submit it again")
         if old.restarts >= record.max_restarts and old.status != COMPLETED:
             why = f"worker {old.rank} ({old.key}) was restarted more than {record.max_restarts} times"
-            txn = transactions.fail_restarts(snapshot, member, why)
+            txn = transactions.build_restarts_exceeded_txn(snapshot, member, why)
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict:
@@ -466,7 +507,7 @@ class Joiner:
         if epoch_state is None:
             return None
         info = replace(self._info, rank=old.rank)
-        txn = transactions.rejoin(snapshot, member, info, session, epoch_state)
+        txn = transactions.build_rejoin_txn(snapshot, member, info, session, epoch_state)
         return await self._commit(snapshot, txn, info, session, is_new=False)
 
     async def _commit(
@@ -512,7 +553,14 @@ class Joiner:
         return None
 
     async def _wait_for_turn(self, keys: RunKeys, waiter: Waiter, deadline: Deadline) -> None:
-        """Take a ticket in the join queue, and wait for its turn. A worker without a ticket may still join first."""
+        """Take a ticket in the group's join queue, and wait until it is first. Workers without a ticket may join
+        earlier.
+
+        Args:
+            keys: Keys of the run.
+            waiter: Waiter of the caller, with its session.
+            deadline: Time at which to give up.
+        """
         if self._position is not None:
             return
         self._queue = TicketQueue(self._store, keys.join_queue, self._what, self._info.key)

@@ -74,7 +74,7 @@ class Roster:
         self._expired: dict[str, str] = {}
 
     def set_member(self, key: str, entry: Entry | None) -> None:
-        """Store a member's record, or remove it if it was deleted, is unreadable or is no longer active.
+        """Store a member's record. If it was deleted, is unreadable or is no longer active, remove the member.
 
         Args:
             key: Key of the record.
@@ -90,7 +90,7 @@ class Roster:
             self._by_lease[lease] = key
 
     def set_lease(self, key: str, entry: Entry | None) -> None:
-        """Store a lease, or remove it if it has ended.
+        """Store a lease, which shows that a worker is running. If it has ended, remove it.
 
         Args:
             key: Key of the lease.
@@ -104,12 +104,15 @@ class Roster:
             self._leases[key] = entry
 
     def get_lease(self, key: str) -> Entry | None:
-        """Return the lease with this key. None if its worker is not running."""
+        """Return the lease with this key; None if its worker is not running."""
         return self._leases.get(key)
 
-    def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of these keys that has a lease. If none has one, return the
-        number of leases.
+    def count_lower_ranks(self, keys: set[str]) -> int:
+        """Count the running workers whose ranks are lower than those of the given workers.
+
+        Args:
+            keys: Lease keys of the given workers. Those that are not running are ignored; if none is running, all
+                others are counted.
         """
         first = min(keys & self._leases.keys(), default=None)
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
@@ -175,15 +178,18 @@ class GroupMirror:
         return self._epoch.get(self._keys.epoch)
 
     def get_lease(self, key: str) -> Entry | None:
-        """Return the lease with this key. None if its worker is not running."""
+        """Return the lease with this key; None if its worker is not running."""
         return self._live.get(key)
 
-    def count_before(self, keys: set[str]) -> int:
-        """Return how many leases sort before the first of these keys that has a lease. If none has one, return the
-        number of leases.
+    def count_lower_ranks(self, keys: set[str]) -> int:
+        """Count the running workers whose ranks are lower than those of the given workers. See
+        ``Roster.count_lower_ranks``.
+
+        Args:
+            keys: Lease keys of the given workers.
         """
         with self._notifier.mutex:
-            return self._roster.count_before(keys)
+            return self._roster.count_lower_ranks(keys)
 
     def list_missing_workers(self) -> list[MissingWorker]:
         """Return the workers that should be running but have no lease, sorted by rank."""
@@ -196,7 +202,7 @@ def _nothing(_key: str, _entry: Entry | None) -> None:
 
 
 class LossDetector:
-    """Decides when this process reports a lost worker, so that not all processes report it at once. Pure. Not
+    """Decides when this process reports a lost worker, so that not all processes report it at once. No I/O. Not
     thread-safe.
     """
 
@@ -204,14 +210,14 @@ class LossDetector:
         self._since: dict[str, float] = {}
 
     def take_due_losses(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
-        """Return the lost workers to report now.
+        """Return the lost workers that this process should report now.
 
         Args:
             lost: Active workers without a lease.
             rank: Number of running workers with a lower rank, which report before this process.
             now: Current time in seconds.
         Returns:
-            The records of these workers; and the seconds until the next one is due, or None if there is none.
+            The records of these workers; and the seconds until the next report is due, or None if there is none.
         """
         found = {f"{each.member.key} {each.member.version}": each for each in lost}
         self._since = {name: self._since.get(name, now) for name in found}
@@ -224,7 +230,8 @@ class LossDetector:
 
 
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
-    """Record that a worker is lost. Does nothing if the worker has a lease again or another client has reported it.
+    """Record in the store that a worker is lost. Do nothing if it has a lease again, or if another client has reported
+    it.
 
     Args:
         store: Store of the group.
@@ -237,7 +244,7 @@ async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
     if entry is None or record is None or record.is_final or epoch_state is None:
         return
     with suppress(Conflict):
-        txn = transactions.mark_lost(GroupSnapshot(keys, entry, time.time()), member, epoch_state)
+        txn = transactions.build_mark_lost_txn(GroupSnapshot(keys, entry, time.time()), member, epoch_state)
         await ask(store.commit, txn.checks, txn.ops)
         _log.warning("a worker of group %r was lost: %s", keys.group.group, member.key)
 
@@ -260,7 +267,7 @@ class GroupWatcher:
         self._background = Background(self._run, f"latchwork-workers-{keys.group.group}")
 
     def add_worker(self, worker: WorkerWatcher) -> None:
-        """Watch the run for another worker too."""
+        """Also watch the run on behalf of this worker."""
         self._workers[worker] = worker
         self.wake()
 
@@ -270,7 +277,7 @@ class GroupWatcher:
             self._notifier.notify_all()
 
     async def remove_worker(self, worker: WorkerWatcher) -> None:
-        """Stop watching on behalf of a worker. Without workers, the watcher stops. Idempotent."""
+        """Stop watching on behalf of a worker. After the last worker, stop watching at all. Idempotent."""
         if not self._remove_workers([worker]):
             return
         self.wake()
@@ -278,7 +285,11 @@ class GroupWatcher:
             await self._background
 
     def _remove_workers(self, workers: Iterable[WorkerWatcher]) -> bool:
-        """Stop watching on behalf of these workers. Return whether none is left, so that the watcher stops."""
+        """Stop watching on behalf of these workers.
+
+        Returns:
+            True if no worker is left, so that the watcher stops.
+        """
         with self._registry.mutex if self._registry is not None else self._own:
             for worker in workers:
                 self._workers.pop(worker, None)
@@ -340,7 +351,8 @@ class GroupWatcher:
         return min((each for each in pauses_s if each is not None), default=None)
 
     async def _sweep(self, ours: set[str]) -> float:
-        """Remove leftover keys of ended groups, if a sweep is due and the first worker of the group uses this store.
+        """Remove leftover keys of ended groups if a sweep is due. Only the process with the first worker of the group
+        does this.
 
         Args:
             ours: Keys of the leases of the workers that use this store.
@@ -350,7 +362,7 @@ class GroupWatcher:
         now = self._store.clock.now()
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_S
-            if ours and self.mirror.count_before(ours) == 0:
+            if ours and self.mirror.count_lower_ranks(ours) == 0:
                 await steps_of(self._sweeper.sweep)()
         return self._sweep_at - now
 
@@ -358,7 +370,9 @@ class GroupWatcher:
         lost = self.mirror.list_missing_workers()
         if not ours or not lost:
             return None
-        due, pause_s = self._detector.take_due_losses(lost, self.mirror.count_before(ours), self._store.clock.now())
+        due, pause_s = self._detector.take_due_losses(
+            lost, self.mirror.count_lower_ranks(ours), self._store.clock.now()
+        )
         for member in due:
             await report_loss(self._store, self._keys, member)
         return pause_s if not due else _RECHECK_S
@@ -444,12 +458,12 @@ class WorkerWatcher:
     @property
     def is_first(self) -> bool:
         """Whether no running worker has a lower rank."""
-        return self._group_watcher.mirror.count_before({self.lease_key}) == 0
+        return self._group_watcher.mirror.count_lower_ranks({self.lease_key}) == 0
 
     def recheck_barriers(self) -> None:
-        """Check again whether a barrier waits for removed workers. Called before each wait at a barrier.
+        """Check again whether a barrier waits for removed workers. Call it before each wait at a barrier.
 
-        The barrier may have been opened before the group was scaled down.
+        A barrier may have been opened before the group was scaled down.
         """
         record = self._group_watcher.mirror.record
         if record is not None and record.shrinks:
@@ -457,7 +471,7 @@ class WorkerWatcher:
             self._group_watcher.wake()
 
     async def report_shrink(self, record: GroupRecord) -> None:
-        """Notify the worker that the group was scaled down, once for each time.
+        """Notify the worker if the group was scaled down. It is notified once for each time.
 
         Args:
             record: Record of the group.
@@ -472,19 +486,19 @@ class WorkerWatcher:
             raise
 
     def check_session(self) -> None:
-        """End the worker's membership if its session has expired. Needs no connection to the store."""
+        """End the worker's membership if its session has expired. No I/O."""
         if not self.has_ended and self._membership.session.remaining_s() <= 0.0:
             self._end(SessionLost(f"the session of worker {self._membership.info.rank} has ended; join again"))
 
     def apply_state(self, epoch: Entry | None, record: GroupRecord | None, lease: Entry | None) -> bool:
-        """Notify the worker of changes in the watched state. Does no I/O.
+        """Notify the worker of changes in the watched state. No I/O.
 
         Args:
             epoch: Entry of the current epoch, or None.
             record: Record of the group, or None.
             lease: Lease of the worker, or None.
         Returns:
-            False if the worker seems to be out of the group, so that the store must be asked.
+            False if the worker seems to have left the group. Then ``confirm_exit`` must ask the store.
         """
         if self.has_ended:
             return True
@@ -502,7 +516,11 @@ class WorkerWatcher:
         return True
 
     async def confirm_exit(self) -> bool:
-        """Ask the store whether the worker is out of the group. If not, the watched state was outdated."""
+        """Ask the store whether the worker is no longer in the group.
+
+        Returns:
+            False if it is still in the group, so that the watched state was outdated.
+        """
         if self.has_ended:
             return True
         error = await explain_exit(self._store, self._membership)
@@ -516,7 +534,12 @@ class WorkerWatcher:
 
 
 async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkError | None:
-    """Return the error that explains why a worker is no longer in its group. None if it still is."""
+    """Return the error that explains why a worker is no longer in its group; None if it still is.
+
+    Args:
+        store: Store of the group.
+        membership: Membership of the worker.
+    """
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
     entry, live, member = await ask(
@@ -536,7 +559,7 @@ async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkE
 
 
 async def explain_refused_write(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
-    """Return the error that explains why a worker's write was refused. None if the write would succeed now.
+    """Return the error that explains why a worker's write was refused; None if the write would succeed now.
 
     Args:
         store: Store of the group.

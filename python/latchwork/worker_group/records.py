@@ -86,7 +86,7 @@ class WorkerInfo(Record, frozen=True):
 
     @classmethod
     def or_none(cls, entry: Entry) -> WorkerInfo | None:
-        """Decode the stored record of a worker. Return None if the entry does not hold one."""
+        """Decode the stored record of a worker. Return None if the entry does not contain one."""
         try:
             return cls.from_entry(entry)
         except BadRecord:
@@ -170,7 +170,7 @@ class GroupEvent(Record, frozen=True):
 
     @classmethod
     def or_none(cls, entry: Entry) -> GroupEvent | None:
-        """Decode a stored event. Return None if the entry does not hold one."""
+        """Decode a stored event. Return None if the entry does not contain one."""
         return _EVENT.find(entry.value)
 
 
@@ -238,7 +238,7 @@ def create_member(info: WorkerInfo, rank: int, key: str, incarnation: str) -> Wo
 
 
 def create_restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
-    """Return the record of a worker that rejoins after a restart. Its number of restarts grows by one.
+    """Create the record of a worker that rejoins after a restart, with its number of restarts increased by one.
 
     Args:
         old: Its stored record.
@@ -249,7 +249,7 @@ def create_restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str)
 
 
 def merge_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
-    """Return a worker's record with new values of the fields that the worker publishes about itself.
+    """Return a worker's record with new values for the fields that the worker publishes about itself.
 
     Args:
         old: The stored record.
@@ -263,6 +263,6 @@ _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def summarize(numbers: Sequence[object]) -> str:
-    """Return a text with the first ten values, and the number of further ones, for error messages."""
+    """List the first ten values as text for an error message, and add the number of further ones."""
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

@@ -27,14 +27,23 @@ NAMESPACE = "default"
 
 
 def group_store(store: Store, what: str) -> Store:
-    """Return the namespace ``@workers`` of the store, which holds all keys of worker groups."""
+    """Return the part of a store that contains all keys of worker groups: its namespace ``@workers``.
+
+    Args:
+        store: The store.
+        what: Description of the caller, for error messages.
+    """
     check_store(store, what)
     return system_namespace(store, "workers")
 
 
 def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, GroupKeys]:
-    """Check the names of a group and a namespace, and return the store and the keys of the group. Does no I/O.
+    """Check the names of a group and its namespace, and return the store and the keys of the group. No I/O.
 
+    Args:
+        store: The store, or a namespace of it.
+        group: Name of the group.
+        namespace: Namespace of the group.
     Raises:
         InvalidKey: A name cannot be part of a key.
     """
@@ -43,7 +52,7 @@ def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, Grou
 
 
 def check_worker_count(workers: int) -> int:
-    """Check the number of workers of a group, and return it.
+    """Return the number of workers of a group if it is valid.
 
     Raises:
         ValueError: A group cannot have that many workers.
@@ -127,7 +136,7 @@ class GroupHandle:
         Args:
             timeout_s: Seconds to wait; None waits forever.
         Raises:
-            WaitTimeout: It is still running.
+            WaitTimeout: The run is still in progress.
             WrongRun: Nothing is stored about this run anymore.
         """
         deadline = Deadline(self._store.clock, timeout_s)
@@ -165,11 +174,11 @@ class GroupHandle:
             if n == workers:
                 return
             if workers > n:
-                await self._try(transactions.scale_up(snapshot, workers))
+                await self._try(transactions.build_scale_up_txn(snapshot, workers))
                 continue
             least = max(workers, n - transactions.MAX_REMOVED)
             members = await ask(self._store.list, self._keys.members)
-            await self._try(transactions.scale_down(snapshot, least, members))
+            await self._try(transactions.build_scale_down_txn(snapshot, least, members))
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
@@ -180,7 +189,7 @@ class GroupHandle:
         """
         backoff = Backoff()
         while (snapshot := await self._snapshot()) is not None:
-            if await self._try(transactions.terminate(snapshot, why)):
+            if await self._try(transactions.build_terminate_txn(snapshot, why)):
                 break
             await Pause(self._store.clock, Signal(), backoff.next_s())
         await ask(self._store.delete_tree, self._keys.prefix)
@@ -319,7 +328,7 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
         old = decode_record_or_none(entry)
         if entry is not None:
             await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
-        txn = transactions.create_group(run, record, entry)
+        txn = transactions.build_create_txn(run, record, entry)
         try:
             await ask(store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown) as error:
@@ -365,6 +374,10 @@ async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> Group
 
     A run is current until its last worker has left.
 
+    Args:
+        store: The store, or a namespace of it.
+        group: Name of the group.
+        namespace: Namespace of the group.
     Raises:
         BadRecord: The group's record is unreadable.
     """

@@ -23,7 +23,7 @@ ABANDON_S = 600.0
 
 
 @dataclass(slots=True)
-class SweepResult:
+class GroupSweepResult:
     """The groups and runs whose keys a sweep has removed.
 
     Attributes:
@@ -40,7 +40,7 @@ class SweepResult:
 class GroupSweeper:
     """Removes ended and abandoned groups when it is called repeatedly. Not thread-safe.
 
-    It remembers how long it has seen no worker in each group.
+    It remembers for how long it has observed that a group has no workers.
 
     Args:
         store: The store, or a namespace of it.
@@ -55,13 +55,13 @@ class GroupSweeper:
         self._since: dict[tuple[str, str, int], float] = {}
 
     @driven
-    async def sweep(self) -> SweepResult:
+    async def sweep(self) -> GroupSweepResult:
         """Check every group once, and remove keys that no worker uses.
 
         Returns:
             The removed groups and runs.
         """
-        swept = SweepResult()
+        swept = GroupSweepResult()
         groups = await ask(self._store.children, f"{self._namespace}/groups")
         # Runs first, records second: a run that no record names afterwards can never be used again.
         runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
@@ -74,7 +74,7 @@ class GroupSweeper:
         return swept
 
     async def _check_group(
-        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: SweepResult
+        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: GroupSweepResult
     ) -> None:
         entry = await ask(self._store.get, keys.record)
         record = decode_record_or_none(entry)
@@ -94,7 +94,7 @@ class GroupSweeper:
             if now - self._since[seen] < self._abandon_s:
                 return
         snapshot = GroupSnapshot(keys.for_run(record.run), entry, time.time())
-        txn = transactions.terminate(snapshot, "no worker was left in it")
+        txn = transactions.build_terminate_txn(snapshot, "no worker was left in it")
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
@@ -103,7 +103,13 @@ class GroupSweeper:
         swept.groups.append(keys.group)
 
     async def _delete_final_record(self, keys: GroupKeys) -> bool:
-        """Delete the final record of an ended group if its retention time has passed. Return whether it was deleted."""
+        """Delete the final record of an ended group if its retention time has passed.
+
+        Args:
+            keys: Keys of the group.
+        Returns:
+            Whether the record was deleted.
+        """
         entry = await ask(self._store.get, keys.ended)
         record = decode_record_or_none(entry)
         if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
@@ -113,7 +119,7 @@ class GroupSweeper:
 
 
 @driven
-async def sweep(store: Store, *, namespace: str = NAMESPACE) -> SweepResult:
+async def sweep(store: Store, *, namespace: str = NAMESPACE) -> GroupSweepResult:
     """Remove leftover keys of ended groups once.
 
     Args:

@@ -77,13 +77,13 @@ class EpochState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether all workers are working: between the first and the final barrier. The loss of a worker then starts
-        the next epoch.
+        """Whether all workers are working: they have passed the first barrier, but not the final one. If a worker is
+        lost then, the next epoch starts.
         """
         return self.is_initialized and not self.has_ended
 
     def build_checks(self) -> list[Check]:
-        """Return checks that the epoch, its first barrier and its last barrier have not changed, for a transaction."""
+        """Build transaction checks that the epoch, its first barrier and its last barrier have not changed."""
         return [At(self.entry), *self.checks]
 
 
@@ -143,20 +143,20 @@ class _EventLog:
         return GroupTxn(tuple(checks), (Put(self.keys.record, self.record.to_bytes()), *ops, *self.ops), self.record)
 
 
-def create_group(keys: RunKeys, record: GroupRecord, old: Entry | None) -> GroupTxn:
-    """Build the transaction that creates a run.
+def build_create_txn(keys: RunKeys, record: GroupRecord, old: Entry | None) -> GroupTxn:
+    """Build the transaction that creates a group, or a new run of a group that has ended.
 
     Args:
         keys: Keys of the run.
         record: Record of the group.
-        old: Record of an ended run without running workers, which is replaced; None if there is none.
+        old: Record of the ended run, which is replaced; None if the group does not exist.
     """
     free: Check = Absent(keys.record) if old is None else At(old)
     write = Create(keys.record, record.to_bytes()) if old is None else Put(keys.record, record.to_bytes())
     return GroupTxn((free,), (write, Create(keys.epoch, encode_epoch(0))), record)
 
 
-def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
+def build_join_txn(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
     """Build the transaction that adds a new worker to the group.
 
     Args:
@@ -179,12 +179,12 @@ def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Se
     )
 
 
-def rejoin(
+def build_rejoin_txn(
     snapshot: GroupSnapshot, member: Entry, info: WorkerInfo, session: Session, epoch_state: EpochState
 ) -> GroupTxn:
     """Build the transaction that lets a restarted worker join with its previous rank.
 
-    If all workers of the group were working, it also starts the next epoch, in which all workers restart.
+    If all workers of the group were working, the transaction also starts the next epoch, in which all workers restart.
 
     Args:
         snapshot: Current state of the group.
@@ -212,7 +212,7 @@ def rejoin(
     )
 
 
-def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
+def build_restarts_exceeded_txn(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
     """Build the transaction that fails the group because a worker was restarted too often.
 
     Args:
@@ -226,10 +226,10 @@ def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
     return log.txn([At(entry), At(member)], Put(keys.member_key(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
 
-def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
+def build_mark_lost_txn(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
     """Build the transaction that marks a worker without a lease as lost.
 
-    If all workers of the group were working, it also starts the next epoch, in which all workers restart.
+    If all workers of the group were working, the transaction also starts the next epoch, in which all workers restart.
 
     Args:
         snapshot: Current state of the group.
@@ -250,11 +250,14 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
 
 
 def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Return the write that starts the next epoch, and log the event ``faulty``. Empty if no epoch is in progress.
+    """Return the write that starts the next epoch, and log the event ``faulty``. If no epoch is in progress, do
+    nothing.
 
     Args:
         log: Events of the transaction.
         epoch_state: State of the current epoch.
+    Returns:
+        The write, as a list; empty if no epoch is in progress.
     """
     if not epoch_state.is_healthy:
         return []
@@ -264,13 +267,15 @@ def _start_next_epoch(log: _EventLog, epoch_state: EpochState) -> list[Op]:
 
 
 def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """Return the write that records the event ``healthy`` of the current epoch, if it is missing, and log the event.
+    """If the event ``healthy`` of the current epoch was not stored, return the write that stores it, and log the event.
 
-    It is missing if the worker that had to store it has died first.
+    It is missing if the worker that had to store it was lost first.
 
     Args:
         log: Events of the transaction.
         epoch_state: State of the current epoch.
+    Returns:
+        The write, as a list; empty if the event is not missing.
     """
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
@@ -278,10 +283,12 @@ def _record_healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[
     return [Create(log.keys.healthy_key(log.epoch), b"")]
 
 
-def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals) -> GroupTxn:
-    """Build the transaction that completes a worker, and lets it arrive at all open barriers.
+def build_complete_txn(
+    snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals
+) -> GroupTxn:
+    """Build the transaction that records a worker as completed, and lets it arrive at all open barriers.
 
-    The last worker to complete also completes the group.
+    If all other workers have completed, it also completes the group.
 
     Args:
         snapshot: Current state of the group.
@@ -305,7 +312,7 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
     )
 
 
-def fail(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> GroupTxn:
+def build_fail_txn(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> GroupTxn:
     """Build the transaction that fails a worker permanently, and the group with it.
 
     Args:
@@ -331,14 +338,20 @@ def _log_failure(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
     return log
 
 
-def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
-    """Build the transaction that counts another execution of a worker's function."""
+def build_count_execution_txn(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
+    """Build the transaction that counts another execution of a worker's function.
+
+    Args:
+        keys: Keys of the run.
+        member: Stored record of the worker.
+        fence: Fence of the worker.
+    """
     info = WorkerInfo.from_entry(member)
     more = replace(info, executions=info.executions + 1)
     return GroupTxn((fence, At(member)), (Put(keys.member_key(info.key), more.to_bytes()),))
 
 
-def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
+def build_update_info_txn(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
     """Build the transaction that replaces the information that a worker has published about itself.
 
     Args:
@@ -353,7 +366,7 @@ def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) ->
     )
 
 
-def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
+def build_mark_healthy_txn(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
     """Build the transaction that stores the event ``healthy`` of an epoch, once.
 
     Args:
@@ -368,8 +381,9 @@ def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
     return log.txn([fence, At(entry), Absent(mark)], Create(mark, b""))
 
 
-def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fence) -> GroupTxn:
-    """Build the transaction that removes a worker's lease. The last worker to leave an ended group removes the group.
+def build_leave_txn(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fence) -> GroupTxn:
+    """Build the transaction that removes a worker's lease. If it is the last lease of an ended group, the group is
+    removed.
 
     Args:
         snapshot: Current state of the group.
@@ -387,7 +401,7 @@ def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fenc
     return log.txn([fence, At(entry)], Delete(mine))
 
 
-def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
+def build_terminate_txn(snapshot: GroupSnapshot, why: str) -> GroupTxn:
     """Build the transaction that terminates a group and keeps its final record.
 
     Args:
@@ -401,16 +415,22 @@ def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
     return GroupTxn((At(entry),), (Delete(keys.record), Put(keys.group.ended, record.to_bytes())))
 
 
-def scale_up(snapshot: GroupSnapshot, n: int) -> GroupTxn:
-    """Build the transaction that raises the number of workers of a group to `n`."""
+def build_scale_up_txn(snapshot: GroupSnapshot, n: int) -> GroupTxn:
+    """Build the transaction that raises the number of workers of a group.
+
+    Args:
+        snapshot: Current state of the group.
+        n: New number of workers.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, replace(snapshot.record, workers=n), snapshot.now)
     log.add("scaled", why=f"to {n}")
     return log.txn([At(entry)])
 
 
-def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> GroupTxn:
-    """Build the transaction that lowers the number of workers to `n` and removes the workers with the highest ranks.
+def build_scale_down_txn(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> GroupTxn:
+    """Build the transaction that lowers the number of workers of a group. The workers with the highest ranks are
+    removed.
 
     Args:
         snapshot: Current state of the group.
@@ -437,8 +457,8 @@ def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> Gro
     return log.txn([At(entry)], *ops)
 
 
-def record_first_master(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
-    """Build the transaction that stores that the run has a master, so that the next master counts as a restart.
+def build_first_master_txn(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
+    """Build the transaction that stores that the run has had a master. The next master then counts as a restart.
 
     Args:
         snapshot: Current state of the group.
@@ -448,8 +468,8 @@ def record_first_master(snapshot: GroupSnapshot, term: Fence, seen: str) -> Grou
     return GroupTxn((term, At(snapshot.entry)), (Put(seen, snapshot.record.run.encode()),))
 
 
-def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
-    """Build the transaction that stores the event ``master_restarted``.
+def build_new_master_txn(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
+    """Build the transaction that stores that another process has become the master: the event ``master_restarted``.
 
     Args:
         snapshot: Current state of the group.

@@ -42,7 +42,7 @@ class ProcessLost(Exception):
 async def run_until_complete(
     core: WorkerCore, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
 ) -> T | None:
-    """Run a user function, again after each loss of a worker, until this worker has completed.
+    """Run a user function until this worker has completed. After each loss of a worker, run it again.
 
     Args:
         core: The worker.
@@ -56,7 +56,7 @@ async def run_until_complete(
     while True:
         try:
             result: T | None = None
-            if await core.start_epoch(prepare):
+            if await core.initialize_unless_completed(prepare):
                 if not is_first:
                     await core.count_execution()
                 is_first = False
@@ -80,9 +80,9 @@ async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether an exception of the user's code fails the worker permanently.
+    """Return whether an exception that user code raised fails the worker permanently.
 
-    Errors of the group and the store, interrupts and cancellations do not.
+    Errors of the group and the store, interrupts and cancellations do not fail it.
     """
     is_of_the_group = isinstance(error, (EpochEnded, GroupTerminated, WorkerRemoved, ProcessLost, *TRANSIENT_ERRORS))
     return not (is_of_the_group or is_interrupt(error) or is_ending(error))
@@ -186,7 +186,7 @@ class GroupWorker(Closable):
 
     @driven
     async def fail(self, why: str) -> None:
-        """Fail the group, because this worker cannot continue and no other can do its part. Idempotent.
+        """Fail the group, because this worker cannot continue and no other worker can do its part. Idempotent.
 
         Args:
             why: The reason, for messages.
@@ -195,9 +195,10 @@ class GroupWorker(Closable):
 
     @driven
     async def leave(self) -> None:
-        """Leave the group. The last worker to leave an ended group removes it.
+        """Leave the group. The last worker to leave an ended group removes the group.
 
-        Leaving a running group is like a crash: all workers restart once a process with this key is back.
+        Leaving a running group has the effect of a crash: all workers restart once a process with this key has joined
+        again.
         """
         await self._core.leave()
 
@@ -226,13 +227,13 @@ class GroupWorker(Closable):
 
     @property
     def restarts(self) -> int:
-        """How often the worker's process was restarted. No I/O."""
+        """The number of times that the worker's process was restarted. No I/O."""
         return self._core.require_membership().info.restarts
 
     @property
     def epoch(self) -> int:
-        """The number of the current epoch, which grows when all workers restart after a loss. Updated by ``join`` and
-        ``initialize``.
+        """The number of the current epoch, which grows when all workers restart after a loss. ``join`` and
+        ``initialize`` update it.
         """
         return self._core.current_epoch().epoch
 
@@ -245,14 +246,15 @@ class GroupWorker(Closable):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the worker is no longer in the group, except by leaving."""
+        """A signal that is set when the worker is no longer in the group, unless it has left by itself."""
         return self._core.lost
 
     @property
     def is_alive(self) -> bool:
-        """Whether the session is valid by the local clock, and the worker is not known to be out of the group.
+        """Whether the session is valid by the local clock, and the worker is not known to have lost its place in the
+        group.
 
-        While it is True no other process is this worker, unless that process joined with ``replace=True``.
+        While this is True, no other process can act as this worker, unless that process joined with ``replace=True``.
         """
         membership = self._core.membership
         return membership is not None and self._core.exit_error is None and membership.session.remaining_s() > 0.0
@@ -321,22 +323,27 @@ class GroupWorker(Closable):
                     return await core.members()
 
     async def _missing(self, timeout_s: float | None) -> WaitTimeout:
-        """Return a timeout error whose message names the ranks that no worker has taken."""
+        """Build the timeout error whose message names the ranks that no worker has taken.
+
+        Args:
+            timeout_s: Seconds that were waited.
+        """
         snapshot = await self._core.snapshot()
         there = {info.rank for info in await self._core.members()}
         missing = summarize([number for number in range(snapshot.record.workers) if number not in there])
         return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ranks after {timeout_s} s: {missing}")
 
     @driven
-    async def peer(self, number: int) -> WorkerInfo | None:
-        """Return the record of the running worker with this rank, or None. Costs two reads, whatever the size of the
-        group.
+    async def peer(self, rank: int) -> WorkerInfo | None:
+        """Return the record of the running worker with this rank, or None if it is not running.
+
+        This costs two reads, whatever the size of the group.
 
         Args:
-            number: The rank.
+            rank: The rank.
         """
         store, keys = self._core.store, self._core.require_membership().keys
-        live = await ask(store.get, keys.lease_key(number))
+        live = await ask(store.get, keys.lease_key(rank))
         key = "" if live is None else read_key(live)
         member = await ask(store.get, keys.member_key(key)) if key else None
         return None if member is None else WorkerInfo.or_none(member)
@@ -360,8 +367,9 @@ class GroupWorker(Closable):
 
     @driven
     async def check(self) -> None:
-        """Ask the store whether this worker is in the group and no other worker was lost. Faster than waiting for a
-        watch.
+        """Ask the store whether this worker is still in the group and no other worker was lost.
+
+        The answer may be newer than what this worker has been notified of.
 
         Raises:
             EpochEnded: Another worker was lost.
@@ -373,7 +381,7 @@ class GroupWorker(Closable):
 
     @driven
     async def barrier(self, name: str = "default", timeout_s: float | None = None) -> int:
-        """Wait until all workers that have not completed have arrived.
+        """Wait at a barrier until all workers that have not completed have arrived.
 
         Args:
             name: Name of the barrier, one segment of a key. A group may use any number of barriers.
@@ -414,20 +422,21 @@ class GroupWorker(Closable):
         final_barrier: bool = True,
         prepare: Callable[[GroupWorker], object] | None = None,
     ) -> T | None:
-        """Initialize, call ``main(self)``, wait for all workers to finish, and complete. Repeat after a loss.
+        """Run a function once in each epoch, until all workers have finished an epoch without a loss. Then complete.
 
         Args:
-            main: Called once in each epoch, repeated at most ``max_executions`` times. An error that it raises fails
-                the group, unless another worker was lost before: then ``main`` is called again. Errors of the store
-                (``Unavailable``, ``OutcomeUnknown``) and the end of the session (``SessionLost``) are raised without
-                failing the group: join again.
+            main: The function, called with this worker. It is repeated at most ``max_executions`` times. An error that
+                it raises fails the group, unless another worker was lost before: then ``main`` is called again. Errors
+                of the store (``Unavailable``, ``OutcomeUnknown``) and the end of the session (``SessionLost``) are
+                raised without failing the group: join again.
             final_barrier: Whether all workers meet before they complete, so that a late loss makes the others run again
                 too. This barrier has no timeout.
             prepare: Called in each epoch before all workers meet, for example to publish information for ``main``.
         Returns:
             The result of ``main``; None if this worker had already completed.
         Raises:
-            GroupTerminated, WorkerRemoved, SessionLost: The worker is out of the group, or the group has failed.
+            GroupTerminated, WorkerRemoved, SessionLost: The worker is not in the group anymore, or the group has
+                failed.
             RestartsExceeded: The function was run too often.
             Exception: The error of ``main``.
         """

@@ -126,7 +126,7 @@ class WorkerCore:
     # Joining and leaving
 
     async def join(self, timeout_s: float | None) -> WorkerMembership:
-        """Join the group, and return the membership. If the worker has already joined, return the existing membership.
+        """Join the group, and return the membership. If the worker has already joined, return its current membership.
 
         Args:
             timeout_s: Seconds to wait; None waits forever, 0 tries once.
@@ -201,7 +201,7 @@ class WorkerCore:
         self._set_exit_error(Closed(f"{self.what} has left the group; create another worker"))
 
     async def close(self) -> None:
-        """Leave the group if the worker is in it, and stop all background work. Idempotent."""
+        """Leave the group if the worker has joined it, and stop all background work. Idempotent."""
         self._closing.set()
         try:
             await self.leave()
@@ -247,7 +247,7 @@ class WorkerCore:
             name: Name of the barrier.
             timeout_s: Seconds to wait; None waits forever.
         Returns:
-            The generation of the barrier that passed: 0 for the first one.
+            The number of the barrier's generation that passed: 0 for the first one.
         """
         membership = self.require_membership()
         if self.is_done:
@@ -266,9 +266,9 @@ class WorkerCore:
                 await self._writer.raise_if_refused(current.epoch)
 
     async def _explain_wait_error(self, current: WorkerEpoch, error: LatchworkError) -> LatchworkError:
-        """Return the error to raise after a wait has failed.
+        """Return the error to raise after a wait at a barrier has failed.
 
-        If the worker's epoch or membership has ended, that is the reason. Otherwise it is the given error.
+        If the worker's epoch or membership has ended, the error says so. Otherwise it is the given error.
 
         Args:
             current: The worker's epoch during the wait.
@@ -304,14 +304,17 @@ class WorkerCore:
     async def _record_healthy(self, current: WorkerEpoch) -> None:
         """Store the event ``healthy`` if this worker has the lowest rank.
 
-        If this worker dies before it has stored the event, the transaction that reports its loss stores it.
+        If this worker is lost before it has stored the event, the transaction that records its loss stores the event.
+
+        Args:
+            current: The worker's epoch.
         """
         assert self._watcher is not None
         if not self._watcher.is_first:
             return
         for _ in range(5):
             snapshot = await self.snapshot()
-            txn = transactions.mark_healthy(snapshot, current.fence, current.epoch)
+            txn = transactions.build_mark_healthy_txn(snapshot, current.fence, current.epoch)
             try:
                 await ask(self.store.commit, txn.checks, txn.ops)
             except Conflict:
@@ -354,13 +357,13 @@ class WorkerCore:
 
     # Used by `run_until_complete`
 
-    async def start_epoch(self, prepare: Callable[[], object] | None) -> bool:
-        """Wait at the first barrier of the epoch until all workers have arrived.
+    async def initialize_unless_completed(self, prepare: Callable[[], object] | None) -> bool:
+        """Enter the current epoch and wait until all workers have entered it, unless this worker has already completed.
 
         Args:
-            prepare: Called in each epoch before the barrier.
+            prepare: Called in each epoch before the first barrier.
         Returns:
-            False if this worker has already completed, so that it has nothing to run.
+            False if there is nothing to run: this worker has completed, or all workers have passed the final barrier.
         """
         if self.is_done:
             return False
@@ -386,7 +389,7 @@ class WorkerCore:
         """Fail the group, unless another worker was lost before. Errors of the store are logged.
 
         Args:
-            why: Why this worker has failed.
+            why: The reason why this worker has failed.
         Raises:
             EpochEnded: Another worker was lost before, so the failed work is repeated.
         """
@@ -415,7 +418,11 @@ class WorkerCore:
             await current.break_barriers_above(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
-        """Cancel guarded work and waits, because the group has failed. The worker stays a member until it leaves."""
+        """Cancel guarded work and waits, because the group has failed. The worker stays a member until it leaves.
+
+        Args:
+            error: The error that says why.
+        """
         with self._lock:
             self._failure, current = error, self._current
         if current is not None:
