@@ -113,7 +113,7 @@ def test_who_is_elected_runs_its_command_and_the_next_takes_over(cli, url, wait_
 
 STARTS_MANY = """
 import sys, threading
-from latchwork.cli.processes import Child, _store
+from latchwork.cli.processes import CommandProcess, _store
 
 with _store(sys.argv[1], None) as store:
     over = threading.Event()
@@ -125,7 +125,7 @@ with _store(sys.argv[1], None) as store:
     readers = [threading.Thread(target=read) for _ in range(8)]
     for each in readers:
         each.start()
-    codes = [Child(["true"], {}, own_group=False).wait() for _ in range(200)]
+    codes = [CommandProcess(["true"], {}, own_group=False).wait() for _ in range(200)]
     over.set()
     for each in readers:
         each.join()

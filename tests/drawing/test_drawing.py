@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.drawing import CyclicGraph, Edge, Graph, Node, lay_out, to_dot, to_mermaid, to_svg
+from latchwork.drawing import CyclicGraph, Edge, Graph, GraphNode, lay_out, to_dot, to_mermaid, to_svg
 from latchwork.drawing.layout import (
     MOST_BENDS,
     MOST_LETTERS,
@@ -33,7 +33,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def graph_of(*edges, nodes=()):
     ids = dict.fromkeys([*nodes, *itertools.chain.from_iterable(edges)])
-    return Graph([Node(each) for each in ids], [Edge(*each) for each in edges])
+    return Graph([GraphNode(each) for each in ids], [Edge(*each) for each in edges])
 
 
 @st.composite
@@ -42,7 +42,7 @@ def graphs(draw):
     order = draw(st.permutations(range(count)))
     pairs = draw(st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=60))
     edges = [Edge(f"n{order[a]}", f"n{order[b]}") for a, b in pairs if a < b < count]
-    return Graph([Node(f"n{each}", draw(st.text(max_size=40))) for each in range(count)], edges)
+    return Graph([GraphNode(f"n{each}", draw(st.text(max_size=40))) for each in range(count)], edges)
 
 
 @given(graphs())
@@ -146,10 +146,10 @@ def test_a_cycle_is_named():
 @pytest.mark.parametrize(
     ("nodes", "edges", "why"),
     [
-        ([Node("a"), Node("a")], [], "two nodes have the id 'a'"),
-        ([Node("a")], [Edge("a", "b")], "ends at 'b', which is no node"),
-        ([Node("a", kind="Not ok")], [], "'Not ok' is no kind"),
-        ([Node("a", kind='x"><script>')], [], "is no kind"),
+        ([GraphNode("a"), GraphNode("a")], [], "two nodes have the id 'a'"),
+        ([GraphNode("a")], [Edge("a", "b")], "ends at 'b', which is no node"),
+        ([GraphNode("a", kind="Not ok")], [], "'Not ok' is no kind"),
+        ([GraphNode("a", kind='x"><script>')], [], "is no kind"),
     ],
 )
 def test_a_graph_that_cannot_be_drawn_says_why(nodes, edges, why):
@@ -159,7 +159,7 @@ def test_a_graph_that_cannot_be_drawn_says_why(nodes, edges, why):
 
 def test_text_from_outside_stays_text():
     evil = '"]; end\n<script>alert(1)</script> & \x00\x1b[31m\ud800 "'
-    graph = Graph([Node("a", evil, title=evil), Node(evil)], [Edge("a", evil)], evil)
+    graph = Graph([GraphNode("a", evil, title=evil), GraphNode(evil)], [Edge("a", evil)], evil)
     drawn = to_svg(graph)
     assert "<script" not in drawn
     assert "\x1b" not in drawn
@@ -178,7 +178,7 @@ def test_long_labels_keep_both_ends_and_titles_keep_all():
     assert count_letter_widths(shorten_label(label)) <= MOST_LETTERS
     assert shorten_label(label).startswith("a-very")
     assert shorten_label(label).endswith("an-end")
-    assert label in to_svg(Graph([Node("a", label)]))
+    assert label in to_svg(Graph([GraphNode("a", label)]))
     assert count_letter_widths(shorten_label("漢字" * 40)) <= MOST_LETTERS
 
 
@@ -193,7 +193,7 @@ def spread(count, each):
         for number in range(1, count)
         for dep in range(each)
     ]
-    return Graph([Node(each) for each in ids], edges)
+    return Graph([GraphNode(each) for each in ids], edges)
 
 
 def test_two_thousand_nodes_with_edges_all_over_are_drawn_in_seconds():
@@ -230,11 +230,11 @@ PICTURES = {
     "apart": graph_of("ab", "xy", nodes="abz"),
     "states": Graph(
         [
-            Node("load-mon", "load mon", "done", "load mon: done after 1.2 s"),
-            Node("load-tue", "load tue", "failed", "load tue: ValueError: no such day"),
-            Node("load-wed", "load wed", "running"),
-            Node("total", "total", "skipped"),
-            Node("report", "report <all> & mail", "waiting"),
+            GraphNode("load-mon", "load mon", "done", "load mon: done after 1.2 s"),
+            GraphNode("load-tue", "load tue", "failed", "load tue: ValueError: no such day"),
+            GraphNode("load-wed", "load wed", "running"),
+            GraphNode("total", "total", "skipped"),
+            GraphNode("report", "report <all> & mail", "waiting"),
         ],
         [Edge("load-mon", "total"), Edge("load-tue", "total"), Edge("load-wed", "total"), Edge("total", "report")],
         "week 47",
@@ -257,6 +257,6 @@ def test_a_node_without_edges_stands_beside_the_others():
         Edge(source, target) for source, target in ("ae", "be", "bf", "cf", "cg", "dg", "eh", "fh", "gh", "hi", "ai")
     ]
     names = {**{each: f"t0000{each}" for each in "abcdefgh"}, "i": "i" * 30, "j": "alone"}
-    boxes = lay_out(Graph([Node(each, text, "", "") for each, text in names.items()], edges)).boxes
+    boxes = lay_out(Graph([GraphNode(each, text, "", "") for each, text in names.items()], edges)).boxes
     first = sorted((box.x, box.x + box.width) for box in boxes.values() if box.y == boxes["j"].y)
     assert [round(right[0] - left[1]) for left, right in itertools.pairwise(first)] == [20] * 4

@@ -59,11 +59,11 @@ DEFECTS = (
     Defect(
         "Worker loop",
         "a waiting node is not woken when others queue ahead of it",
-        "tasks/running/notified_claims.py",
+        "tasks/running/item_notifications.py",
         "                self._notifier.notify_all()  # it looks sooner\n",
         "                pass\n",
         id_of(
-            "tasks/notified_claims",
+            "tasks/item_notifications",
             "an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends",
             on="memory",
         ),

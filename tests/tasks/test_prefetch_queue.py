@@ -5,7 +5,7 @@ from __future__ import annotations
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.primitives import QueueItem
 from latchwork.tasks import WorkerHooks
-from latchwork.tasks.running.prefetch_queue import MANY, MOST_AHEAD, MOST_VAIN, ArrivalRate, prefetch_limit
+from latchwork.tasks.running.prefetch_queue import MANY, MOST_AHEAD, MOST_VAIN, ArrivalRate, compute_prefetch_limit
 from latchwork.tasks.running.worker_hooks import SUSPECT, ClaimFilter
 
 
@@ -29,12 +29,12 @@ def choosing():
 
 
 def test_a_node_of_long_calls_claims_nothing_ahead():
-    assert prefetch_limit(8, 1.0) == 0
+    assert compute_prefetch_limit(8, 1.0) == 0
 
 
 def test_a_node_of_short_calls_claims_for_some_milliseconds_and_not_without_end():
-    assert prefetch_limit(8, 0.01) == 16
-    assert prefetch_limit(8, 0.0) == MOST_AHEAD
+    assert compute_prefetch_limit(8, 0.01) == 16
+    assert compute_prefetch_limit(8, 0.0) == MOST_AHEAD
 
 
 def test_a_node_takes_one_item_at_a_time_that_came_back_from_nodes_that_died():

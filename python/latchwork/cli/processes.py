@@ -72,7 +72,7 @@ class ChildFailed(LatchworkError):
     """A command could not be started, or ended with an exit code other than 0."""
 
 
-class Child:
+class CommandProcess:
     """A running command. Thread-safe.
 
     On Linux it ends with the thread that started it, even if that is killed. Its own children do not.
@@ -146,7 +146,7 @@ class Child:
 
 
 @contextmanager
-def forward_signals() -> Iterator[Callable[[Child], None]]:
+def forward_signals() -> Iterator[Callable[[CommandProcess], None]]:
     """Forward signals of this process to a child process during a ``with`` block.
 
     Ctrl-C in a terminal reaches the child directly. Signals that arrive before the child exists are forwarded later, so
@@ -155,7 +155,7 @@ def forward_signals() -> Iterator[Callable[[Child], None]]:
     Yields:
         A function that sets the child.
     """
-    children: list[Child] = []
+    children: list[CommandProcess] = []
     early: list[int] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
@@ -166,7 +166,7 @@ def forward_signals() -> Iterator[Callable[[Child], None]]:
         else:
             early.append(number)
 
-    def name(child: Child) -> None:
+    def name(child: CommandProcess) -> None:
         children.append(child)
         for number in early:
             child.send(number)
@@ -208,7 +208,7 @@ def run_while_owned(
             over.wait(min(left_s, _LOOK_S))
 
     with forward_signals() as hand_on_to:
-        child = Child(words, env, own_group=False)
+        child = CommandProcess(words, env, own_group=False)
         hand_on_to(child)
         watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
         watcher.start()
@@ -375,7 +375,7 @@ def _run_item(words: Sequence[str], item: str, context: JobContext) -> int:
     env["LATCHWORK_TOKEN"] = str(context.fence(item).token)
     if context.fire_time_s is not None:
         env["LATCHWORK_FIRE_TIME_S"] = f"{context.fire_time_s:.0f}"
-    child = Child(words, env, own_group=True)
+    child = CommandProcess(words, env, own_group=True)
     forget = context.on_stop(lambda: child.stop(max(0.0, min(_STOP_S, context.remaining_s() - _LAST_S))))
     try:
         return child.wait()

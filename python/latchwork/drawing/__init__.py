@@ -4,17 +4,17 @@ Pure: it does not know about stores, and the same graph gives the same drawing.
 """
 
 from latchwork.drawing.formats import to_dot, to_mermaid, to_svg
-from latchwork.drawing.graph import CyclicGraph, Edge, Graph, Node
-from latchwork.drawing.layout import Box, Layout, Line, lay_out
+from latchwork.drawing.graph import CyclicGraph, Edge, Graph, GraphNode
+from latchwork.drawing.layout import Box, EdgeLine, Layout, lay_out
 
 __all__ = [
     "Box",
     "CyclicGraph",
     "Edge",
+    "EdgeLine",
     "Graph",
+    "GraphNode",
     "Layout",
-    "Line",
-    "Node",
     "lay_out",
     "to_dot",
     "to_mermaid",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from html import escape
 from zlib import crc32
 
-from latchwork.drawing.graph import Graph, Node
-from latchwork.drawing.layout import Box, Layout, Line, format_px, lay_out
+from latchwork.drawing.graph import Graph, GraphNode
+from latchwork.drawing.layout import Box, EdgeLine, Layout, format_px, lay_out
 
 #: Fill, border and text, first in light and then in dark; what has another kind looks like what has none.
 COLOURS = {
@@ -62,7 +62,7 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _box(node: Node, box: Box) -> str:
+def _box(node: GraphNode, box: Box) -> str:
     label = _escape_text(node.title or node.text)
     kind = f" kind-{node.kind}" if node.kind else ""
     middle = f'x="{format_px(box.x + box.width / 2)}" y="{format_px(box.y + box.height / 2)}"'
@@ -73,7 +73,7 @@ def _box(node: Node, box: Box) -> str:
     )
 
 
-def _line(line: Line, name: str) -> str:
+def _line(line: EdgeLine, name: str) -> str:
     kind = f" kind-{line.edge.kind}" if line.edge.kind else ""
     label = _escape_text(f"{line.edge.source} to {line.edge.target}")
     return f'<path class="edge{kind}" d="{line.path}" marker-end="url(#{name}-arrow)"><title>{label}</title></path>'

@@ -17,8 +17,8 @@ class CyclicGraph(LatchworkError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node.
+class GraphNode:
+    """A node of a graph to draw.
 
     Attributes:
         id: Unique ID in its graph.
@@ -60,12 +60,12 @@ class Graph:
         ValueError: An ID occurs twice, an edge ends at an unknown node, or a kind is not a valid CSS class.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     edges: tuple[Edge, ...] = ()
     title: str = ""
     order: tuple[str, ...] = field(init=False, repr=False)
 
-    def __init__(self, nodes: Iterable[Node], edges: Iterable[Edge] = (), title: str = "") -> None:
+    def __init__(self, nodes: Iterable[GraphNode], edges: Iterable[Edge] = (), title: str = "") -> None:
         object.__setattr__(self, "nodes", tuple(nodes))
         object.__setattr__(self, "edges", tuple({(each.source, each.target): each for each in edges}.values()))
         object.__setattr__(self, "title", title)
@@ -87,7 +87,9 @@ class Graph:
                 raise ValueError(f"{kind!r} is no kind: use lower-case letters, digits and -, beginning with a letter")
 
     def _sort_topologically(self) -> tuple[str, ...]:
-        """Return the IDs of the nodes in topological order. Apart from that, their given order is kept."""
+        """Return the IDs of the nodes in topological order. Among several possible orders, choose the one closest to
+        the given order.
+        """
         sorter: TopologicalSorter[str] = TopologicalSorter({node.id: () for node in self.nodes})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)

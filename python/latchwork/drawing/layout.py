@@ -141,7 +141,7 @@ def _sort_row(layers: LayeredGraph, row: int, *, downwards: bool) -> None:
 
 
 def count_crossings(layers: LayeredGraph) -> int:
-    """Return how many pairs of edges cross."""
+    """Count the pairs of edges that cross."""
     return sum(_count_row_crossings(layers, row) for row in range(1, len(layers.rows)))
 
 
@@ -180,7 +180,7 @@ def _add(tree: list[int], index: int) -> None:
 
 
 def compute_centers(layers: LayeredGraph, width_of: Callable[[Vertex], float], gap: float) -> dict[Vertex, float]:
-    """Return the x coordinate of the center of each node and bend. The left side of the leftmost box is at 0.
+    """Compute the x coordinate of the center of each node and of each bend of an edge. The leftmost box begins at 0.
 
     Args:
         layers: The graph.
@@ -249,7 +249,7 @@ def _position_isolated_nodes(
 
 
 def fit_nondecreasing(wanted: Sequence[float]) -> list[float]:
-    """Return the non-decreasing sequence that is closest to the given one by least squares."""
+    """Return the non-decreasing sequence that is closest to the given one, by the sum of squared differences."""
     blocks: list[tuple[float, int]] = []
     for value in wanted:
         mean, size = value, 1
@@ -273,7 +273,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EdgeLine:
     """The line of an edge, from the lower side of its source to the upper side of its target."""
 
     edge: Edge
@@ -310,7 +310,7 @@ class Layout:
     """
 
     boxes: dict[str, Box] = field(default_factory=dict)
-    lines: tuple[Line, ...] = ()
+    lines: tuple[EdgeLine, ...] = ()
     width: float = 2 * MARGIN
     height: float = 2 * MARGIN
 
@@ -341,7 +341,8 @@ def lay_out(graph: Graph) -> Layout:
         for node in graph.nodes
     }
     lines = tuple(
-        Line(edge, _compute_points(edge, layers.routes[edge.source, edge.target], boxes, x, y)) for edge in graph.edges
+        EdgeLine(edge, _compute_points(edge, layers.routes[edge.source, edge.target], boxes, x, y))
+        for edge in graph.edges
     )
     right = max(x[place] + widths.get(place, _BEND_WIDTH) / 2 for place in x)
     return Layout(boxes, lines, round(right + 2 * MARGIN, 1), max(y.values()) + BOX_HEIGHT + MARGIN)
@@ -350,7 +351,7 @@ def lay_out(graph: Graph) -> Layout:
 def _compute_points(
     edge: Edge, route: list[Vertex], boxes: dict[str, Box], x: dict[Vertex, float], y: dict[Vertex, float]
 ) -> tuple[tuple[float, float], ...]:
-    """Return the points through which an edge is drawn. A bend passes straight through its row.
+    """Return the points through which an edge is drawn. At a bend, the edge passes straight through the row.
 
     Args:
         edge: The edge.

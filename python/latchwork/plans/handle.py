@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from latchwork._base.event import Signal
-from latchwork.drawing import Edge, Graph, Node
+from latchwork.drawing import Edge, Graph, GraphNode
 from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
 from latchwork.plans.builder import Ref, check_call, check_task_name, generate_task_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
@@ -252,7 +252,7 @@ class PlanHandle:
         _, plan = await self._plan_store.read_plan(self.id)
         tasks = sorted(await self._plan_store.read_all_tasks(self.id), key=lambda each: each.record.number)
         names = {each.name for each in tasks}
-        nodes = [Node(each.name, each.name, each.record.state.value, _title(each)) for each in tasks]
+        nodes = [GraphNode(each.name, each.name, each.record.state.value, _title(each)) for each in tasks]
         edges = [Edge(dep, each.name) for each in tasks for dep in each.record.deps if dep in names]
         return Graph(nodes, edges, plan.title or self.id)
 

@@ -103,7 +103,8 @@ class Blobs:
 
     @driven
     async def write(self, owner: str, data: bytes) -> BlobRef:
-        """Write a large value and return a reference to it. Then write the record that contains the reference.
+        """Write a large value, and return a reference to it. The caller then writes the record that contains the
+        reference.
 
         If the write fails, its chunks are deleted in the background.
 
@@ -153,7 +154,11 @@ class Blobs:
         return data
 
     def delete_ops(self, ref: BlobRef) -> list[Op]:
-        """Return the writes that delete a value, one per chunk, for the transaction that deletes its record."""
+        """Return the writes that delete a value, one per chunk. Add them to the transaction that deletes its record.
+
+        Args:
+            ref: Reference to the value.
+        """
         return [Delete(key) for key in self._keys(ref)]
 
     @driven
@@ -162,14 +167,14 @@ class Blobs:
         await ask(self._store.delete_tree, self._path(ref))
 
     def delete_soon(self, ref: BlobRef) -> None:
-        """Delete a value in the background, with retries until the store closes. No record may refer to it. Does not
-        block.
+        """Delete a value in the background, with retries until the store closes. No record may refer to it. Never
+        blocks.
         """
         self._store.cleanup.add(partial(self._try_delete_unreferenced, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven
     async def sweep(self, list_owners: Callable[[], Iterable[str]]) -> list[str]:
-        """Delete the values of all owners that no longer exist. Idempotent, and safe to call from any process.
+        """Delete the values of all owners that no longer exist. Idempotent. Several processes may do this at once.
 
         Args:
             list_owners: Returns the owners that still exist. Called at most once, and may read the store. Owner IDs are

@@ -76,7 +76,7 @@ class RegisteredFunction:
 
     @cached_property
     def positional_parameters(self) -> tuple[tuple[str, ...], int] | None:
-        """The names of the parameters, and the number of parameters without a default. None if some cannot be passed by
+        """The names of the parameters, and the number of required ones. None if some parameters cannot be passed by
         position.
         """
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -85,7 +85,11 @@ class RegisteredFunction:
         return (tuple(each.name for each in all_), least) if all(each.kind in kinds for each in all_) else None
 
     def to_call_arguments(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert values by parameter name into positional arguments and keyword arguments."""
+        """Convert values by parameter name into positional arguments and keyword arguments.
+
+        Args:
+            bound: Value of each parameter, by name.
+        """
         whole = inspect.signature(self.fn)
         found = inspect.BoundArguments(whole, OrderedDict((n, bound[n]) for n in whole.parameters if n in bound))
         return found.args, found.kwargs
@@ -225,7 +229,7 @@ class Functions:
             raise UnknownFunction.for_name(str(name), self._by_name) from None
 
     def find(self, fn: Callable[..., Any]) -> RegisteredFunction | None:
-        """Return the registration of a function, or None if it is not registered."""
+        """Find the registration of a function. Return None if it is not registered."""
         try:
             return self._by_fn.get(fn)
         except TypeError:  # not hashable, so not registered

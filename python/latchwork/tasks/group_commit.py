@@ -144,7 +144,7 @@ class GroupCommit:
                 await Pause(self._clock, self._hurry, backoff.next_s())
 
     def _take_batch(self) -> list[CommitUnit]:
-        """Remove the units of the next transaction from the queue and return them. Drops cancelled units."""
+        """Remove the units of the next transaction from the queue and return them. Canceled units are dropped."""
         if not self._waiting:
             return []
         units = select_next_batch(self._waiting)
@@ -216,7 +216,12 @@ class GroupCommit:
         return has_committed or isinstance(error, Conflict)
 
     def _requeue(self, units: list[CommitUnit], error: LatchworkError) -> None:
-        """Put units back at the front of the queue, in order. Units whose timeout has passed fail instead."""
+        """Put units back at the front of the queue, in order. If the timeout of a unit has passed, it fails instead.
+
+        Args:
+            units: The units.
+            error: Error of the last attempt.
+        """
         now = self._clock.now()
         with self._changed.mutex:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
@@ -226,7 +231,7 @@ class GroupCommit:
 
 
 def _build_final_error(unit: CommitUnit, error: Exception) -> Exception:
-    """Return the error to report for a unit: ``OutcomeUnknown`` if an earlier attempt may have committed it.
+    """Build the error to report for a unit: ``OutcomeUnknown`` if an earlier attempt may have committed it.
 
     Args:
         unit: The unit.
@@ -337,7 +342,7 @@ class _Batch:
     def conflicts_with(self, unit: CommitUnit) -> bool:
         """Return whether a unit cannot be in the same transaction as this batch.
 
-        That is so if one writes a key that the other writes or checks, or if their checks contradict each other.
+        They conflict if one writes a key that the other writes or checks, or if their checks contradict each other.
         """
         for key in self._both_write(unit):
             if self.written[key] is None or self.written[key] != unit.written[key]:
@@ -360,7 +365,7 @@ class _Batch:
         self.size += unit.size
 
     def block_keys_of(self, unit: CommitUnit) -> None:
-        """Record the keys of a unit that is left out, so that later units that conflict with it do not overtake it."""
+        """Record the keys of a unit that is left out. Later units that conflict with it must then be left out too."""
         differing = [key for key in self._both_write(unit) if self.written[key] != unit.written[key]]
         self.written.update(unit.written)
         self.written.update(dict.fromkeys(differing))
@@ -368,7 +373,7 @@ class _Batch:
 
 
 def select_next_batch(waiting: Sequence[CommitUnit]) -> list[CommitUnit]:
-    """Return the units of the next transaction: the first one, and all that can be combined with it, in order.
+    """Select the units of the next transaction: the first one, and all that can be combined with it, in order.
 
     No unit overtakes another unit that it conflicts with.
 
@@ -394,7 +399,7 @@ def select_next_batch(waiting: Sequence[CommitUnit]) -> list[CommitUnit]:
 
 
 def find_conflicting_units(units: Sequence[CommitUnit], error: Conflict) -> list[CommitUnit]:
-    """Return the units that caused a conflict, because one of their checks or writes failed.
+    """Find the units that caused a conflict, because one of their checks or writes failed.
 
     Args:
         units: The units of the transaction.
@@ -412,7 +417,7 @@ def merge_checks(units: Iterable[CommitUnit]) -> list[Check]:
 
 
 def merge_ops(units: Iterable[CommitUnit]) -> list[Op]:
-    """Return the writes of all units, in order. A write that several units share appears once, at its first
+    """Return the writes of all units, in order. A write that several units share is returned once, at its first
     position.
     """
     written: set[str] = set()

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from latchwork.drawing import Edge, Graph, Node
+from latchwork.drawing import Edge, Graph, GraphNode
 from latchwork.errors import LatchworkError
 from latchwork_workflows.app import create_admin_link, make_web_app
 from latchwork_workflows.model.definition import build_plan
@@ -189,7 +189,9 @@ def test_a_problem_is_shown_by_the_line_where_it_is():
 
 
 def test_drawings_escape_and_link(seeds):
-    svg = draw_graph_svg(Graph([Node("<a>", kind="running"), Node("b")], [Edge("<a>", "b")]), links={"b": '/x"y'})
+    svg = draw_graph_svg(
+        Graph([GraphNode("<a>", kind="running"), GraphNode("b")], [Edge("<a>", "b")]), links={"b": '/x"y'}
+    )
     assert "<a>" not in svg
     assert "&lt;a&gt;" in svg
     assert 'href="/x&#34;y"' in svg

@@ -55,7 +55,7 @@ class CannotStart(LatchworkError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How a child process and everything that it started has ended.
+    """The result of a child process and everything that it started.
 
     Attributes:
         why: ``exited`` by itself; ``deadline``: killed at its deadline; ``requested``: stopped on request; ``parent``:
@@ -170,7 +170,7 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select``. It becomes readable when the child has ended; call ``poll`` then."""
+        """Return a descriptor for ``select``, which becomes readable when the child has ended. Then call ``poll``."""
         return self._supervisor.reports
 
     def set_deadline(self, until: float) -> None:
@@ -182,7 +182,7 @@ class Child:
         self._send_order(f"until {format_deadline(until)}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ask the command to end: send SIGTERM to its process group, and kill it later if it is still running. Does not
+        """Ask the command to end with SIGTERM to its process group, and kill it later if it is still running. Does not
         wait.
 
         Args:
@@ -197,11 +197,11 @@ class Child:
         self._send_order("kill")
 
     def poll(self) -> ChildEnd | None:
-        """Return how the child has ended, or None while it is running. Does not wait."""
+        """Return the result of the child, or None while it is running. Does not wait."""
         return self._wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> ChildEnd:
-        """Wait until the command and everything that it started has ended, and return how it ended.
+        """Wait until the command and everything that it started has ended, and return the result.
 
         Args:
             timeout_s: Seconds to wait; None waits forever.
@@ -265,7 +265,7 @@ class Child:
                 self._end = self._end_without_supervisor()
 
     def _end_without_supervisor(self) -> ChildEnd:
-        """Kill all processes of the command after its supervisor was killed, and return how the child ended.
+        """Kill all processes of the command after its supervisor was killed, and return the result of the child.
 
         The kernel has already killed the command itself. Processes that forked away from it are found by a variable of
         their environment.
@@ -378,7 +378,7 @@ class DeadlineExtender:
         child.set_deadline(min(self.until, deadline))
 
     def remove(self, child: Child) -> None:
-        """Stop extending the deadline of a child, which then has none."""
+        """Stop extending the deadline of a child, and remove its deadline."""
         with self._mutex:
             there = self._held.pop(child, None)
         if there is not None:

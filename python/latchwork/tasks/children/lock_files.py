@@ -106,9 +106,12 @@ def _find_unlocked(folder: Path) -> list[Path]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether the supervisor of a lock file is running.
+    """Return whether the supervisor that owns a lock file is still running.
 
-    Takes a shared lock for a moment, so that concurrent checks do not disturb each other.
+    The check takes a shared lock for a moment, so that several checks can run at once.
+
+    Args:
+        path: Path of the lock file.
     """
     import fcntl
 
@@ -126,7 +129,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def lock_folder() -> Path | None:
-    """Return the folder of this user's lock files, and create it if needed. None if other users can write to it."""
+    """Return the folder of this user's lock files, and create it if needed. Return None if other users can write
+    to it.
+    """
     name = _boot_folder_name()
     if not name:
         return None
@@ -139,7 +144,7 @@ def lock_folder() -> Path | None:
 
 @cache
 def _boot_folder_name() -> str:
-    """Return a folder name that is unique to this boot of the machine and this process namespace. Empty if they are
+    """Return a folder name that is unique to this boot of the machine and this process namespace. Return "" if they are
     unknown.
     """
     try:
@@ -149,7 +154,7 @@ def _boot_folder_name() -> str:
 
 
 def kill_marked(mark: str) -> int:
-    """Kill all processes whose environment contains a mark, including those that they start meanwhile.
+    """Kill all processes whose environment contains a mark. Processes that they start in the meantime are killed, too.
 
     Args:
         mark: Value of the environment variable ``LATCHWORK_CHILD``.
@@ -172,7 +177,7 @@ def kill_marked(mark: str) -> int:
 
 
 def _stop_marked(entry: bytes) -> Iterator[int]:
-    """Send SIGSTOP to all processes whose environment contains an entry, and yield their IDs."""
+    """Suspend all processes whose environment contains an entry with SIGSTOP, and yield their IDs."""
     names = [each.name for each in _PROC.iterdir()] if _PROC.is_dir() else []
     for pid in map(int, filter(str.isdecimal, names)):
         if pid != os.getpid() and _send(pid, entry, signal.SIGSTOP):
@@ -195,7 +200,9 @@ def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
 
 
 def _read_environment(pid: int) -> list[bytes]:
-    """Return the environment with which a process was started. Empty if the process has ended or cannot be read."""
+    """Return the environment with which a process was started. Return an empty list if the process has ended or cannot
+    be read.
+    """
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

@@ -54,12 +54,19 @@ class System:
                 self.libc = ctypes.CDLL(None, use_errno=True)
 
     def prctl(self, option: int, value: int) -> bool:
-        """Set an option of this process. Return whether that was possible."""
+        """Set an option of this process.
+
+        Args:
+            option: Number of the option.
+            value: Its value.
+        Returns:
+            Whether the option could be set.
+        """
         return self.libc is not None and bool(self.libc.prctl(option, value, 0, 0, 0) == 0)
 
     def boot_timer(self) -> int | None:
-        """Create a timer descriptor on the boot clock, for ``set_timer``. Return None if the system has no such
-        timers.
+        """Create a timer descriptor on the boot clock, for ``set_timer``. Return None if the system does not support
+        that.
         """
         if self.libc is None or not hasattr(self.libc, "timerfd_create"):
             return None
@@ -80,7 +87,7 @@ class System:
             self.libc.timerfd_settime(timer_fd, TFD_ABSTIME, spec, None)
 
 
-class Order:
+class CommandRequest:
     """The message from the parent that describes the command to run."""
 
     def __init__(self, parts: list[bytes]) -> None:
@@ -100,7 +107,7 @@ class Order:
 class Supervisor:
     """Starts one command, and ensures that it and all processes that it started end in time."""
 
-    def __init__(self, order: Order, system: System) -> None:
+    def __init__(self, order: CommandRequest, system: System) -> None:
         self.order = order
         self.parent_of_child = os.getpid()
         self.system = system
@@ -138,7 +145,11 @@ class Supervisor:
         )
 
     def enforce_deadlines(self) -> float:
-        """Send SIGTERM to the command, or kill it, if that is due. Return the next time to check, on the boot clock."""
+        """Send SIGTERM to the command or kill it, if its deadline requires that now.
+
+        Returns:
+            The next time to check, on the boot clock.
+        """
         if self.kill_at is not None and boot_time() >= self.kill_at:
             self.kill("requested")
         elif boot_time() >= self.until:
@@ -150,7 +161,8 @@ class Supervisor:
         return min([*moments, *([self.kill_at] if self.kill_at is not None else [])])
 
     def get_poll_timeout_ms(self, timer_fd: int | None, next_check_at: float) -> int | None:
-        """Return the timeout for ``poll`` in milliseconds. None waits for an event, such as the timer.
+        """Return the timeout for ``poll`` in milliseconds. None means no timeout: the timer or another event ends the
+        wait.
 
         Args:
             timer_fd: Timer descriptor, which is set to the next check; None if the system has no timers.
@@ -177,7 +189,7 @@ class Supervisor:
         if 0 in ready:
             self.read_orders()
         if parent_fd is not None and parent_fd in ready:
-            self.kill("parent_fd")
+            self.kill("parent")
 
     def read_orders(self) -> None:
         """Read and execute the lines that the parent has sent. The end of the pipe means that the parent is gone."""
@@ -209,7 +221,11 @@ class Supervisor:
             self.kill("requested")
 
     def start(self) -> bool:
-        """Start the command in a new process group. If that fails, report it to the parent and return False."""
+        """Start the command in a new process group.
+
+        Returns:
+            False if it could not be started. The error was then reported to the parent.
+        """
         reading, writing = os.pipe()
         self.child = os.fork()
         if self.child == 0:
@@ -234,7 +250,7 @@ class Supervisor:
         """Replace this forked child process by the command. Never returns.
 
         Args:
-            failure: Descriptor of the pipe to which an error of the start is reported.
+            failure: Descriptor of the pipe to which an error is reported if the command cannot be started.
         """
         where = "start"
         try:
@@ -261,7 +277,9 @@ class Supervisor:
         os._exit(127)
 
     def set_up_streams(self) -> None:
-        """Move the streams to descriptors 0 to 2, and close all others that the command must not inherit."""
+        """Move the command's streams to descriptors 0 to 2, and close all descriptors that the command must not
+        inherit.
+        """
         spare = [os.dup(fd) for fd in self.order.streams]
         for number, fd in enumerate(spare):
             os.dup2(fd, number, inheritable=True)
@@ -282,20 +300,31 @@ class Supervisor:
         self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
 
     def kill(self, reason: str) -> None:
-        """Kill the command, and record the reason for the report."""
+        """Kill the command, and record the reason for the report.
+
+        Args:
+            reason: Why it is killed, as in ``ChildEnd.why``.
+        """
         self.why = reason
         self.signal_group(signal.SIGKILL)
         self.reap(wait=True)
 
     def signal_group(self, signal_number: int) -> None:
-        """Send a signal to the command's process group. The ID of the group is not reused until the command is
-        reaped.
+        """Send a signal to the command's process group, whose ID is not reused until the command is reaped.
+
+        Args:
+            signal_number: The signal.
         """
         if self.status is None:
             send(os.killpg, self.child, signal_number)
 
     def reap(self, *, wait: bool) -> None:
-        """Record the end of the command if it has ended, and reap other processes that were reparented to this one."""
+        """Record the end of the command if it has ended, and reap other processes that have become children of this
+        process.
+
+        Args:
+            wait: Whether to wait for the end of the command.
+        """
         flags = os.WEXITED | os.WNOWAIT
         if self.status is None and os.waitid(os.P_PID, self.child, flags | (0 if wait else os.WNOHANG)) is not None:
             self.left = len(self.signal_descendants())
@@ -328,7 +357,7 @@ class Supervisor:
         return True
 
     def signal_descendants(self, signal_number: int = 0) -> set[int]:
-        """Send a signal to all processes below this one. Return the IDs of those that are running.
+        """Send a signal to all processes below this one, and return the IDs of those that are running.
 
         Args:
             signal_number: The signal; 0 sends none.
@@ -356,9 +385,11 @@ class Supervisor:
         return reading
 
     def watch_parent(self) -> int | None:
-        """Open a descriptor that becomes readable when the parent has ended. Return None if the system has no pidfd.
+        """Open a descriptor that becomes readable when the parent has ended. Return None if the system does not support
+        that.
 
-        The end of the parent's pipe is not enough: a child of the parent may hold the other end open.
+        Watching the pipe from the parent is not enough, because another child of the parent may keep its other end
+        open.
         """
         opened: int | None = None
         with contextlib.suppress(AttributeError, OSError):
@@ -442,7 +473,7 @@ def read_exactly(count: int) -> bytes:
 def main() -> None:
     """Read the description of the command from the parent, and supervise the command."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    order = Order(read_exactly(int(read_exactly(10))).split(b"\0"))
+    order = CommandRequest(read_exactly(int(read_exactly(10))).split(b"\0"))
     Supervisor(order, System()).run()
 
 

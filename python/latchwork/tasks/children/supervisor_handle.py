@@ -176,13 +176,13 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until there is data to read from a descriptor.
+    """Wait until data can be read from a descriptor.
 
     Args:
         fd: The descriptor.
         timeout_s: Seconds to wait; None waits forever.
     Returns:
-        Whether there is data; False after the timeout.
+        Whether data can be read; False after the timeout.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -190,8 +190,8 @@ def is_readable(fd: int, timeout_s: float | None) -> bool:
 
 
 def _absolute_folder(folder: str | Path | None) -> bytes:
-    """Return a folder as an absolute path. The supervisor runs in ``/``, so that it does not keep another folder in
-    use.
+    """Return a folder as an absolute path. The supervisor itself runs in ``/``, so that it does not block other
+    folders.
     """
     try:
         return os.fsencode(Path(folder or "").absolute())

@@ -80,8 +80,8 @@ class WorkerSession(Protocol):
         """
 
     def close(self, timeout_s: float) -> list[str]:
-        """Ask all tasks to stop, release their claims, leave the group, and close the session. Also ends a running
-        ``start``.
+        """Ask all tasks to stop, release their claims, leave the group, and close the session. A ``start`` in progress
+        is ended, too.
 
         Idempotent. Several threads may call it at once; the shortest timeout counts.
 
@@ -92,7 +92,7 @@ class WorkerSession(Protocol):
         """
 
     def unavailable_reason(self) -> str | None:
-        """Return why no tasks can be claimed now, or None if they can."""
+        """Return the reason why no tasks can be claimed now, or None if they can be claimed."""
 
 
 S = TypeVar("S", bound=WorkerSession)
@@ -199,7 +199,7 @@ class Node(ABC, Generic[S]):
         """Create the object that does the work of one session. Does no I/O."""
 
     def start(self) -> None:
-        """Start to join and to claim tasks in the background. Idempotent.
+        """Start a thread that joins the group of nodes and claims tasks. Idempotent.
 
         Raises:
             Closed: The node was closed or drained.
@@ -313,7 +313,7 @@ class Node(ABC, Generic[S]):
                 return
 
     def health(self) -> NodeHealth:
-        """Return whether the node can do its work, and if not, why. Does no I/O."""
+        """Return whether the node can do its work, and the reasons if it cannot. Does no I/O."""
         self._home.check()
         with self._changed:
             work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._not_ready()
@@ -377,7 +377,13 @@ class Node(ABC, Generic[S]):
         return self._is_closed or self._is_draining
 
     def _record_error(self, error: Exception) -> bool:
-        """Record and log an error of a session. Return whether it ends the node, because a retry cannot help."""
+        """Record and log an error of a session.
+
+        Args:
+            error: The error.
+        Returns:
+            Whether the error ends the node, because a retry cannot help.
+        """
         why = reason(error)
         with self._changed:
             is_new, self._trouble = why != self._trouble, why

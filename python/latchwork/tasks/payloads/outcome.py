@@ -204,7 +204,7 @@ class Outcome(Struct, frozen=True):
 
 
 def _pack_exception(error: BaseException) -> bytes:
-    """Encode the arguments of an exception, and its attributes with plain values. Empty if that is not possible."""
+    """Encode the arguments and the plain attributes of an exception. Return empty bytes if that is not possible."""
     try:
         parts = exception_data(error)
     except BaseException:  # of the properties of its class
@@ -234,5 +234,5 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _escape_lines(text: str) -> str:
-    """Escape untrusted text for a terminal, but keep its line breaks."""
+    """Escape untrusted text so that it is safe to print on a terminal, but keep its line breaks."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

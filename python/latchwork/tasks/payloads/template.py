@@ -131,7 +131,12 @@ def _fill_node(node: Any, part: Callable[[object], bytes], join: _Join, function
 
 
 def _join_packed(members: list[bytes] | dict[str, bytes]) -> bytes:
-    """Join encoded elements into an encoded list or dictionary, with the same bytes as ``pack``."""
+    """Join encoded elements into an encoded list or dictionary. The result has the same bytes as ``pack`` would
+    produce.
+
+    Args:
+        members: The encoded elements, as a list or by key.
+    """
     if isinstance(members, list):
         return _container_header(len(members), 0x90, 0xDC) + b"".join(members)
     return _container_header(len(members), 0x80, 0xDE) + b"".join(

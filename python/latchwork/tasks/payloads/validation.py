@@ -36,8 +36,8 @@ class TypeMismatch(Exception):
 
 
 def validate_value(value: Any, hint: Any, where: str = "") -> Any:
-    """Check that a value matches an annotation, and return it. Each ``DecodedObject`` in it is replaced by an instance
-    of its class.
+    """Check that a value matches an annotation, and return it with each ``DecodedObject`` replaced by an instance of
+    its class.
 
     Args:
         value: A result of ``unpack``, or any other value.
@@ -68,7 +68,13 @@ _PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def _strip_annotation(hint: Any) -> tuple[Any, Any]:
-    """Return the bare type of an annotation, without aliases and bounds, and its bounds for msgspec or None."""
+    """Split an annotation into its bare type and its bounds.
+
+    Args:
+        hint: The annotation, possibly with aliases and bounds.
+    Returns:
+        The bare type, and the bounds for msgspec or None.
+    """
     constraint = None
     while True:
         if typing.get_origin(hint) is typing.Annotated:
@@ -89,7 +95,15 @@ def _strip_annotation(hint: Any) -> tuple[Any, Any]:
 
 
 def _check_bounds(value: Any, constraint: Any, where: str) -> Any:
-    """Check a value against bounds such as ``Meta(ge=0)``, and return it. Only plain values are checked."""
+    """Return a value if it is within bounds such as ``Meta(ge=0)``. Only plain values are checked.
+
+    Args:
+        value: The value.
+        constraint: The bounds, as an annotation for msgspec.
+        where: Position in an enclosing value, for errors.
+    Raises:
+        TypeMismatch: The value is out of bounds.
+    """
     if constraint is not None and type(value) in _PLAIN:
         try:
             convert(value, constraint)
@@ -255,9 +269,13 @@ def _find_enum_member(parts: DecodedObject, kind: type, where: str) -> Any:
 
 
 def _build_dataclass(kind: Any, fields: dict[str, Any]) -> Any:
-    """Create a dataclass instance without calling ``__init__``, whose parameters may not be the fields.
+    """Create a dataclass instance without calling ``__init__``, because its parameters may differ from the fields.
 
-    Calls ``__post_init__`` if there is one.
+    ``__post_init__`` is called if there is one.
+
+    Args:
+        kind: The class.
+        fields: Values of the fields, by name.
     """
     known = {each.name for each in dataclasses.fields(kind)}
     if fields.keys() != known:
@@ -273,7 +291,7 @@ def _build_dataclass(kind: Any, fields: dict[str, Any]) -> Any:
 
 @cache
 def class_hints(kind: Any) -> Mapping[str, Any]:
-    """Return the resolved annotations of a class; empty if they cannot be resolved."""
+    """Return the resolved annotations of a class. Return an empty mapping if they cannot be resolved."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except Exception:
@@ -284,8 +302,11 @@ _BOXES = frozenset({list, dict, tuple, set, frozenset})
 
 
 def _require_no_objects(value: Any, where: str) -> Any:
-    """Check that a value contains no ``DecodedObject`` at any depth, and return it.
+    """Return a value if it contains no ``DecodedObject`` at any depth.
 
+    Args:
+        value: The value.
+        where: Position in an enclosing value, for errors.
     Raises:
         TypeMismatch: It contains one.
     """

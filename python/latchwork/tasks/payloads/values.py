@@ -213,9 +213,9 @@ _PACKERS: dict[type, Callable[[Any, Any, int], Any]] = {
 
 
 def object_fields(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dataclass, a Struct or a named tuple by name.
+    """Return the fields of a dataclass, a Struct or a named tuple, by name.
 
-    None for objects of other classes, and for objects that have state outside their fields.
+    Return None for objects of other classes, and for objects that have state outside their fields.
     """
     kind = type(value)
     if dataclasses.is_dataclass(kind):
@@ -308,7 +308,9 @@ def _zones() -> frozenset[str]:
 
 
 def _is_zone_info(zone: Any) -> bool:
-    """Return whether a time zone is a ``ZoneInfo``. Does not import that module: without it, no time zone is one."""
+    """Return whether a time zone is a ``ZoneInfo``. If that module is not loaded, no object can be one, so it is not
+    imported.
+    """
     loaded = sys.modules.get("zoneinfo")
     return loaded is not None and type(zone) is loaded.ZoneInfo
 
@@ -376,19 +378,22 @@ class ExceptionData:
 
 
 def exception_data(error: BaseException) -> ExceptionData:
-    """Return the data of an exception to store. Notes of the exception are among its attributes."""
+    """Return the data of an exception that is stored, such as its arguments and its attributes. Notes are among the
+    attributes.
+    """
     return ExceptionData(*module_and_name(type(error)), _constructor_args(error), dict(vars(error)))
 
 
 def module_and_name(kind: type) -> tuple[str, str]:
-    """Return the module and the qualified name of a class. A metaclass cannot change the answer."""
+    """Return the module and the qualified name of a class, even if its metaclass tries to return others."""
     module = _MODULE_OF(kind)
     return module if type(module) is str else "", _QUALNAME_OF(kind)
 
 
 def _constructor_args(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments for the built-in class of an exception. ``OSError.args`` lacks the file names, so they are
-    added.
+    """Return the arguments with which the built-in base class of an exception can create an equal one.
+
+    For an ``OSError``, the file names are added, which its ``args`` lack.
     """
     args: object = error.args
     given = args if type(args) is tuple else ()
@@ -416,7 +421,7 @@ def rebuild_exception(parts: ExceptionData) -> BaseException | None:
 
 
 def find_loaded_class(module: str, name: str) -> type[Exception] | None:
-    """Return an exception class by module and name, if the module is already loaded; otherwise None."""
+    """Find an exception class by module and name. Return None if the module is not loaded, or has no such class."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)

@@ -38,8 +38,11 @@ RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
 
 
 def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-    """Run a coroutine on a new event loop in this thread, and return its result. A request to stop the task
-    cancels it.
+    """Run a coroutine on a new event loop in this thread, and return its result. A request to stop the task cancels it.
+
+    Args:
+        body: The coroutine.
+        context: Context of the task.
     """
     import asyncio  # each process of a task imports this module, but few need asyncio
 
@@ -160,8 +163,13 @@ async def _coroutine(registered: RegisteredFunction, args: Sequence[Any], kwargs
 
 
 def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
-    """Run a coroutine and return its result. If a request to stop cancelled it, raise the same errors as for plain
-    functions.
+    """Run a coroutine and return its result. If a request to stop canceled it, raise the errors that a plain function
+    would raise.
+
+    Args:
+        body: The coroutine.
+        context: Context of the task.
+        run_loop: Runs the coroutine.
     """
     try:
         return run_loop(body, context)
@@ -176,7 +184,15 @@ def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop
 def _add_context(
     registered: RegisteredFunction, arguments: Arguments, context: TaskContext
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the task's context to the arguments, for the parameters that are annotated with it."""
+    """Add the task's context to the arguments, for the parameters that are annotated with it.
+
+    Args:
+        registered: The function.
+        arguments: The decoded arguments.
+        context: Context of the task.
+    Returns:
+        The positional and the keyword arguments.
+    """
     if not registered.context_parameters:  # also for most built-in functions, whose parameters are unknown
         return arguments
     names = registered.context_parameters & registered.all_parameters

@@ -87,12 +87,12 @@ class ClaimedTask:
             self.context.stop()
 
     def skip_pause(self) -> None:
-        """Release the item without a pause. Ends the current pause, if there is one."""
+        """Release the item without a pause, or end the current pause before its release."""
         self.is_hurried = True
         self.hurry()
 
     def mark_lost(self) -> None:
-        """Mark the claim as lost, and ask the run to stop. The outcome of the run will be dropped."""
+        """Record that the claim was lost, and ask the run to stop. The outcome of the run will be dropped."""
         self.is_lost = True
         if self.context is not None:
             self.context.stop()
@@ -105,7 +105,7 @@ class ClaimFinisher:
         clock: Measures pauses.
         commits: Commits the results of tasks together with the ends of their claims.
         hooks: The hooks of the system.
-        on_ended: Called with each task whose claim has ended, and how it ended: ``done``, ``released``,
+        on_ended: Called with each task whose claim has ended, and the way it ended: ``done``, ``released``,
             ``dead_lettered`` or ``lost``.
         label: Text for the names of threads.
     """
@@ -131,13 +131,18 @@ class ClaimFinisher:
         self._pauses.run_all_now()
 
     def close(self) -> None:
-        """Stop ending claims, and wait for an attempt that is running. Pending attempts are dropped; those claims end
-        with their session.
+        """Stop acknowledging and releasing items, and wait for an operation in progress.
+
+        Operations that have not begun are dropped. The items become free when the session of their claims ends.
         """
         self._pauses.close()
 
     def finish(self, task: ClaimedTask) -> None:
-        """End the claim of a finished run in the way that the system decides."""
+        """Acknowledge, release or dead-letter the item of a finished run. The hooks of the system decide which.
+
+        Args:
+            task: The task.
+        """
         if task.is_lost or task.outcome is None:
             self._on_lost(task)
             return
@@ -152,7 +157,7 @@ class ClaimFinisher:
             self.end_claim(task, ending)
 
     def _on_decided(self, task: ClaimedTask, ending: Future[Ending]) -> None:
-        """End a claim after the system has decided how. Called in the thread that decided.
+        """Acknowledge, release or dead-letter an item after the system has decided. Called in the thread that decided.
 
         Args:
             task: The task of the claim.
@@ -173,11 +178,12 @@ class ClaimFinisher:
         self.end_claim(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end_claim(self, task: ClaimedTask, ending: Ending) -> None:
-        """End a claim in the given way. Returns immediately; the end is written in the background.
+        """Acknowledge, release or dead-letter an item, and so end its claim. Returns at once; the write happens in the
+        background.
 
         Args:
             task: The task of the claim.
-            ending: How the claim ends.
+            ending: What to do with the item.
         """
         if isinstance(ending, Done):
             self._commit(task, ending)
@@ -222,8 +228,8 @@ class ClaimFinisher:
     def _on_group_commit_done(
         self, task: ClaimedTask, done: Done, part: ClaimEnding, future: Future[Committed | None]
     ) -> None:
-        """Handle the result of a group commit that was to end a claim. Called in the thread of the group commit, so it
-        must be quick.
+        """Handle the result of the group commit that was to acknowledge an item. Called in the thread of the group
+        commit, so it must be quick.
 
         Args:
             task: The task of the claim.
@@ -253,8 +259,12 @@ class ClaimFinisher:
     # Release and dead-letter
 
     def _try_ending(self, task: ClaimedTask, ending: Release | DeadLetter) -> None:
-        """Try once to release or dead-letter an item. Runs in the thread of the delay queue, and ``close`` waits for
-        it.
+        """Try once to release or dead-letter an item. Runs in the thread of the delay queue; ``close`` waits for its
+        end.
+
+        Args:
+            task: The task of the claim.
+            ending: What to do with the item.
         """
         task.tries += 1
         try:
@@ -289,7 +299,13 @@ class ClaimFinisher:
 
 
 def _fallback_ending(claim: QueueClaim, ending: Release | DeadLetter) -> Release | DeadLetter:
-    """Return how to end a claim after its first ending was refused because of its additional checks or writes. Pure."""
+    """Return what to do with an item after its release or dead letter was refused because of additional checks or
+    writes.
+
+    Args:
+        claim: The claim.
+        ending: What was refused.
+    """
     if isinstance(ending, Release) and ending.count and claim.is_last:
         return DeadLetter(ending.why)
     return Release(ending.why, count=False)
@@ -331,7 +347,7 @@ class DelayQueue:
         return partial(self._hurry, lambda each: each == number)
 
     def run_all_now(self) -> None:
-        """End all current delays, so that the scheduled functions are called now."""
+        """Call all scheduled functions now, without waiting for the rest of their delays."""
         self._hurry(lambda _: True)
 
     def _hurry(self, is_meant: Callable[[int], bool]) -> None:

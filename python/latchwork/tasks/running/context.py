@@ -29,7 +29,7 @@ class TaskContext(StopSignal):
     """The context of a running task: its identity, its stop signal, and the fence of its claim. Thread-safe.
 
     A function gets it by a parameter annotated ``TaskContext``, or from ``current_task()``. Its stop signal
-    (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is cancelled, its ``timeout_s`` has passed, its
+    (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is canceled, its ``timeout_s`` has passed, its
     claim is about to end, or its node closes. A run in a separate process is killed then, and has no store.
 
     Attributes:
@@ -96,7 +96,7 @@ class TaskContext(StopSignal):
         return self._store
 
     def remaining_s(self) -> float:
-        """Return the seconds for which the run may safely continue; infinity without a limit. Does no I/O."""
+        """Return the seconds for which the run may safely continue; infinity if there is no limit. Does no I/O."""
         if self.should_stop:
             return 0.0
         left_s = float("inf") if self.deadline is None else max(0.0, self.deadline - self._clock.now())

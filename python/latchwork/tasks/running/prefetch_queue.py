@@ -64,18 +64,20 @@ class PrefetchQueue:
         self._launching = 0
 
     def free_capacity(self) -> int:
-        """Return how many more items to claim.
+        """Return the number of further items to claim.
 
         The result is 0 while many claims wait, because claiming only a few items at a time is inefficient.
         """
         with self._lock:
             queued, free = len(self._queued), self._slots.free_slots
-        ahead = prefetch_limit(self._slots.count, self._slots.typical_duration_s)
+        ahead = compute_prefetch_limit(self._slots.count, self._slots.typical_duration_s)
         return max(0, free + ahead - queued) if queued <= ahead // 2 else 0
 
     @property
     def oldest_waiting_at(self) -> float:
-        """The time at which the oldest waiting claim was added, on the node's clock. Infinity if none waits."""
+        """The time at which the oldest waiting claim was added, on the node's clock; infinity if no claim is
+        waiting.
+        """
         with self._lock:
             return self._queued[0].queued_at if self._queued else math.inf
 
@@ -118,7 +120,7 @@ class PrefetchQueue:
             self._release_unstarted(task, reason)
 
     def _try_start(self, task: ClaimedTask) -> bool:
-        """Begin the run of a claim. Return False if no slot is free; the claim then keeps waiting."""
+        """Begin the run of a claim if a slot is free. Return False if none is free; the claim then keeps waiting."""
         run, context = task.run, task.context
         if run is None or context is None:
             return True
@@ -137,8 +139,12 @@ class PrefetchQueue:
 
 
 def _build_call(task: ClaimedTask, run: Run) -> StoredCall:
-    """Return the call to run, or build it. Runs in the thread of the slot.
+    """Return the call to run. If the run has a function instead, call that function to build the call. Runs in the
+    slot's thread.
 
+    Args:
+        task: The task of the claim.
+        run: The decision to run.
     Raises:
         TaskStopped: The claim may have ended. If this process was frozen, this thread may continue before the watchdog
             does.
@@ -151,14 +157,18 @@ def _build_call(task: ClaimedTask, run: Run) -> StoredCall:
 
 
 class ArrivalRate:
-    """An estimate of how many items arrive, based on the latest searches. Not thread-safe."""
+    """An estimate of the number of arriving items, based on the latest searches. Not thread-safe."""
 
     def __init__(self) -> None:
         self._many = 0.0
         self._vain = 0
 
     def record(self, found: int | None) -> None:
-        """Record the number of items that a search found. None if there was no search."""
+        """Record the number of items that a search found.
+
+        Args:
+            found: The number; None if there was no search.
+        """
         if found:
             self._vain, self._many = 0, self._many + (found - self._many) / 4
         elif found == 0:
@@ -172,7 +182,7 @@ class ArrivalRate:
 
 
 def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> TakerShard:
-    """Return the part of a partition (shard) from which a node takes items first.
+    """Choose the part of a partition (shard) from which a node takes items first.
 
     While more items are expected soon, the node takes no items of other shards.
 
@@ -185,8 +195,8 @@ def choose_shard(hooks: WorkerHooks, arrivals: ArrivalRate, partition: str) -> T
     return replace(share, is_patient=True) if arrivals.expects_more else share
 
 
-def prefetch_limit(slots: int, typical_duration_s: float) -> int:
-    """Return how many claims a node may hold in addition to its slots. Pure.
+def compute_prefetch_limit(slots: int, typical_duration_s: float) -> int:
+    """Compute the number of claims that a node may hold in addition to its slots. Pure.
 
     Args:
         slots: Number of slots.

@@ -61,14 +61,22 @@ def encode_start_message() -> bytes:
 
 
 def encode_call_frame(call: StoredCall, place: FunctionLocation | None, context: TaskContext) -> bytes:
-    """Encode a call, the location of its function, and its context, for the process that runs it."""
+    """Encode a call, the location of its function, and its context, for the process that runs it.
+
+    Args:
+        call: The call.
+        place: Location of its function; None for a pickled function.
+        context: Context of the task.
+    """
     where = [place.name, place.module, place.qualname] if place is not None else None
     about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
 def decode_call_frame(frame: bytes) -> tuple[StoredCall, FunctionLocation | None, TaskContext]:
-    """Decode a call, the location of its function, and its context, as the node has sent them."""
+    """Decode a call, the location of its function, and its context, from a frame that ``encode_call_frame`` has
+    created.
+    """
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
     context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)

@@ -142,18 +142,18 @@ class Slots:
 
     @property
     def free_slots(self) -> int:
-        """The number of calls that could begin now. A function that ignores a request to stop keeps its slot."""
+        """The number of calls that could begin now. A call that ignores a request to stop still occupies its slot."""
         with self._mutex:
             return 0 if self._closed else self.count - len(self._runs)
 
     @property
     def typical_duration_s(self) -> float:
-        """The typical duration of calls in seconds, initially 1. Rises fast after long calls, and falls slowly."""
+        """The typical duration of calls in seconds, initially 1. It rises fast after long calls, and falls slowly."""
         return self._typical_s
 
     @property
     def stuck(self) -> list[str]:
-        """IDs of the tasks whose functions ignore a request to stop and still run, sorted. Their outcomes were already
+        """The sorted IDs of tasks that still run although they were asked to stop, and whose outcome was already
         reported.
         """
         with self._mutex:
@@ -196,8 +196,8 @@ class Slots:
             raise
 
     def _cancel_run(self, run: _SlotRun) -> None:
-        """Remove a call from the queue, or stop it if it has begun, because an interrupted caller will not get its
-        outcome.
+        """Remove a call from the queue, or stop it if it has begun. Used if the caller was interrupted and will not get
+        the outcome.
         """
         with self._mutex:
             if run in self._waiting:
@@ -236,7 +236,7 @@ class Slots:
             self._threads[-1].start()
 
     def _wake_one(self) -> None:
-        """Wake one idle thread if a call waits. That thread wakes the next one, so that few threads run many short
+        """Wake one idle thread if a call is waiting. That thread wakes the next one, so that few threads run many short
         calls.
         """
         if self._waiting and self._idle and not self._is_waking:
@@ -356,8 +356,13 @@ class Slots:
                     self._watches_at = math.inf
 
     def _check_run(self, run: _SlotRun, now: float) -> float | None:
-        """Stop a call, or report an outcome for it, if that is due. Return the next time to check it; None
-        for never.
+        """Stop a call, or report an outcome for it, if one of these is due.
+
+        Args:
+            run: The call.
+            now: Current time.
+        Returns:
+            The next time to check the call; None for never.
         """
         context = run.context
         if run.is_ended or run.is_late:

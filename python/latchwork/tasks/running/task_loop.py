@@ -46,7 +46,7 @@ class TaskLoop:
             body: The coroutine.
             context: Context of the task.
         Raises:
-            asyncio.CancelledError: It was cancelled.
+            asyncio.CancelledError: It was canceled.
             Closed: The loop was closed.
             BaseException: Raised by the coroutine.
         """
@@ -131,7 +131,13 @@ class TaskLoop:
 
 
 async def _run_to_end(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Future[Any]) -> None:
-    """Run a coroutine and complete its future. An exception of any kind ends neither the loop nor other tasks."""
+    """Run a coroutine and complete its future. No exception of the coroutine ends the loop or other tasks.
+
+    Args:
+        body: The coroutine.
+        context: Context of the task.
+        ended: Future that gets its result.
+    """
     import asyncio
 
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
@@ -149,7 +155,9 @@ async def _run_to_end(body: Coroutine[Any, Any, Any], context: TaskContext, ende
 
 
 async def _cancel_all() -> None:
-    """Cancel all asyncio tasks, including tasks that coroutines have left running, and wait for their end."""
+    """Cancel all asyncio tasks on the loop, including those that coroutines have left running, and wait for their
+    end.
+    """
     import asyncio
 
     while left := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -116,7 +116,9 @@ class WorkerHooks(ABC):
         """
 
     def watched_partitions(self) -> Sequence[str]:
-        """Return the partitions whose new items wake the loop. Called once at the start. Default: ``partitions()``."""
+        """Return the partitions of which a new item wakes the loop. Called once at the start. Default:
+        ``partitions()``.
+        """
         return self.partitions()
 
     def get_preferred_shard(self, partition: str) -> TakerShard:  # noqa: ARG002 - for overrides
@@ -127,7 +129,7 @@ class WorkerHooks(ABC):
         return TakerShard()
 
     def should_claim(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
-        """Return whether this node should claim an item. Must not use the store. Default: yes."""
+        """Return whether this node should claim an item. Must not use the store. Default: True."""
         return True
 
     def claim_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
@@ -142,7 +144,7 @@ class WorkerHooks(ABC):
         return (), ()
 
     def on_claim_refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
-        """Called with an item that was not claimed, because its additional checks failed. Default: does nothing.
+        """Handle an item that was not claimed because its additional checks failed. Default: does nothing.
 
         A mirror of the store merges changes. It may miss a key that existed only briefly, so no notification may
         follow.
@@ -153,20 +155,22 @@ class WorkerHooks(ABC):
         return False
 
     def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - for overrides
-        """Prepare the runs of items that were claimed together. Called once before the runs begin.
+        """Prepare the runs of items that were claimed together, before the runs begin. Default: does nothing.
 
         May use the store. An exception is logged and ignored.
         """
 
     @abstractmethod
     def prepare_run(self, claim: QueueClaim) -> Run | Ending:
-        """Return the call to run for a claim, or how the claim ends if there is nothing to run. Must not use
-        the store.
+        """Return the call to run for a claim. If there is nothing to run, return what to do with the item instead.
+
+        Must not use the store.
         """
 
     @abstractmethod
     def decide_ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """Return how the claim of a finished run ends. Called in the slot's thread; may use the store.
+        """Decide whether the item of a finished run is deleted, released or dead-lettered. Called in the slot's thread;
+        may use the store.
 
         Return a future to decide later, for example together with other claims. The slot is free meanwhile. If the
         transaction is refused because of its checks, this is called again after a short pause.
@@ -177,7 +181,9 @@ class WorkerHooks(ABC):
         """
 
     def ending_ops(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
-        """Return additional writes for the end of a claim, however it ends. Must not use the store. Default: none."""
+        """Return additional writes for the transaction that ends a claim in any way. Must not use the store. Default:
+        none.
+        """
         return ()
 
     def release_reason(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
@@ -201,7 +207,7 @@ class WorkerHooks(ABC):
         return ()
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - for overrides
-        """Called when a claim has ended. Must be quick, and must not use the store. Default: does nothing.
+        """Handle the end of a claim. Must be quick, and must not use the store. Default: does nothing.
 
         Returns:
             Whether to search for items that were skipped because of this claim.
@@ -209,13 +215,13 @@ class WorkerHooks(ABC):
         return False
 
     def on_claim_lost(self, claim: QueueClaim) -> None:  # noqa: B027 - for overrides
-        """Called when a claim was lost. Another node may run the task, and the outcome of the run on this node is
+        """Handle the loss of a claim. Another node may run the task, and the outcome of the run on this node is
         dropped.
         """
 
 
 def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome) -> float | None:
-    """Return the seconds to pause before the next attempt of a failed task. None if there is no next attempt. Pure.
+    """Return the seconds to pause before the next attempt of a failed task; None if there is no next attempt. Pure.
 
     Args:
         retry: The retry policy of the task.
@@ -234,6 +240,11 @@ def retry_pause_s(retry: Retry, attempt: int, outcome: Outcome) -> float | None:
 def call_prepare_claims(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
     """Call the hook ``prepare_claims`` if there are claims. An error is logged and ignored, so that the runs begin
     anyway.
+
+    Args:
+        hooks: The hooks of the system.
+        claims: The claims.
+        node_id: ID of the node, for messages.
     """
     try:
         if claims:
@@ -252,13 +263,14 @@ def call_on_claim_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> N
 
 
 def build_release_if_unfinished(outcome: Outcome, stop_reason: str) -> Release | None:
-    """Return a release if the task did not run to its end: it refused to run here, or the node stopped it.
+    """Return a decision to release the item if its task did not run to its end: it refused to run, or the node stopped
+    it.
 
     Args:
         outcome: Outcome of the run.
         stop_reason: Why the node stopped it; empty if it did not.
     Returns:
-        None if the run ended by itself. The hooks of the system then decide how its claim ends.
+        None if the run ended by itself. The hooks of the system then decide what to do with the item.
     """
     failure = outcome.failure
     if failure is None:
@@ -269,7 +281,8 @@ def build_release_if_unfinished(outcome: Outcome, stop_reason: str) -> Release |
 
 
 def reject_deferred(outcome: Outcome, *, is_allowed: bool) -> Outcome:
-    """Return the outcome, or a failure if it is a deferred result and the system does not allow such results. Pure.
+    """Return the outcome. If it is a deferred result and the system does not allow such results, return a failure
+    instead. Pure.
 
     Args:
         outcome: Outcome of a run.
@@ -301,13 +314,13 @@ class ClaimFilter:
         self.should_search_soon = False
 
     def begin_search(self) -> None:
-        """Reset the state that belongs to the last search of the queue."""
+        """Reset what was recorded during the last search of the queue."""
         self._wanted = ""
         self.should_search_soon = False
 
     def should_claim(self, item: QueueItem) -> bool:
-        """Return whether to claim an item. False for items that were skipped recently, and if the hook raises an
-        exception.
+        """Return whether to claim an item. False for items that were skipped recently, and for those whose hook raises
+        an exception.
         """
         until = self._refused.get(item.path) if self._refused else None
         if until is not None:
@@ -340,19 +353,25 @@ class ClaimFilter:
             self._skip_broken(item)
 
     def on_claimed(self, item: QueueItem) -> None:
-        """Record that an item was claimed. Its ``attempts`` includes this claim."""
+        """Record that an item was claimed. This claim is included in the item's ``attempts``."""
         if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
     def on_claim_ended(self, path: str) -> bool:
-        """Record that the claim of an item has ended. Return whether skipped items can be claimed now."""
+        """Record that the claim of an item has ended.
+
+        Args:
+            path: Path of the item.
+        Returns:
+            Whether skipped items can be claimed now.
+        """
         was_held = bool(self._held) and self._held == path
         if was_held:
             self._held = ""
         return was_held
 
     def skip_for_now(self, item: QueueItem) -> None:
-        """Do not claim an item for ``REFUSED_S`` seconds, so that other nodes can claim it."""
+        """Do not claim an item for the next ``REFUSED_S`` seconds, so that other nodes can claim it."""
         now = self._clock.now()
         if len(self._refused) >= _MOST_REFUSED:
             self._refused = {path: until for path, until in self._refused.items() if until > now}

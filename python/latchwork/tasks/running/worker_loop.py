@@ -32,7 +32,7 @@ from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.completion import ClaimedTask, ClaimFinisher
 from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
-from latchwork.tasks.running.notified_claims import NotifiedClaims, select_direct_claims
+from latchwork.tasks.running.item_notifications import ItemNotifications, select_direct_claims
 from latchwork.tasks.running.prefetch_queue import AGAIN_S, MAX_WAIT_S, ArrivalRate, PrefetchQueue, choose_shard
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import (
@@ -116,7 +116,7 @@ class WorkerLoop(Startable):
         self._finisher = ClaimFinisher(self._clock, commits, hooks, self._on_claim_ended, label=node_id)
         self._filter = ClaimFilter(hooks, self._clock, node_id)
         accept = self._filter.should_claim
-        self._notified = NotifiedClaims(
+        self._notified = ItemNotifications(
             backlog, self._clock, self._notifier, self._stop, accept=accept, runs=self._runs, node_id=node_id
         )
         self._watchdog = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._release_overdue)
@@ -155,15 +155,17 @@ class WorkerLoop(Startable):
         Background(partial(call_user_function, self.close), f"latchwork-worker-loop-close-{self._node_id}")
 
     def request_search(self) -> None:
-        """Search for items soon, because of a change of which the loop is not notified."""
+        """Search the queue for items soon. Call it after changes of which the loop is not notified."""
         with self._notifier.mutex:
             self._notified.request_search()
 
     def stop_task(self, path: str) -> bool:
-        """Ask the task of an item to stop, and skip its pause. Return False if the task is not running here.
+        """Ask the task of an item to stop, and skip a pause of the item.
 
         Args:
             path: Path of the item.
+        Returns:
+            False if the task is not running here.
         """
         with self._notifier.mutex:
             task = self._tasks.get(path)
@@ -174,8 +176,9 @@ class WorkerLoop(Startable):
         return True
 
     def free_capacity(self) -> int:
-        """Return how many items may be claimed without a search. 0 if the last search is too old, because older items
-        go first.
+        """Return the number of items that may be claimed without a search of the queue.
+
+        The result is 0 if the last search was too long ago, because older items must be claimed first.
         """
         with self._notifier.mutex:
             unseen_s = max(UNSEEN_S, UNSEEN_LOOKS * self._search_took_s)
@@ -282,10 +285,10 @@ class WorkerLoop(Startable):
             await self._wait_before_search(found, is_all=is_all)
 
     async def _search(self) -> tuple[int | None, bool]:
-        """Claim as many items as there are free slots, and start to run them.
+        """Search the queue, claim as many items as there are free slots, and start to run them.
 
         Returns:
-            The number of claims, or None without a free slot; and whether all items known to be free were claimed.
+            The number of claims, or None if no slot was free; and whether all items known to be free were claimed.
         """
         with self._notifier.mutex:
             notified = self._notified.pop_notified()
@@ -336,7 +339,7 @@ class WorkerLoop(Startable):
         return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())
 
     def _free_capacity(self) -> int:
-        """Return how many items to claim now."""
+        """Return the number of items to claim now."""
         return min(self._batch, self._prefetched.free_capacity()) if self._takes else 0
 
     async def _wait_before_search(self, found: int | None, *, is_all: bool) -> None:
@@ -441,7 +444,13 @@ class WorkerLoop(Startable):
         self._finisher.end_claim(task, Release(why=why, count=False))
 
     def _on_run_ended(self, task: ClaimedTask, outcome: Outcome) -> None:
-        """Decide how the claim of a finished run ends. Called in the thread of its slot, which is free again."""
+        """Let the system decide what to do with the item of a finished run. Called in the thread of its slot, which is
+        free again.
+
+        Args:
+            task: The task.
+            outcome: Outcome of its run.
+        """
         outcome = task.outcome = reject_deferred(outcome, is_allowed=self._hooks.allows_deferred)
         ours = build_release_if_unfinished(outcome, task.stop_reason or outcome.stop_reason)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
@@ -457,11 +466,11 @@ class WorkerLoop(Startable):
                 self._notifier.notify_all()
 
     def _on_claim_ended(self, task: ClaimedTask, how: str) -> None:
-        """Remove a claim that has ended, and wake the threads that wait for that.
+        """Remove a claim that has ended, and wake the threads that wait for its end.
 
         Args:
             task: The task of the claim.
-            how: How it ended: ``done``, ``released``, ``dead_lettered`` or ``lost``.
+            how: The way it ended: ``done``, ``released``, ``dead_lettered`` or ``lost``.
         """
         again = self._hooks.on_claim_ended(task.claim)
         with self._notifier.mutex:
@@ -501,7 +510,7 @@ class LeaseWatchdog:
         self._unwatch: Callable[[], None] = lambda: None
 
     def schedule_check(self, stop_time: float) -> None:
-        """Schedule a check of the claims at this time on the node's clock, or earlier.
+        """Make sure that the claims are checked no later than at this time on the node's clock.
 
         Args:
             stop_time: Time at which a run may have to stop.

@@ -294,11 +294,11 @@ def show_definition(name: str, *, svg: bool, home: Home, url: str | None, as_jso
     with open_client(home, url) as client:
         found = client.workflows.get(name)
     if svg:
-        from latchwork.drawing import Edge, Graph, Node, to_svg
+        from latchwork.drawing import Edge, Graph, GraphNode, to_svg
 
         tasks = found.definition.tasks
         edges = [Edge(before, each.name) for each in tasks for before in each.after]
-        say(to_svg(Graph([Node(each.name) for each in tasks], edges, found.definition.key)))
+        say(to_svg(Graph([GraphNode(each.name) for each in tasks], edges, found.definition.key)))
         return
     if as_json:
         plain = found.definition.model_dump(mode="json", exclude_defaults=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
+from latchwork.drawing import Edge, Graph, GraphNode, Layout, lay_out
 from latchwork_workflows.model.definition import Definition
 from latchwork_workflows.web import draw_graph_svg
 
@@ -31,7 +31,7 @@ def draw_workflow_svg(
     shape: _Shape = tuple((task.name, task.after) for task in definition.tasks)
     known = states or {}
     nodes = [
-        Node(task.name, kind=known.get(task.name, "").replace("_", "-"), title=_title(task, known.get(task.name)))
+        GraphNode(task.name, kind=known.get(task.name, "").replace("_", "-"), title=_title(task, known.get(task.name)))
         for task in definition.tasks
     ]
     graph = Graph(nodes, _edges(shape), f"the tasks of {definition.key}")
@@ -52,4 +52,4 @@ def _edges(shape: _Shape) -> list[Edge]:
 @lru_cache(maxsize=64)
 def _compute_layout(shape: _Shape) -> Layout:
     """Compute the layout of a workflow's graph. The result is cached, because it does not depend on states."""
-    return lay_out(Graph([Node(name) for name, _ in shape], _edges(shape)))
+    return lay_out(Graph([GraphNode(name) for name, _ in shape], _edges(shape)))

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
+from latchwork.drawing import Edge, Graph, GraphNode, Layout, lay_out
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.services.context import get_context
 from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
@@ -73,7 +73,9 @@ def draw_lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
     back = find_back_edges(tuple(found.workflows), pairs)
     kinds = {_edge_direction(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
     edges = [each for pair in pairs for each in _iter_edges(pair, kinds, back)]
-    nodes = [Node(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()]
+    nodes = [
+        GraphNode(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()
+    ]
     links = {name: f"/workflows/{row.project}/{row.name}" for name, row in found.workflows.items() if row is not None}
     graph = Graph(nodes, edges, "which workflows start others or wait for them")
     return draw_graph_svg(graph, _compute_layout(tuple(found.workflows), tuple(edges)), links=links)
@@ -157,4 +159,4 @@ def _walk(name: str, ways: Mapping[str, Iterable[str]], done: set[str], found: s
 @lru_cache(maxsize=16)
 def _compute_layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
     """Compute the layout of the graph. The result is cached, because it only changes when a definition is applied."""
-    return lay_out(Graph([Node(name) for name in names], edges))
+    return lay_out(Graph([GraphNode(name) for name in names], edges))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from latchwork.drawing import Box, Graph, Layout, Line, Node, lay_out
+from latchwork.drawing import Box, EdgeLine, Graph, GraphNode, Layout, lay_out
 from latchwork_workflows.web.pages import clean_value
 
 #: The kind of an edge that is drawn reversed, because it closes a cycle: its arrow is at its source.
@@ -38,7 +38,7 @@ def draw_graph_svg(
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def _box(node: Node, box: Box, link: str) -> Markup:
+def _box(node: GraphNode, box: Box, link: str) -> Markup:
     inner = Markup(
         '<g class="node {kind}"><title>{title}</title><rect x="{x}" y="{y}" width="{w}" height="{h}" rx="7"/>'
         '<text x="{cx}" y="{cy}">{text}</text></g>'
@@ -56,7 +56,7 @@ def _box(node: Node, box: Box, link: str) -> Markup:
     return Markup('<a href="{}">{}</a>').format(link, inner) if link else inner
 
 
-def _line(line: Line, name: str) -> Markup:
+def _line(line: EdgeLine, name: str) -> Markup:
     kind = f" state-{line.edge.kind}" if line.edge.kind else ""
     ends = {BACK: ("start",), BOTH: ("start", "end")}.get(line.edge.kind, ("end",))
     arrows = Markup("").join(Markup(' marker-{}="url(#{}-arrow)"').format(end, name) for end in ends)

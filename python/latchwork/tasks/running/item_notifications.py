@@ -1,4 +1,5 @@
-"""Waiting of a node for new items. A notified node claims the item directly, or searches the queue.
+"""Waiting of a node for new items. When the node is notified of an item, it claims the item directly, or searches the
+queue.
 
 Only the first waiter of a partition is notified of an item, by a watch of the whole partition. So the item can be
 claimed directly, in one transaction. A search would first read the index, the items and the claims. A search is better
@@ -36,14 +37,14 @@ STAY_S = 0.02
 
 
 def select_direct_claims(notified: Sequence[QueueItem], partitions: Sequence[str], free_slots: int) -> list[QueueItem]:
-    """Return the notified items if they should be claimed without searching the queue; otherwise an empty list. Pure.
+    """Return the notified items if they should be claimed without a search of the queue; otherwise an empty list. Pure.
 
     Args:
         notified: All free items of the partitions that reported some.
         partitions: The partitions from which the node takes items now, in order.
         free_slots: Maximum number of items to claim.
     Returns:
-        All of the items, in the order in which a search would take them, or none.
+        Either all notified items, in the order in which a search would find them, or none.
     """
     if len(notified) > free_slots:
         return []
@@ -56,8 +57,8 @@ def select_direct_claims(notified: Sequence[QueueItem], partitions: Sequence[str
     return sorted(notified, key=lambda item: (rank[item.partition], item.sort_key, item.id))
 
 
-def search_delay_s(ahead: Iterable[int], search_s: float) -> float:
-    """Return the seconds after which a node that found no items searches again. Pure.
+def compute_search_delay_s(ahead: Iterable[int], search_s: float) -> float:
+    """Compute the seconds after which a node that found no items searches the queue again. Pure.
 
     Args:
         ahead: For each partition that the node waits for, the number of waiters ahead of it.
@@ -66,7 +67,7 @@ def search_delay_s(ahead: Iterable[int], search_s: float) -> float:
     return min([search_s, *(BEHIND_S * each for each in ahead if each)])
 
 
-class NotifiedClaims:
+class ItemNotifications:
     """Waits for items in each partition of a node, and collects the items of which the node is notified. Thread-safe.
 
     Attributes:
@@ -115,30 +116,32 @@ class NotifiedClaims:
 
     @property
     def has_notification(self) -> bool:
-        """Whether items were notified, or a search was requested, since the last search."""
+        """Whether the node was notified of items, or a search was requested, since the last search of the queue."""
         return self._is_poked or bool(self._notified_items)
 
     def pop_notified(self) -> list[QueueItem]:
-        """Remove and return the items notified since the last search. Empty if the queue must be searched."""
+        """Remove and return the items of which the node was notified since the last search. Empty if the queue must be
+        searched.
+        """
         notified = [] if self._is_poked else [item for items in self._notified_items.values() for item in items]
         self._notified_items, self._is_poked = {}, False
         return notified
 
     def request_search(self) -> None:
-        """Make the node search the queue next, because of a change of which it is not notified."""
+        """Make the node search the queue next. Call it after changes of which the node is not notified."""
         self._is_poked = True
         self._notifier.notify_all()
 
     def get_search_delay_s(self, max_s: float) -> float:
-        """Return the seconds until the next search.
+        """Return the seconds until the node searches the queue again without a notification.
 
         Args:
             max_s: The maximum, which applies if no other node is ahead among the waiters.
         """
-        return search_delay_s(self._ahead.values(), max_s) if self._ahead else max_s
+        return compute_search_delay_s(self._ahead.values(), max_s) if self._ahead else max_s
 
     def record_search(self, found: int, *, is_waiting: bool) -> None:
-        """Record that a search, or a claim of notified items, has ended.
+        """Record that the node has searched the queue, or has tried to claim notified items.
 
         Args:
             found: Number of claimed items.
@@ -191,7 +194,10 @@ class NotifiedClaims:
     async def _wait_for_new_items(self, partition: str) -> list[QueueItem] | None:
         """Wait for new items of a partition, and return them.
 
-        None if there are none yet, or the node has left its position to other waiters.
+        Args:
+            partition: The partition.
+        Returns:
+            The items; None if there are none yet, or if the node has given up its position among the waiters.
         """
         is_first, runs = partition in self._first_in, self._is_running()
         self._first_in.discard(partition)
@@ -226,11 +232,13 @@ class NotifiedClaims:
             return self._runs()
 
     def _record_notification(self, partition: str, notified: list[QueueItem]) -> int:
-        """Record notified items, and return the number of searches so far.
+        """Record items of which the node was notified.
 
         Args:
             partition: The partition.
             notified: The items; empty if the queue must be searched.
+        Returns:
+            The number of times that the node has searched the queue so far.
         """
         with self._notifier.mutex:
             if notified:
@@ -241,7 +249,13 @@ class NotifiedClaims:
             return self._searches
 
     async def _wait_for_search(self, search_count: int) -> bool:
-        """Wait until more than ``search_count`` searches have ended. Return whether the last search found items."""
+        """Wait until the node has searched the queue again.
+
+        Args:
+            search_count: Number of searches so far, from ``_record_notification``.
+        Returns:
+            Whether the last search found items.
+        """
         while True:
             with self._notifier.mutex:
                 if self._searches > search_count or not self._takes or self._stop.is_set():

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from latchwork.primitives import QueueItem, WorkQueue
-from latchwork.tasks.running.notified_claims import search_delay_s, select_direct_claims
+from latchwork.tasks.running.item_notifications import compute_search_delay_s, select_direct_claims
 from latchwork.tasks.running.worker_hooks import SUSPECT
 from latchwork.testing.faults import FaultyStore
 
@@ -42,9 +42,9 @@ def test_a_look_is_made_for_what_may_kill_its_nodes():
 
 
 def test_who_has_others_ahead_looks_sooner_and_the_further_behind_the_later():
-    assert search_delay_s([], 10.0) == search_delay_s([0, 0], 10.0) == 10.0
-    assert search_delay_s([1], 10.0) == search_delay_s([0, 3, 1], 10.0) == 1.0
-    assert search_delay_s([3], 10.0) == 3.0
+    assert compute_search_delay_s([], 10.0) == compute_search_delay_s([0, 0], 10.0) == 10.0
+    assert compute_search_delay_s([1], 10.0) == compute_search_delay_s([0, 3, 1], 10.0) == 1.0
+    assert compute_search_delay_s([3], 10.0) == 3.0
 
 
 # On a node
@@ -163,7 +163,7 @@ def test_what_comes_while_a_node_runs_something_is_left_to_the_next(store, conne
 
 def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store, connect, monkeypatch):
     """Two that come one right after the other: the second is its own, the third is the next one's."""
-    monkeypatch.setattr("latchwork.tasks.running.notified_claims.STAY_S", 300.0)
+    monkeypatch.setattr("latchwork.tasks.running.item_notifications.STAY_S", 300.0)
     with Node(connect(), name="n1", search_s=300.0, slots=4) as one:
         waits(store)
         put(store, examples.waits, id="a")
