@@ -1,4 +1,4 @@
-"""Defects of the job cluster: the manager's ledger, nodes, runs under locks, cron progress."""
+"""Defects of the job cluster: the stored assignment, nodes, runs under locks, cron progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFECTS = (
         "jobs/manager/assignment_store.py",
         "        checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT)",
         "        checks: list[Check] = [Absent(keys.GUARD_ASSIGNMENT)",
-        id_of("jobs/ledger", "a_leader_without_leadership_writes_nothing"),
+        id_of("jobs/assignment_store", "a_leader_without_leadership_writes_nothing"),
     ),
     Defect(
         "Job manager",
@@ -20,7 +20,7 @@ DEFECTS = (
         "        checks += [stored.unchanged_check(keys.share_key(worker, job)) for worker, job, stored, _ in "
         "manifest_changes]\n",
         "",
-        id_of("jobs/ledger", "a_share_that_somebody_wrote_under_the_leader_is_not_overwritten"),
+        id_of("jobs/assignment_store", "a_share_that_somebody_wrote_under_the_leader_is_not_overwritten"),
     ),
     Defect(
         "Job manager",

@@ -11,7 +11,7 @@ from latchwork.executor import finished, placement
 from latchwork.executor.items import TaskItem, parse_blob_ref
 from latchwork.executor.keys import Keys
 from latchwork.executor.stored import DetachedTaskRecord
-from latchwork.executor.targets import Label, NodeRecord, StoredTarget
+from latchwork.executor.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.tasks import BlobRef, StoredRetry
@@ -65,7 +65,7 @@ ROWS = {
     "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.from_bytes),
     "task of an executor with a target": (
         "executor.items",
-        replace(ITEM, stored_target=StoredTarget.from_target(NodeRecord("m1", "any"))).to_bytes(),
+        replace(ITEM, stored_target=StoredTarget.from_target(Member("m1", "any"))).to_bytes(),
         TaskItem.from_bytes,
     ),
     "load of a worker": (
