@@ -298,17 +298,18 @@ class Backend(Protocol):
         ...
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """Read the names directly below a prefix, unique and sorted, including names that only have keys below them.
+        """Read the names directly below a prefix, unique and sorted. Names that only have keys below them are included.
 
-        With ``stale_ok``, the names may be those of an older state, which may include a name without any keys.
+        With ``stale_ok``, the names may be those of an older state, and may include names that no longer have keys
+        below them.
         """
         ...
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit a transaction: if all checks hold, apply all operations. Otherwise apply none.
 
-        The store has validated limits, duplicates and key syntax. Without operations, the transaction only checks,
-        linearizably, and ``Committed.token`` is 0.
+        The caller must have validated the keys and the size of the transaction. Without operations, the checks are made
+        on the newest state, and ``Committed.token`` is 0.
 
         Raises:
             Conflict: A check failed, or the key of a ``Create`` exists.
@@ -359,10 +360,9 @@ class Backend(Protocol):
         """Open a session. The future returns it.
 
         Args:
-            ttl_s: The requested TTL in seconds. A TTL below the server's minimum is raised, and ``ttl_s`` of the
-                session has the granted one.
-            on_gone: Called when the backend learns that the server has ended the session: at most once, from any
-                thread. Must not block. A backend need not call it, because ``renew`` reports the end, too.
+            ttl_s: The requested TTL in seconds. The server may grant another one, see ``BackendSession.ttl_s``.
+            on_gone: Called at most once, from any thread, when the backend learns that the server has ended the
+                session. Must not block. A backend need not call it, because ``renew`` also reports the end.
         """
         ...
 
@@ -389,7 +389,7 @@ class Backend(Protocol):
                 state may be old if it contains the key.
             siblings: With ``single_key``: the caller needs the names next to the key after its deletion, so the backend
                 may read them at once.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         ...
 

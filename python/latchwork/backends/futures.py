@@ -147,10 +147,11 @@ class LightFuture(Future[T]):
         self._end(None, exception)
 
     def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
-        """Convert the result with ``fn`` and the error with ``explain``, in this future. See ``mapped``.
+        """Convert the result with ``fn`` and the error with ``explain``, without creating another future. See
+        ``mapped``.
 
         Returns:
-            Whether that was possible. False means that the caller needs another future.
+            Whether that was possible. If False, the caller must create another future.
         """
         with self._mutex:
             if self._is_plain or (self._mapping is not None and not self._has_ended):
@@ -332,8 +333,8 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
 
 def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Future[T]:
-    """Return a future whose callbacks run in a callback queue, to be given to a user. Reuse the same future if
-    possible.
+    """Return a future whose callbacks run in a callback queue, so that it can be given to a user. The same future is
+    used if possible.
     """
     outcome = future if isinstance(future, LightFuture) else then(future, lambda value: value)
     assert isinstance(outcome, LightFuture)

@@ -64,7 +64,7 @@ def describe_size(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY
 
 
 def is_key(text: str) -> bool:
-    """Return whether a path relative to the root is a valid key. Reserved keys count as valid.
+    """Return whether a text is a valid key, relative to the root of the store. Reserved keys count as valid.
 
     Takes time proportional to the length of the text.
     """

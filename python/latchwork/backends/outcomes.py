@@ -15,7 +15,7 @@ _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 
 def describe_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    """Describe a transaction for messages: its operations and their keys, then its checks."""
+    """Return a short description of a transaction for messages: its operations and their keys, then its checks."""
     if len(ops) == 1 and not checks:
         return _step(ops[0], "")
     steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
@@ -24,7 +24,7 @@ def describe_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> st
 
 
 def describe_read(keys: Sequence[str]) -> str:
-    """Describe a read of these keys for messages."""
+    """Return a short description of a read of some keys for messages."""
     return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
 
 

@@ -71,9 +71,7 @@ def entry_points(*, group: str) -> EntryPoints:
 
 
 def known_schemes() -> list[str]:
-    """Return all known URL schemes, sorted: the built-in ones with their aliases, and those that other packages
-    added.
-    """
+    """Return all known URL schemes, sorted. Aliases and the schemes of other packages are included."""
     return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
 
 
@@ -84,7 +82,7 @@ def find_spec(scheme: str) -> SchemeSpec:
         InvalidURL: The scheme is unknown.
         BackendNotInstalled: The package that added the scheme cannot be imported.
     """
-    module = module_of(scheme.lower())
+    module = load_backend_module(scheme.lower())
     specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
     return next((spec for spec in specs if scheme.lower() in spec.schemes), specs[0])
 
@@ -101,7 +99,7 @@ def one_of(*allowed: str) -> Validator:
 
 
 def readable_file(text: str) -> Path:
-    """Validate the value of an option that must be the path of an existing file, and return the path.
+    """Validate an option value that must be the path of an existing file. Return the path.
 
     Raises:
         ValueError: There is no file at this path.
@@ -117,7 +115,7 @@ def readable_file(text: str) -> Path:
 
 
 def file_mode(text: str) -> str:
-    """Validate file permissions in octal digits, and return them without leading zeros.
+    """Validate an option value that must be file permissions in octal digits. Return them without leading zeros.
 
     Raises:
         ValueError: The owner could not read and write the file, or it would be executable.
@@ -131,8 +129,8 @@ def file_mode(text: str) -> str:
     return f"{mode:o}"
 
 
-def module_of(scheme: str) -> Any:
-    """Return the module that opens backends of a scheme. Raises the same errors as ``find_spec``."""
+def load_backend_module(scheme: str) -> Any:
+    """Return the module that opens the backends of a scheme. Raises the same errors as ``find_spec``."""
     if scheme in _MODULES:
         return importlib.import_module(_MODULES[scheme])
     added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
@@ -141,10 +139,10 @@ def module_of(scheme: str) -> Any:
     try:
         return added.load()
     except ImportError as error:
-        raise not_installed(scheme, None, error) from error
+        raise not_installed_error(scheme, None, error) from error
 
 
-def not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
+def not_installed_error(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
     """Return the error for a scheme whose module or client library cannot be imported.
 
     Args:

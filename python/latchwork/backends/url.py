@@ -29,8 +29,8 @@ from latchwork.backends.schemes import (
     file_mode,
     find_spec,
     known_schemes,
-    module_of,
-    not_installed,
+    load_backend_module,
+    not_installed_error,
     one_of,
     readable_file,
 )
@@ -179,7 +179,7 @@ def url_of_client(client: object) -> str:
     Raises:
         TypeError: The object is not a client of python-etcd3.
     """
-    return cast("str", module_of("etcd").url_of_client(client))
+    return cast("str", load_backend_module("etcd").url_of_client(client))
 
 
 def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
@@ -197,11 +197,11 @@ def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
     spec = find_spec(url.scheme)
     try:
         opened_on = () if client is None else (client,)
-        return cast("Backend", module_of(url.scheme).open_backend(url, clock, *opened_on))
+        return cast("Backend", load_backend_module(url.scheme).open_backend(url, clock, *opened_on))
     except ImportError as error:
         if isinstance(error, BackendNotInstalled):
             raise
-        raise not_installed(spec.schemes[0], spec.extra, error) from error
+        raise not_installed_error(spec.schemes[0], spec.extra, error) from error
 
 
 # Private.
@@ -240,7 +240,7 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
 
 
 def _option_for_message(name: str) -> str:
-    """Return the text for an option name in an error message. A name that may contain a password is hidden."""
+    """Return the name of an option as an error message may show it. A name that may contain a password is hidden."""
     return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
 
@@ -257,14 +257,15 @@ def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]
     user, password, hosts = _parse_authority(spec, authority)
     if spec.location == "database":
         own_root = options.pop("root", DEFAULT_ROOT).removeprefix("/")
-        return hosts, user, password, _database(spec, path), own_root
+        return hosts, user, password, _parse_database(spec, path), own_root
     return hosts, user, password, None, root
 
 
-def _database(spec: SchemeSpec, path: str) -> str:
+def _parse_database(spec: SchemeSpec, path: str) -> str:
     """Return the name of the database in the path of a URL.
 
-    An error message does not show a malformed name, because it may contain a part of a password.
+    Raises:
+        InvalidURL: The name is malformed. The message does not show it, because it may contain a part of a password.
     """
     name = unquote(path[1:])
     if not _DATABASE.fullmatch(name):
@@ -332,8 +333,10 @@ def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
 
 
 def _is_address(text: str | None) -> bool:
-    """Return whether the text in brackets is an IPv6 address. None means that there are no brackets and returns
-    True.
+    """Return whether the text in brackets is an IPv6 address.
+
+    Args:
+        text: The text, or None if the host has no brackets. The result is then True.
     """
     try:
         return text is None or bool(ipaddress.IPv6Address(text))

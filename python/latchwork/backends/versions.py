@@ -20,7 +20,7 @@ _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
 def warn_once(log: logging.Logger, message: str, *what: str) -> None:
-    """Log a warning about a server once per process.
+    """Log a warning about a server, but only once per process for the same ``what``.
 
     Args:
         log: The logger.
@@ -33,11 +33,11 @@ def warn_once(log: logging.Logger, message: str, *what: str) -> None:
 
 
 def has_fix(version: str, fixed_in: Patches) -> bool:
-    """Return whether a server of this version contains a fix. An unknown version is treated as old.
+    """Return whether a server of this version contains a fix. An unknown version is treated as one without it.
 
     Args:
         version: The version of the server.
-        fixed_in: The first fixed patch release of each minor version.
+        fixed_in: The first patch release with the fix, for each minor version.
     """
     try:
         major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
@@ -47,13 +47,13 @@ def has_fix(version: str, fixed_in: Patches) -> bool:
 
 
 def survives_canceled_reads(version: str) -> bool:
-    """Return whether an etcd server of this version keeps working after a client cancels a read-only transaction."""
+    """Return whether an etcd server of this version keeps running after a client cancels a read-only transaction."""
     return has_fix(version, _SURVIVES_CUT_READS)
 
 
 def progress_follows_events(version: str) -> bool:
-    """Return whether etcd answers a progress request only after all watches of the stream have received their
-    events.
+    """Return whether an etcd server of this version sends all events of the stream before it answers a progress
+    request.
     """
     return has_fix(version, _PROGRESS_IS_PROOF)
 
@@ -71,10 +71,11 @@ def etcd_may_lose_data(version: str) -> bool:
 
 
 def parse_server_info(answer: str) -> tuple[str, bool]:
-    """Return the version of a ZooKeeper server, and whether it is a member of an ensemble.
+    """Parse a ZooKeeper server's answer to the command ``srvr``.
 
     Args:
-        answer: The server's answer to the command ``srvr``.
+        answer: The answer.
+
     Returns:
         The version, or "" if the answer has none, and whether the server is a member of an ensemble.
     """

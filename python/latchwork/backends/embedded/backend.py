@@ -252,7 +252,7 @@ class EmbeddedBackend(Backend):
             callback: Callback for the events.
             single_key: Ignored.
             siblings: Ignored.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         self._require_open()
         return self._poller.watch(prefix, callback, heartbeats=heartbeats)

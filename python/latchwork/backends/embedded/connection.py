@@ -26,7 +26,7 @@ from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, Perm
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: A transaction: gets the connection, returns the result; what it raises rolls it back.
+#: A function that runs in a transaction. It gets the connection and returns the result. An error rolls back.
 Work = Callable[[sqlite3.Connection], T]
 
 _MAX_READERS = 8
@@ -36,11 +36,11 @@ _LONGEST_PAUSE_S = 0.004
 #: Seconds that a look for changes waits while this process forks.
 _PROBE_S = 5.0
 _never = Signal()
-#: How often to look for space to give back, and what is too much: of the log, and of free pages in the file.
+#: The transactions between two attempts to return free space, and the limits for the log and for free pages.
 _COMMITS_PER_TIDY = 32
 _LONG_LOG_BYTES = 8_000_000
 _FREE_PAGES, _FREE_PART = 256, 1 / 4
-#: Pages that one look gives back, and milliseconds for which it waits for readers: what a write may take longer.
+#: The pages that one attempt returns, and the milliseconds for which it waits for readers, which delays a write.
 _FREED_PAGES, _READERS_MS = 250, 30
 
 
@@ -69,7 +69,7 @@ class Database:
                 lambda conn: retry_while_locked(lambda: _read(conn, work), deadline, self.where), deadline
             )
         except sqlite3.Error as error:
-            raise translate(error, self.where) from error
+            raise translate_error(error, self.where) from error
 
     def write(self, work: Work[T], limit_s: float) -> T:
         """Run a function in an exclusive write transaction, commit it, and return the result of the function.
@@ -95,7 +95,7 @@ class Database:
         try:
             result = self._writer.use(commit, deadline)
         except sqlite3.Error as error:
-            ours = translate(error, self.where)
+            ours = translate_error(error, self.where)
             if isinstance(ours, StoreFull):
                 self._space.record_refusal(ours)
             raise ours from error
@@ -110,7 +110,9 @@ class Database:
         """Raise an error if the database file was deleted or replaced."""
 
     def compact(self, conn: sqlite3.Connection) -> None:
-        """Return free space to the system. Called after each transaction, but works only from time to time."""
+        """Return free space to the file system. It is called after each transaction, but does this only now and
+        then.
+        """
 
     def close(self) -> None:
         """Close all connections. A connection in use is closed when it is returned."""
@@ -174,7 +176,7 @@ class FileDatabase(Database):
         except sqlite3.Error as error:
             if is_busy(error):
                 return True
-            raise translate(error, self.where) from error
+            raise translate_error(error, self.where) from error
         before, self._version = self._version, version
         return bool(before != version)
 
@@ -226,7 +228,7 @@ class FileDatabase(Database):
                 deadline,
             )
         except sqlite3.Error as error:
-            raise as_connect_failure(translate(error, self.where)) from error
+            raise as_connect_failure(translate_error(error, self.where)) from error
         except Unavailable as error:
             raise as_connect_failure(error) from error.__cause__
         found = self.path.stat()
@@ -264,7 +266,7 @@ def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: st
     try:
         return retry_while_locked(opener, deadline, where)
     except sqlite3.Error as error:
-        raise translate(error, where) from error
+        raise translate_error(error, where) from error
 
 
 def open_memory_database(name: str) -> Database:
@@ -288,7 +290,7 @@ def is_busy(error: sqlite3.Error) -> bool:
     return "locked" in str(error)
 
 
-def translate(error: sqlite3.Error, where: str) -> LatchworkError:
+def translate_error(error: sqlite3.Error, where: str) -> LatchworkError:
     """Convert an SQLite error that ended a transaction before its commit to one of latchwork's errors.
 
     Args:

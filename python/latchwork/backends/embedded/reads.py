@@ -53,7 +53,7 @@ def newest_token(conn: sqlite3.Connection) -> int:
 
 
 def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
-    """Return the names of the keys with this stem that were created before a token, the oldest first.
+    """Return the names of the keys that begin with a stem and were created before a token, the oldest first.
 
     Args:
         conn: A connection inside a transaction.
@@ -61,6 +61,7 @@ def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, mos
         stem: The parent and the beginning of the names.
         created: The token.
         most: The maximum number of names.
+
     Returns:
         The last segment of each key, or None if there are more than ``most``.
     """
@@ -80,7 +81,7 @@ def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
 
 
 def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
-    """Read several keys. Return the entries of those that exist, by key."""
+    """Read several keys. Return a dictionary of the entries by key, without the keys that do not exist."""
     found: dict[str, Entry] = {}
     rest = iter(keys)
     while batch := list(islice(rest, _BATCH)):

@@ -124,7 +124,7 @@ class Poller:
         Args:
             prefix: The key prefix.
             callback: Callback for the events.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         watch = EmbeddedWatch(prefix, callback, self._forget)
         with self._lock:

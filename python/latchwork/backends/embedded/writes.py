@@ -1,6 +1,7 @@
-"""Writes of entries and the transaction of the store.
+"""Writes of entries, and the commit of the store's transactions.
 
-Every function runs inside the caller's write transaction. There are no other writers, so what it reads stays true.
+Every function runs inside the caller's write transaction. There are no other writers, so the data that a function has
+read does not change before the commit.
 """
 
 from __future__ import annotations

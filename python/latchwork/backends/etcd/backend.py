@@ -197,7 +197,7 @@ class EtcdBackend(Backend):
             callback: Callback for the events.
             single_key: Watch a single session-bound key, and report only its deletion.
             siblings: Ignored.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         return self._watches.watch(prefix, callback, single_key=single_key, heartbeats=heartbeats)
 

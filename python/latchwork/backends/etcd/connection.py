@@ -158,10 +158,14 @@ class EtcdConnection:
         self._channels = [self._channel]
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
-        """Send a request once, and return gRPC's future of the answer.
+        """Send a request once, and return gRPC's future of the response.
 
-        With ``now``, the call is made in this thread, and a ``CompletedCall`` is returned. This saves the switch to
-        gRPC's thread and back, which takes half of the time of a small request.
+        Args:
+            method: The name of the gRPC method, such as "Range".
+            request: The request as a message, or encoded.
+            timeout_s: Seconds after which the call fails.
+            now: Make the call in this thread and return a ``CompletedCall``. This saves the switch to gRPC's thread and
+                back, which takes half of the time of a small request.
 
         Raises:
             Closed: The connection was closed.
@@ -265,7 +269,7 @@ class EtcdConnection:
             raise malformed_response_error(what, error) from error
 
     def call_undecoded(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
-        """Make a call like ``call``, but return the answer to a Range or a Txn as undecoded bytes."""
+        """Make a call like ``call``, but return the response to a Range or a Txn as undecoded bytes."""
         refreshed = False
         while True:
             left_s = max(deadline - self.clock.now(), 0.001)
@@ -385,7 +389,7 @@ class EtcdConnection:
     # Private.
 
     def _connect_trouble(self, error: Unavailable) -> str:
-        """Describe why connecting failed: the phase, and the message of gRPC."""
+        """Return a description of why connecting failed: the phase of connecting, and gRPC's message."""
         said = rpc_errors.get_message(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
         if self._channel.is_connected():
             return f"it got no further than the first answer ({said})"
@@ -481,7 +485,7 @@ class EtcdConnection:
     def retry_read(
         self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float
     ) -> FutureGenerator[Any]:
-        """Continue a read whose first attempt has failed.
+        """Repeat a read whose first attempt has failed, and return its response.
 
         Args:
             error: The error of the first attempt.
@@ -495,15 +499,17 @@ class EtcdConnection:
     def _prepare_retry(
         self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool
     ) -> FutureGenerator[bool]:
-        """Prepare the next attempt of a failed call.
+        """Prepare the next attempt of a failed call. Log in again if the authentication token has expired.
 
         Args:
             error: The error of the last attempt.
             what: Description of the call for messages.
             deadline: Local clock time.
-            refreshed: Whether the authentication token was already refreshed for this call.
+            refreshed: Whether this call has already logged in again.
+
         Returns:
-            Whether the authentication token was refreshed.
+            Whether there is a new authentication token.
+
         Raises:
             LatchworkError: A retry would not help.
         """
@@ -521,7 +527,7 @@ class EtcdConnection:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Raise ``ConnectFailed`` for a TLS error, unless there is another member, because a retry does not help."""
+        """Raise ``ConnectFailed`` for a TLS error if there is no other member, because a retry would not help."""
         said = rpc_errors.get_message(error)
         if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
@@ -583,13 +589,14 @@ class CompletedCall:
 
 
 def decode_response(method: str, answer: bytes) -> Any:
-    """Decode the bytes of an answer to a message.
+    """Decode the bytes of a response to a message.
 
     Args:
         method: "Range" or "Txn".
         answer: The bytes.
+
     Raises:
-        ValueError: The bytes are not a valid answer.
+        ValueError: The bytes are not a valid response.
     """
     try:
         return (pb.RangeResponse if method == "Range" else pb.TxnResponse).FromString(answer)
@@ -599,7 +606,7 @@ def decode_response(method: str, answer: bytes) -> Any:
 
 
 def malformed_response_error(what: str, error: ValueError) -> LatchworkError:
-    """Return the error for a read whose answer cannot be decoded.
+    """Return the error for a read whose response cannot be decoded.
 
     Args:
         what: Description of the call for the message.

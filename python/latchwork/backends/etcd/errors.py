@@ -39,7 +39,7 @@ _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline
 
 
 class CallOutcome(enum.Enum):
-    """What happened to a failed call: it was refused, never sent, or its outcome is unknown."""
+    """The outcome of a failed call: the server refused it, it was never sent, or the outcome is unknown."""
 
     REFUSED = "the server said no: it was not applied and never will be"
     STALE_TOKEN = "refused for its token only: with a new one it may succeed"  # noqa: S105 - no secret
@@ -73,7 +73,9 @@ def get_status_code(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def classify_outcome(error: grpc.RpcError) -> CallOutcome:
-    """Return what happened to a failed call, judging by its error: refused, never sent, or outcome unknown."""
+    """Return whether a failed call was refused, was never sent, or has an unknown outcome, judging by its gRPC
+    error.
+    """
     said = get_message(error)
     if any(words in said for words in _STALE_TOKEN):
         return CallOutcome.STALE_TOKEN
@@ -84,9 +86,14 @@ def classify_outcome(error: grpc.RpcError) -> CallOutcome:
     return CallOutcome.UNKNOWN
 
 
-def connect_phase(said: str) -> str:
-    """Return the phase of connecting in which an attempt failed, judging by gRPC's message. Empty if unknown."""
-    return next((phase for words, phase in _CONNECT_PHASES if words in said), "")
+def connect_phase(message: str) -> str:
+    """Return the phase in which an attempt to connect failed, such as the TLS handshake, judging by gRPC's message.
+    Return "" if unknown.
+
+    Args:
+        message: The message.
+    """
+    return next((phase for words, phase in _CONNECT_PHASES if words in message), "")
 
 
 def is_member_failing(error: grpc.RpcError) -> bool:
@@ -97,7 +104,12 @@ def is_member_failing(error: grpc.RpcError) -> bool:
 
 
 def details_contain(error: BaseException, words: str) -> bool:
-    """Return whether the message of an error contains some words."""
+    """Return whether the message of a gRPC error contains a text.
+
+    Args:
+        error: The error. False if it is not a gRPC error.
+        words: The text.
+    """
     return isinstance(error, grpc.RpcError) and words in get_message(error)
 
 

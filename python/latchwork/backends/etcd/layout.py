@@ -54,7 +54,7 @@ class EtcdKeys:
         return self.root + b"@s/" + session_id.encode()
 
     def slot_key(self, writer_id: int, number: int) -> bytes:
-        """Return the raw key of a slot, which guards the writes of one client, one write at a time.
+        """Return the raw key of a slot, which is a key that guards one write of a client at a time.
 
         Args:
             writer_id: The lease ID of the client.
@@ -100,15 +100,15 @@ def single_key_range(raw: bytes) -> KeyRange:
 
 
 def session_id_of_lease(lease: int) -> str | None:
-    """Return the ID of the session with this lease ID. None if the lease ID is 0."""
+    """Return the ID of the session that has a lease. Return None if the lease ID is 0, which means no lease."""
     return f"{lease:x}" if lease else None
 
 
 def lease_id_of_session(session_id: str) -> int:
-    """Return the lease ID of a session.
+    """Return the ID of the lease of a session.
 
     Raises:
-        ValueError: The ID is not that of an etcd session.
+        ValueError: The session ID is not that of an etcd session.
     """
     try:
         lease = int(session_id, 16)
@@ -121,7 +121,7 @@ def lease_id_of_session(session_id: str) -> int:
 
 
 def split_around(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
-    """Split a range into ranges that do not contain some keys.
+    """Split a range of keys into ranges that do not contain certain keys.
 
     Args:
         span: The range.

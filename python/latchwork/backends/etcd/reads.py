@@ -171,7 +171,7 @@ class EtcdReader:
         return found if limit is None else found[:limit]
 
     def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> FutureGenerator[list[str]]:
-        """Read the raw keys in a range. Most keys in subtrees that are larger than a page are skipped.
+        """Read the raw keys in a range. In a subtree that is larger than a page, most keys are skipped.
 
         Args:
             span: The range.
@@ -220,7 +220,7 @@ def _keys_to_request(size: int, limit: int | None, found: int) -> int:
 
 
 def _next_size(page: EtcdPage) -> int:
-    """Return how many entries of the average size on this page fit into a megabyte."""
+    """Return how many entries fit into a megabyte if they have the average size of the entries on this page."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
@@ -237,8 +237,8 @@ class _PendingRead(LightFuture["Entry | None"]):
 
 
 class MergedReads:
-    """Combines reads of single keys into few requests. Either all are linearizable, or all may be stale. Thread-
-    safe.
+    """Combines reads of single keys into few requests, which either are all linearizable or may all be stale.
+    Thread-safe.
     """
 
     def __init__(self, connection: EtcdConnection, codec: EtcdCodec, *, stale_ok: bool) -> None:
@@ -264,13 +264,13 @@ class MergedReads:
     # Private.
 
     def _gather(self, key: str) -> Future[Entry | None]:
-        wish = _PendingRead(key, self._connection.clock.now() + self._connection.call_timeout_s)
+        pending = _PendingRead(key, self._connection.clock.now() + self._connection.call_timeout_s)
         with self._lock:
-            self._waiting.append(wish)
+            self._waiting.append(pending)
             enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
             batch = self._take() if enough else []
         self._send(batch)
-        return wish
+        return pending
 
     def _take(self) -> list[_PendingRead]:
         """Remove and return the reads for the next request. The caller holds the lock."""
@@ -282,8 +282,8 @@ class MergedReads:
     def _send(self, batch: list[_PendingRead]) -> None:
         if not batch:
             return
-        request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
-        what = describe_read([wish.key for wish in batch])
+        request = self._codec.get_many([pending.key for pending in batch], self._stale_ok)
+        what = describe_read([pending.key for pending in batch])
         future = self._connection.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
         future.add_done_callback(lambda done: self._ended(batch, done))
 
@@ -291,11 +291,11 @@ class MergedReads:
         self._go_on(done)
         error = done.exception()
         if error is None:
-            for wish, entry in zip(batch, done.result(), strict=True):
-                resolve(wish, entry)
+            for pending, entry in zip(batch, done.result(), strict=True):
+                resolve(pending, entry)
         else:
-            for wish in batch:
-                self._fail(wish, error)
+            for pending in batch:
+                self._fail(pending, error)
 
     def _go_on(self, _: Future[Any]) -> None:
         """Send the collected reads, because a request has ended."""
@@ -304,16 +304,16 @@ class MergedReads:
             batch = self._take()
         self._send(batch)
 
-    def _fail(self, wish: _PendingRead, error: BaseException) -> None:
+    def _fail(self, pending: _PendingRead, error: BaseException) -> None:
         """Fail a read whose request got no answer in time. If the request was refused, send the read separately."""
         if isinstance(error, Unavailable):
-            mine = Unavailable(f"could not read {wish.key!r} together with others: {error}")
+            mine = Unavailable(f"could not read {pending.key!r} together with others: {error}")
             mine.__cause__ = error.__cause__
-            reject(wish, mine)
+            reject(pending, mine)
         elif isinstance(error, Closed):
-            reject(wish, error)
+            reject(pending, error)
         else:
-            chain(self._read(wish.key, wish.deadline), wish)
+            chain(self._read(pending.key, pending.deadline), pending)
 
     def _read(self, key: str, deadline: float | None) -> Future[Entry | None]:
         request = self._codec.get(key, self._stale_ok)
@@ -382,7 +382,7 @@ def read_separately(
 def read_at_one_revision(
     connection: EtcdConnection, reads: Sequence[Operation], what: str, deadline: float
 ) -> FutureGenerator[list[pb.ResponseOp]]:
-    """Read several ranges at one revision that was current after the call began. Return the answers.
+    """Read several ranges at one revision, which was current after the call began. Return the responses.
 
     Raises:
         Unavailable: The server compacts its history faster than it can be read.

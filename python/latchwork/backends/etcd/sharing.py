@@ -66,9 +66,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection:
-    """Return a connection for a store: an existing one with the same settings that works, or a new one.
+    """Return a connection for a store: a working one of another store with the same settings, or a new one.
 
-    The channel of a user's client is not shared.
+    The channel of a user's client is not shared. The caller must call ``release`` once.
 
     Args:
         url: The parsed URL.
@@ -109,7 +109,7 @@ def _join(key: Hashable, new: SharedConnection | None = None) -> SharedConnectio
 
     Args:
         key: Identifies the settings.
-        new: A new connection, which is shared if no existing one works.
+        new: A new connection, which other stores will share if there is no working one.
     """
     with _lock:
         found = _shared.get(key)

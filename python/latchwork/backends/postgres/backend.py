@@ -198,7 +198,7 @@ class PostgresBackend(Backend):
             callback: Callback for the events.
             single_key: Ignored.
             siblings: Ignored.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         return self._hub.watch(prefix, callback, heartbeats=heartbeats)
 

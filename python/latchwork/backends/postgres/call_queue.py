@@ -163,7 +163,7 @@ class CallQueue(ABC):
         return call.future
 
     def call_now(self, call: PostgresCall) -> Future[Any]:
-        """Make a call in this thread, or queue it if other calls come first. Return its future."""
+        """Make a call in this thread, or add it to the queue if other calls come first. Return its future."""
         if self._queue or not self._turn.acquire(blocking=False):
             return self.submit(call)
         try:
@@ -215,7 +215,11 @@ class CallQueue(ABC):
             connection.close()
 
     def _connected(self, deadline: float) -> PostgresConnection:
-        """Return the open connection, or open a new one. Raises the errors of ``Link.open``."""
+        """Return the open connection, or open a new one.
+
+        Raises:
+            LatchworkError: See ``StoreConnector.open``.
+        """
         if self._connection is not None and self._connection.is_readable():
             self._disconnect()  # the server has ended it
         if self._connection is None:

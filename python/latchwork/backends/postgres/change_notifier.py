@@ -57,11 +57,11 @@ class ChangeNotifier:
             self._is_due = True
         self._timer.call_later(_EVERY_S, self._tick)
 
-    def take(self) -> bytes | None:
-        """Return the payload of the notification to send now, and start a new one.
+    def take_payload(self) -> bytes | None:
+        """Return the payload of the notification that is to be sent now. Later changes are collected for the next one.
 
         Returns:
-            The payload, or None if no key was added or the last notification was sent too recently.
+            The payload, or None if there are no changes or the last notification was sent too recently.
         """
         with self._lock:
             now = self._clock.now()
@@ -73,7 +73,7 @@ class ChangeNotifier:
         return f"{self._who} {told}".encode()
 
     def send_soon(self) -> None:
-        """Allow the next notification to be sent at once, because the store is being closed."""
+        """Allow the next notification to be sent without a pause, because the store is being closed."""
         self._sent_at = float("-inf")
 
     def keys_of(self, notification: bytes) -> list[str] | None:

@@ -40,7 +40,7 @@ _KINDS: dict[type, str] = {At: "a", Absent: "n", Exists: "e"}
 
 
 class Write(PostgresCall):
-    """A write whose outcome can be found out after its answer was lost. Base class.
+    """Base class of calls that write. If the response is lost, it can be found out whether the write was applied.
 
     Attributes:
         request: The ID of its request while the outcome is unknown, else 0.
@@ -74,7 +74,11 @@ class Write(PostgresCall):
         return made
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Complete the call, because the server has stored changes for it. ``rows`` are these changes."""
+        """Complete the call, because the server was found to have applied the write.
+
+        Args:
+            rows: The changes that the server has stored for the write.
+        """
         raise NotImplementedError
 
 
@@ -135,7 +139,11 @@ class PostgresCommit(Write):
             self._resolve(decode_number(rows[0][3]) if rows else 0, entries, deleted, rows[-1][7] if rows else None)
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Complete the call, because the server has stored changes for it. ``rows`` are these changes."""
+        """Complete the call, because the server was found to have applied the transaction.
+
+        Args:
+            rows: The changes that the server has stored for the transaction.
+        """
         by_key = {decode_text(row[2]): row for row in rows}
         entries, deleted = [], []
         for at, op in enumerate(self.ops):
@@ -178,7 +186,11 @@ class TreeDeletion(Write):
         self.deleted = 0
 
     def add(self, count: int) -> None:
-        """Add to the number of deleted keys. Complete the call if the batch was the last one."""
+        """Add to the number of deleted keys. Complete the call if the deletion is finished.
+
+        Args:
+            count: The number of keys that the last batch has deleted.
+        """
         self.deleted += count
         if count < TREE_BATCH:
             resolve(self.future, self.deleted)
@@ -197,7 +209,11 @@ class TreeDeletion(Write):
         return OutcomeUnknown(f"{self.what}: {self.deleted} keys were deleted, then: {error}; do it again for the rest")
 
     def record_applied(self, rows: Sequence[Row]) -> None:
-        """Record that a batch of the deletion was applied. ``rows`` has one row per deleted key."""
+        """Record that a batch of the deletion was found to be applied.
+
+        Args:
+            rows: One row per deleted key.
+        """
         self.add(len(rows))
 
 
@@ -237,8 +253,8 @@ class RepeatableCall(PostgresCall):
             reject(self.future, error)
 
 
-def encode(commits: Sequence[PostgresCommit]) -> tuple[bytes, ...]:
-    """Encode several transactions as the parameters of one statement."""
+def encode_commits(commits: Sequence[PostgresCommit]) -> tuple[bytes, ...]:
+    """Encode several transactions as the parameters of one SQL statement."""
     check_ends: list[int] = []
     op_ends: list[int] = []
     value_ends: list[int] = []
@@ -338,4 +354,4 @@ def refusal_error(error: ServerError, what: str) -> LatchworkError:
     """
     if error.code == errors.NOT_A_LEAF:
         return InvalidKey(f"could not {what}: of {error.detail!r}, {error}; use another key")
-    return errors.translate(error, what)
+    return errors.translate_error(error, what)

@@ -199,8 +199,9 @@ class PostgresConnection:
         self._poll.register(pg.socket, _READ)
 
     def is_pooled(self, deadline: float) -> bool:
-        """Return whether there is a connection pooler, because another server process answers than the one that was
-        connected.
+        """Return whether there is a connection pooler between this client and the server.
+
+        It is detected because statements are then executed by another server process than the one that was connected.
         """
         (answer,) = self.run([Statement(_PID)], deadline)
         if isinstance(answer, ServerError):
@@ -338,19 +339,19 @@ def decode_number(data: bytes | None) -> int:
 
 
 def encode_text_array(values: Sequence[str | None]) -> bytes:
-    """Encode strings as an array parameter."""
+    """Encode strings as an array parameter of a SQL statement. None is NULL."""
     return ("{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}").encode()
 
 
 def encode_number_array(values: Sequence[int]) -> bytes:
-    """Encode integers as an array parameter."""
+    """Encode integers as an array parameter of a SQL statement."""
     return ("{" + ",".join(map(str, values)) + "}").encode()
 
 
 def encode_text(value: str) -> bytes:
-    """Encode a string as a parameter.
+    """Encode a string as a parameter of a SQL statement.
 
-    Characters that the server cannot store are replaced, so that the string matches no key.
+    Characters that PostgreSQL cannot store are replaced. No valid key contains them.
     """
     return value.replace("\0", "\ufffd").encode(errors="replace")
 

@@ -117,7 +117,7 @@ def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
     return ConnectFailed(f"{where}: {said}")
 
 
-def translate(error: ServerError, what: str) -> LatchworkError:
+def translate_error(error: ServerError, what: str) -> LatchworkError:
     """Return latchwork's error for a refused statement, which had no effect.
 
     Args:

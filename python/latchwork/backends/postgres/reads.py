@@ -201,7 +201,7 @@ class ReadQueue(CallQueue):
             elif refused.is_transient:
                 reason = refused
             else:
-                reject(call.future, errors.translate(refused, call.what))
+                reject(call.future, errors.translate_error(refused, call.what))
         if reason is not None:
             if reason.ends_connection:
                 self._disconnect()

@@ -21,7 +21,13 @@ from pathlib import Path
 
 from latchwork.backends.base import MAX_OLDER
 from latchwork.backends.postgres.connection import PostgresConnection, Query, Statement, decode_number, encode_text
-from latchwork.backends.postgres.errors import NO_NUMBER_LEFT, NOT_A_LEAF, ConnectionBroken, ServerError, translate
+from latchwork.backends.postgres.errors import (
+    NO_NUMBER_LEFT,
+    NOT_A_LEAF,
+    ConnectionBroken,
+    ServerError,
+    translate_error,
+)
 from latchwork.errors import ConnectFailed
 
 #: Raised by every incompatible change of the tables or the functions.
@@ -91,7 +97,7 @@ class Schema:
             if isinstance(answer, ServerError):
                 if answer.is_transient:
                     raise ConnectionBroken(str(answer)) from answer
-                raise translate(answer, f"use the schema {self.name} of {where}") from answer
+                raise translate_error(answer, f"use the schema {self.name} of {where}") from answer
             return answer
 
         if ask(self._exists)[0][0] != b"\x01":
@@ -135,4 +141,4 @@ class Schema:
         )
         (answer,) = connection.run([Statement(Query(b"make", once.encode()))], deadline)
         if isinstance(answer, ServerError):
-            raise translate(answer, f"make the schema {self.name} of {where}") from answer
+            raise translate_error(answer, f"make the schema {self.name} of {where}") from answer

@@ -37,11 +37,11 @@ _log = logging.getLogger(__name__)
 _CURRENT_EVERY_S = 1.0
 _FALLBACK_S = 2.0
 POLL_S = 0.03
-#: Between two looks, so that many commits are told at once.
+#: Between two reads, so that one read finds many commits.
 _PAUSE_S = 0.002
 _RECONNECT_S = 0.1
 _LOOK_TIMEOUT_S = 20.0
-#: Stores end the sessions of others this much after their deadline, each at another moment of it.
+#: Stores end expired sessions of other stores after a random delay of at most this.
 _SWEEP_JITTER_S = 0.1
 _IDLE_SWEEP_S = 5.0
 
@@ -71,7 +71,7 @@ class ChangeWatcher:
         self._lock = mutex()
         self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
         self._connection: PostgresConnection | None = None
-        self._known: tuple[int, int] | None = None  # token and request of the last change that was told
+        self._known: tuple[int, int] | None = None  # token and request of the last delivered change
         self._look_at = 0.0  # local clock time; brought forward by those who know of a change
         self._looked_at = 0.0
         self._sweep_at = 0.0
@@ -100,12 +100,12 @@ class ChangeWatcher:
         self._thread.start()
 
     def watch(self, prefix: str, callback: WatchCallback, *, heartbeats: bool) -> PostgresWatch:
-        """Add a watch. The thread delivers its first event.
+        """Add a watch of a key prefix. The thread of this object delivers its events.
 
         Args:
             prefix: The key prefix.
             callback: Callback for the events.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         watch = PostgresWatch(self, prefix, callback, heartbeats=heartbeats)
         with self._lock:
@@ -125,7 +125,7 @@ class ChangeWatcher:
                 self._watches.pop(watch.prefix, None)
 
     def record_write(self) -> None:
-        """Wake the thread after a write of this store, if there are watches."""
+        """Wake the thread after a write of this store, if any key is watched."""
         if self._watches:
             self.poll_soon()
 
@@ -230,8 +230,8 @@ class ChangeWatcher:
             if is_gap or known is None
             else {decode_text(row[2]): row for row in rows if decode_number(row[0]) > known[0]}
         )
-        told = self._find_watched(changed)
-        wanted = [key for key in told if changed[key][3] is not None]
+        watched = self._find_watched(changed)
+        wanted = [key for key in watched if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
         reads = [self._read_statements.select_at_and_below(watch.prefix) for watch in new]
         statements = [
@@ -241,10 +241,10 @@ class ChangeWatcher:
         ]
         if wanted or new:
             answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
-        else:  # nobody waits for the end of the transaction
+        else:  # no caller waits for the end of the transaction
             answers = iter(_ask(connection, statements[-1:], deadline, unanswered=1))
         found = {each.key: each for each in map(decode_entry, next(answers))} if wanted else {}
-        events = self._make_deltas(changed, told, found, as_of)
+        events = self._make_deltas(changed, watched, found, as_of)
         for watch, read in zip(new, reads, strict=True):
             events[watch] = Snapshot(tuple(decode_entry(row) for _ in read for row in next(answers)), as_of)
         self._known = (decode_number(last[0][0]), decode_number(last[0][1])) if last else None
@@ -253,7 +253,7 @@ class ChangeWatcher:
 
     def _find_watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
         """Return the watched keys among the changed ones, each with its watches."""
-        told: dict[str, list[PostgresWatch]] = {}
+        watches: dict[str, list[PostgresWatch]] = {}
         with self._lock:
             for key in changed:
                 found = [] if key.startswith("@") else list(self._watches.get("", ()))
@@ -263,24 +263,24 @@ class ChangeWatcher:
                     at = key.find("/", at + 1)
                 found += self._watches.get(key, ())
                 if found:
-                    told[key] = found
-        return told
+                    watches[key] = found
+        return watches
 
     @staticmethod
     def _make_deltas(
-        changed: dict[str, Row], told: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
+        changed: dict[str, Row], watches: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
     ) -> dict[PostgresWatch, WatchEvent]:
         """Return the next event for each watch that has already received its first ``Snapshot``.
 
         Args:
-            changed: The changed keys.
-            told: The watches of each changed key.
+            changed: The changed keys with their rows.
+            watches: The watches of each changed key.
             found: The current entries of the changed keys.
             as_of: Local clock time at which the state was read.
         """
         own: dict[PostgresWatch, list[Change]] = {}
-        for key in sorted(told, key=lambda key: decode_number(changed[key][0])):
-            for watch in told[key]:
+        for key in sorted(watches, key=lambda key: decode_number(changed[key][0])):
+            for watch in watches[key]:
                 own.setdefault(watch, []).append(Change(key, found.get(key)))
         return {watch: Delta(tuple(changes), as_of) for watch, changes in own.items()}
 
@@ -325,8 +325,8 @@ class ChangeWatcher:
         self._sweep_at = self._clock.now() + _IDLE_SWEEP_S
 
     def _wait(self) -> None:
-        """Wait until a poll is due or a notification arrives, but at least a short minimum pause after the last
-        poll.
+        """Wait until the next poll is due or a notification arrives. The pause since the last poll is never shorter
+        than a minimum.
         """
         connection = self._connection
         while not self._closing:
@@ -372,6 +372,6 @@ def _ask(
         if isinstance(answer, ServerError):
             if answer.is_transient:
                 raise ConnectionBroken(str(answer)) from answer
-            raise errors.translate(answer, "follow the changes")
+            raise errors.translate_error(answer, "follow the changes")
         rows.append(answer)
     return rows + [[]] * ((count or 0) - len(rows))

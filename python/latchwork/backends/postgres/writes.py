@@ -27,7 +27,7 @@ from latchwork.backends.postgres.commits import (
     RepeatableCall,
     TreeDeletion,
     Write,
-    encode,
+    encode_commits,
     refusal_error,
 )
 from latchwork.backends.postgres.connection import (
@@ -54,11 +54,11 @@ _TRIM_EVERY = KEPT_CHANGES // 4
 
 
 class WriteBarrier(PostgresCall):
-    """A call that completes when no earlier write of this store has an unknown outcome."""
+    """A call that completes when the outcome of every earlier write of this store is known."""
 
 
 class NotifyStores(PostgresCall):
-    """A call that completes when the other stores were notified of the changes of this store."""
+    """A call that completes when the other stores have been notified of this store's changes."""
 
     def __init__(self, deadline: float) -> None:
         super().__init__("notify other stores", deadline)
@@ -101,7 +101,13 @@ class WriteQueue(CallQueue):
         return bool(self._in_doubt)
 
     def make_close_call(self, deadline: float, sessions: Sequence[str]) -> RepeatableCall:
-        """Return the call that ends these sessions and removes this store's row in the table of writers."""
+        """Return the call that ends sessions and removes this store from the table of writers, when the store is
+        closed.
+
+        Args:
+            deadline: Local clock time.
+            sessions: IDs of the sessions to end.
+        """
         params = (b"%d" % self._connector.root, b"%d" % self._writer, encode_text_array(sessions))
         return RepeatableCall("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
 
@@ -160,7 +166,7 @@ class WriteQueue(CallQueue):
             self._disconnect()
             if answer.is_transient:
                 raise ConnectionBroken(str(answer)) from answer
-            raise errors.translate(answer, "begin to write")
+            raise errors.translate_error(answer, "begin to write")
         self._writer = after
         self._in_doubt.clear()
         rows: dict[int, list[Row]] = {}
@@ -173,11 +179,12 @@ class WriteQueue(CallQueue):
         return connection
 
     def _resolve_outcome(self, write: Write, rows: Sequence[Row]) -> None:
-        """Complete a write whose outcome was unknown, if it was applied. Otherwise it is sent again.
+        """Complete a write whose outcome was unknown, if it was applied. Otherwise it stays in the queue and is sent
+        again.
 
         Args:
             write: The write.
-            rows: The changes that the server has stored for it. Empty if it was not applied.
+            rows: The changes that the server has stored for the write. Empty if it was not applied.
         """
         if rows:
             write.record_applied(rows)
@@ -191,7 +198,7 @@ class WriteQueue(CallQueue):
     def _send(
         self, connection: PostgresConnection, pending: Sequence[PostgresCall], deadline: float
     ) -> ServerError | None:
-        """Send the pending calls and complete those that were answered.
+        """Send the pending calls, and complete the calls that were answered.
 
         Returns:
             The error because of which some calls were not completed, or None.
@@ -214,9 +221,9 @@ class WriteQueue(CallQueue):
         return reason
 
     def _make_statements(self, pending: Sequence[PostgresCall]) -> list[tuple[Statement, Sequence[PostgresCall]]]:
-        """Return the statements for the pending calls, each with the calls that it completes.
+        """Return the SQL statements for the pending calls, each with the calls that it completes.
 
-        From now on, the outcome of calls that change data is unknown until they are answered.
+        The outcome of calls that change data is unknown from now until they are answered.
         """
         now = self._connector.clock.now()
         for call in pending:
@@ -227,7 +234,7 @@ class WriteQueue(CallQueue):
         commits = [call for call in pending if isinstance(call, PostgresCommit)]
         batches: list[tuple[Statement, Sequence[PostgresCall]]] = []
         if commits:
-            batches.append((Statement(self._write, (root, writer, *encode(commits))), commits))
+            batches.append((Statement(self._write, (root, writer, *encode_commits(commits))), commits))
         for call in pending:
             if isinstance(call, TreeDeletion):
                 params = (root, writer, b"%d" % call.request, call.prefix.encode(), b"%d" % TREE_BATCH)
@@ -253,13 +260,13 @@ class WriteQueue(CallQueue):
         return writes
 
     def _statements_without_answer(self) -> list[Statement]:
-        """Return the statements that are sent after the writes and whose answers are ignored."""
+        """Return the SQL statements that are sent after the writes, and for whose answers the store does not wait."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
             params = (b"%d" % self._connector.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
             extra.append(Statement(self._trim, params))
-        notification = None if self._connector.pooled else self._notices.take()
+        notification = None if self._connector.pooled else self._notices.take_payload()
         if notification is not None:
             extra.append(Statement(self._notify, (encode_text(self._connector.channel_name), notification)))
         return extra

@@ -147,7 +147,7 @@ class ZooKeeperConnection:
         return call
 
     def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send a read after a barrier, which is a request that a quorum of servers answers. Return the read as a
+        """Send a barrier, which is a request that a quorum of servers answers, and then a read. Return the read as a
         future.
 
         The reply is linearizable if ``linearizable`` of the request is true. The arguments are those of ``call``.
@@ -164,14 +164,16 @@ class ZooKeeperConnection:
         return self.call(MULTI, _BARRIER, deadline)
 
     def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
-        """Send a transaction that also sets the write counter to the number of this write. Return it as a future.
+        """Send a transaction and number it: it also stores the number of this write in the write counter. Return it as
+        a future.
 
         Args:
             parts: The encoded operations of the transaction.
             deadline: Local clock time.
-            then: A second request, which is sent directly after it.
+            then: A second request, which is sent directly after the transaction.
+
         Raises:
-            WriteCounterMissing: There is no write counter. Call ``create_write_counter`` first.
+            WriteCounterMissing: The znode of the write counter does not exist. Call ``create_write_counter`` first.
         """
         counter_path = self.counter_path
         if counter_path is None:
@@ -266,10 +268,13 @@ class ZooKeeperConnection:
     # Called by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """Return the next requests to send, and mark them as sent. Their total size is at most ``most_bytes``.
+        """Return the next requests to send, and mark them as sent.
 
-        While the outcome of a write is unknown, only the requests that find out this outcome are returned. Otherwise a
-        later write could overtake an earlier one that is sent again.
+        While the outcome of a write is unknown, only the requests that find it out are returned. Otherwise a later
+        write could overtake an earlier one that is sent again.
+
+        Args:
+            most_bytes: Maximum total size of the requests.
         """
         batch: list[Request] = []
         size = 0
@@ -290,7 +295,7 @@ class ZooKeeperConnection:
         return batch
 
     def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Handle a new connection: first find out the outcome of writes without a reply.
+        """Handle a new connection. First find out whether the writes without a reply were applied.
 
         Then the listener may send requests, and after it all others.
 
@@ -375,10 +380,10 @@ class ZooKeeperConnection:
     # Settling.
 
     def _hold(self, call: Request) -> bool:
-        """Keep a write without a reply until the next connection finds out its outcome.
+        """Keep a write without a reply until the next connection finds out whether it was applied.
 
         Returns:
-            False if its outcome can no longer be found out.
+            False if that can no longer be found out.
         """
         with self._lock:
             if self.has_ended or self.counter_path != call.counter_path or call.done():

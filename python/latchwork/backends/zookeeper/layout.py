@@ -90,7 +90,7 @@ class Znode:
 
 
 def known_key(version: Version) -> Znode:
-    """Return the state of a key's znode, given a version that was read earlier. It has no known children."""
+    """Return the state of a key's znode, built from a version that was read earlier. It has no known children."""
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
@@ -145,7 +145,7 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
 
 
 def bucket_of(key: str) -> int:
-    """Return the number of the bucket to which a key belongs. The keys of a bucket share a guard znode."""
+    """Return the number of the bucket to which a key belongs. All keys of a bucket share one guard znode."""
     return zlib.crc32(key.encode()) % BUCKETS
 
 
@@ -195,7 +195,9 @@ class ZnodeLayout:
         return f"{self.root}/{key}" if key else self.root
 
     def guard_path(self, key: str) -> str:
-        """Return the path of the guard of a key's bucket. Its version grows with every deletion in the bucket."""
+        """Return the path of the znode that guards a key's bucket. The version of this znode grows with every deletion
+        in the bucket.
+        """
         return self.guards[bucket_of(key)]
 
     def born_path(self, key: str) -> str:
@@ -227,9 +229,9 @@ class ZnodeLayout:
     def encode_create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
         """Encode the creation of a parent without a value, as operations of a transaction.
 
-        It is a container, which the server deletes some time after its last child. With ``is_key`` the same transaction
-        makes it a key, so that it is not a container. It is written once after the creation, because a znode of version
-        0 is a key.
+        The parent is a container, which the server deletes some time after its last child. With ``is_key`` it is not a
+        container, because the same transaction makes it a key. The parent is also written once, because a znode of
+        version 0 counts as a key.
         """
         path = self.path(key)
         return [
@@ -257,7 +259,9 @@ class ZnodeLayout:
         return key if is_key(key) else None
 
     def filter_valid_names(self, names: Iterable[str], key: str) -> list[str]:
-        """Return the names below a key that are valid keys and not internal. Invalid keys are recorded."""
+        """Return the names below a key that are neither internal nor part of an invalid key. Invalid keys are added to
+        ``invalid_keys``.
+        """
         found = [name for name in names if not is_internal(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found

@@ -47,8 +47,9 @@ class ReadContext:
 
     Attributes:
         connection: The connection for the requests.
-        deadline: The deadline of the call.
-        gens: For each bucket, a version of its guard from before the barrier. UNKNOWN if there is no barrier.
+        deadline: Local clock time at which the call must end.
+        gens: For each bucket of keys, a version of its guard znode from before the barrier. UNKNOWN if there is no
+            barrier.
     """
 
     connection: ZooKeeperConnection
@@ -81,7 +82,7 @@ class ZooKeeperReader:
             self._gens[number] = gen
 
     def guard_versions(self) -> list[int]:
-        """Return the last known version of each bucket's guard, for reads and writes that start now."""
+        """Return the last known version of the guard znode of each bucket, for reads and writes that start now."""
         return self._gens.copy()
 
     def make_context(self, connection: ZooKeeperConnection, deadline: float) -> ReadContext:
@@ -91,11 +92,10 @@ class ZooKeeperReader:
     def begin_read(
         self, connection: ZooKeeperConnection, deadline: float, *, stale_ok: bool = False
     ) -> tuple[ReadContext, Future[Any]]:
-        """Send a barrier, unless ``stale_ok``, and return the context for the following reads.
+        """Send a barrier, unless ``stale_ok``, and return the context for the reads that follow.
 
         The reads can be sent at once, because the answers arrive in the order of the requests. Their results are valid
-        when the barrier was answered, so the caller waits for it last. A check of a key that was read with ``stale_ok``
-        always reads the key again. See ``read_with_guards``.
+        when the barrier was answered, so the caller waits for it last.
 
         Returns:
             The context, and the future of the barrier.
@@ -149,7 +149,8 @@ class ZooKeeperReader:
     def read_with_guards(
         self, connection: ZooKeeperConnection, keys: Sequence[str], deadline: float
     ) -> FutureGenerator[list[Entry | None]]:
-        """Read the guards of the keys' buckets and then the keys, without a barrier.
+        """Read the guard znodes of the keys' buckets and then the keys, without a barrier. Return an entry or None for
+        each key, in order.
 
         The result may be stale. All reads are made with one request if it is not too large, because a server executes
         the reads of a request in order.
@@ -210,7 +211,8 @@ class ZooKeeperReader:
     def _complete(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> FutureGenerator[list[Entry | None]]:
-        """Read the keys that have children again, until none of them changes between two reads.
+        """Read the keys that have children again, until none of these keys has changed between two reads. Return the
+        entries.
 
         Args:
             context: The context of the reads.
@@ -461,7 +463,7 @@ class Lister:
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
     def _find_alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> FutureGenerator[set[str]]:
-        """Return the keys that exist or have a key below them. Reads one level of all subtrees with one request.
+        """Return the keys that exist or have a key below them. One level of all subtrees is read with one request.
 
         Args:
             context: The context of the reads.
@@ -506,11 +508,10 @@ class Lister:
 
 
 class _SubtreePart:
-    """The progress of reading a subtree in order, up to a limit. A key with "/" appended stands for everything below
-    it.
+    """The progress of reading the entries of a subtree in order, up to a limit.
 
-    It sorts at the place of the keys below it ("a/" after "a" and "a-b"). Nothing is below a key that was read without
-    children.
+    A key with "/" appended stands for everything below the key. It sorts at the place of the keys below it ("a/" after
+    "a" and "a-b"). Nothing is below a key that was read without children.
     """
 
     def __init__(self, prefix: str, start_after: str | None) -> None:
@@ -526,8 +527,8 @@ class _SubtreePart:
     def expect(self, keys: list[str]) -> None:
         """Add keys that exist and must be read.
 
-        A key before the start of the listing is not read. What is below it may still be in the listing ("0" follows
-        "/").
+        A key before the start of the listing is not read, but keys below it may still be in the listing, because they
+        sort later.
         """
         after = self._start_after
         for key in keys:

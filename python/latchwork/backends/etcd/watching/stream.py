@@ -26,7 +26,7 @@ class WatchRange:
 
     Attributes:
         ticket: The number of its last create request on the stream. 0 if it is not on a stream.
-        watch_id: The server's ID of it. None until the server has sent it.
+        watch_id: The ID that the server gave it. None until the server has sent it.
         behind: The number of revisions that it was behind when the server created it.
         resumes: Whether it continues after a disconnect. Otherwise it continues after a new snapshot.
     """
@@ -46,7 +46,7 @@ class WatchRange:
 class EtcdWatch:
     """A running watch. Thread-safe.
 
-    ``lock`` is held while the sink is called, so ``close`` returns only after a delivery has ended. ``drop`` is called
+    ``lock`` is held while the callback runs, so ``close`` returns only after a delivery has ended. ``drop`` is called
     with a closed watch, because only the owner of the stream can inform the server.
 
     Attributes:
@@ -74,9 +74,9 @@ class EtcdWatch:
         self.single_key = single_key
         #: Whether it is notified when its state is known to be current.
         self.heartbeats = heartbeats
-        #: Of a leaf: the answers with events that came before its snapshot; None once that was told.
+        #: Of a watch of a single key: the responses with events that came before its snapshot. None after the snapshot.
         self.held: list[Any] | None = [] if single_key else None
-        #: Of a leaf: the revision of its snapshot. Others begin behind theirs, each part at one of its own.
+        #: Of a watch of a single key: the revision of its snapshot. Others begin after it, each range at another one.
         self.read_at = 0
         self.parts = [WatchRange(self, span) for span in spans]
         self.closed = False
@@ -159,11 +159,11 @@ class Stream:
             yield request
 
     def on_progress_answer(self) -> float | None:
-        """Handle the answer to a progress request.
+        """Handle the response to a progress request.
 
         Returns:
             The local clock time at which the state is now known to have been up to date, or None. It is the time of the
-                previous progress request, because the server sends all earlier events between two answers.
+                previous progress request, because the server sends all earlier events between two responses.
         """
         asked_at, proven_at = self._asked_at, self._answered_ask
         self._answered_ask, self._asked_at = asked_at or proven_at, None

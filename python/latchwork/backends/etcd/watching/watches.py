@@ -6,7 +6,7 @@ compacted that revision, does not have it yet, or ends the watch. The server may
 from a backup, or has lost writes.
 
 A server serves watches that start behind its newest revision in a loop that runs every 100 ms. With other clients
-writing, this affects most watches that start after a read. A leaf, whose end somebody waits for, starts in the other
+writing, this affects most watches that start after a read. A watch of a single key starts in the other
 order: watch from the present, then read at R. Events up to R are dropped, and later ones are held until the read is
 delivered.
 
@@ -78,7 +78,7 @@ class StoreWatches:
             prefix: The key.
             callback: Callback for the events.
             single_key: Watch a single session-bound key, and report only its deletion.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         spans = [single_key_range(self._keys.raw_key(prefix))] if single_key else self._keys.ranges_at_or_below(prefix)
         return self.watch_spans(spans, callback, what=f"watch {prefix!r}", single_key=single_key, heartbeats=heartbeats)
@@ -99,7 +99,7 @@ class StoreWatches:
             callback: Callback for the events.
             what: Description of the watch for messages.
             single_key: Watch a single session-bound key, and report only its deletion.
-            heartbeats: Send heartbeats, which are ``Current`` events of an unchanged watch.
+            heartbeats: Also send ``Current`` events while nothing changes.
         """
         watch = EtcdWatch(
             self._hub.drop,
@@ -388,7 +388,7 @@ class EtcdWatchHub:
             else:
                 part.watch_id = response.watch_id
                 stream.parts[response.watch_id] = part
-                part.resume_at = part.resume_at or response.header.revision + 1  # a leaf, from the present
+                part.resume_at = part.resume_at or response.header.revision + 1  # a single key, from the present
                 part.behind = max(0, response.header.revision - part.resume_at)
                 self._note_live(part.watch)
         if response.canceled and current:
@@ -403,9 +403,9 @@ class EtcdWatchHub:
             self._read(part.watch)
 
     def _note_live(self, watch: EtcdWatch) -> None:
-        """Record that a watch has received all earlier events.
+        """Record that a watch has received all earlier events. From now on responses to progress requests count for it.
 
-        From now on progress answers count for it. An old server sends them earlier, too.
+        An old server sends such responses earlier, too.
         """
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
@@ -422,9 +422,9 @@ class EtcdWatchHub:
             self._on_range_ended(stream, part.watch, response)
 
     def _on_range_ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
-        """Handle a range that the server has stopped watching.
+        """Handle the message that the server has stopped watching a range.
 
-        An expired token looks like a missing permission, so a new token is tried.
+        An expired token looks like a missing permission, so the client first logs in again.
         """
         reason = response.cancel_reason
         if response.compact_revision:
@@ -470,9 +470,10 @@ class EtcdWatchHub:
 
 
 class PermissionChecks:
-    """Checks regularly whether the account may still read what is watched. Thread-safe.
+    """Checks regularly whether the account may still read the watched keys. Thread-safe.
 
     Args:
+        connection: The connection.
         watched: Returns the watches to check now. Empty when the connection is being closed.
         end: Ends a watch with the error of a refused read.
     """

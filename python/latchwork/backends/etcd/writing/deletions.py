@@ -1,4 +1,4 @@
-"""Deletions on a server whose storage is full, which refuses every put, including that of a slot.
+"""Deletions on a server whose storage is full, which refuses every put, including that of a slot key (see ``slots``).
 
 Here the deleted keys themselves are the guard: each is deleted only at the revision at which it was read. Revisions are
 never reused, so the request may be repeated until it is answered. If it succeeds, no earlier attempt was applied. If it
@@ -67,7 +67,7 @@ class Deletion:
                 raise self._unknown("it may land yet") from error
             if answer.succeeded:
                 return answer
-            if not self.may_land or (self._is_undone(answer) and self._is_over(answer)):
+            if not self.may_land or (self._is_undone(answer) and self._can_no_longer_apply(answer)):
                 reason = self._txn.find_failure(answer.responses[: len(self._txn.conditions)])
                 if reason is not None:
                     raise reason
@@ -80,13 +80,13 @@ class Deletion:
             yield self._connection.timer.after(0.05)
 
     def resolve(self, timeout_s: float) -> FutureGenerator[None]:
-        """Make sure that the deletion cannot be applied later. If necessary, apply it now.
+        """Make sure that the deletion cannot be applied later, if necessary by applying it now.
 
         Raises:
-            LatchworkError: There was no answer, and the deletion may still be applied.
+            LatchworkError: There was no response, and the deletion may still be applied.
         """
         answer = yield from self._answer(self._connection.clock.now() + timeout_s)
-        if not answer.succeeded and not self._is_over(answer):
+        if not answer.succeeded and not self._can_no_longer_apply(answer):
             raise Unavailable(f"a delete may land yet ({self._txn.what}); try again")
 
     # Private.
@@ -124,8 +124,8 @@ class Deletion:
         now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
 
-    def _is_over(self, answer: Any) -> bool:
-        """Return whether the deletion can no longer be applied, because a compared key has changed."""
+    def _can_no_longer_apply(self, answer: Any) -> bool:
+        """Return whether the deletion can no longer be applied, because one of its keys has changed."""
         now = zip(self._seen.values(), self._current_revisions(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True

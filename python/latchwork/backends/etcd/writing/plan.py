@@ -56,10 +56,10 @@ PAIRED_LIMIT = 100
 
 
 class EtcdCommit:
-    """A requested transaction. The codec encodes and decodes most of them without a ``Txn``.
+    """A requested transaction. The codec encodes and decodes most of them directly, without a ``Txn``.
 
-    The ``Txn`` is built for the others, and to find out why a transaction was refused. The codec encodes the same
-    request. For one thread at a time.
+    A ``Txn`` is built for the others, and to find out why a transaction was refused. Both encode the same request. For
+    one thread at a time.
     """
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
@@ -84,7 +84,7 @@ class EtcdCommit:
         return self._txn
 
     def replan(self) -> Txn:
-        """Return the transaction for another attempt. It uses the leases of keys that the last attempt has read."""
+        """Return the transaction for another attempt. It uses the lease IDs of keys that the last attempt has read."""
         learned = self.as_txn().learned
         self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended, learned)
         return self._txn
@@ -130,13 +130,14 @@ class TxnCompiler:
         ended: Collection[str],
         learned: dict[bytes, int] | None = None,
     ) -> Txn:
-        """Return the etcd transaction for checks and operations.
+        """Build the etcd transaction for checks and operations.
 
         Args:
             checks: The checks, without fences.
             ops: The operations, each key at most once.
             ended: IDs of the sessions that were closed by this store.
-            learned: The leases of keys that an earlier attempt has read.
+            learned: The lease IDs of keys that an earlier attempt has read.
+
         Raises:
             SessionLost: The session of an operation was closed by this store.
         """
@@ -298,7 +299,7 @@ class TxnCompiler:
 
 @dataclass(slots=True)
 class _Spec:
-    """One operation of the caller and the etcd operations for it."""
+    """One operation of the caller, and the etcd operations that execute it."""
 
     op: Op
     raw: bytes
@@ -314,8 +315,8 @@ class _Spec:
 
 
 def _facts_of_operations(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return two numbers per operation: the revision at which its key was created (0 for this one), and the number of
-    deleted keys.
+    """Return two numbers per operation: the revision at which its key was created (0 for this transaction), and the
+    number of deleted keys.
     """
     found, at = [], 0
     for spec in specs:

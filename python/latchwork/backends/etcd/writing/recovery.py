@@ -1,8 +1,8 @@
-"""Finds out the outcome of a write whose answer was lost, after making sure that it can no longer be applied.
+"""Finds out the outcome of a write whose response was lost, after making sure that the write can no longer be applied.
 
-It overwrites the slot of the write. If that succeeds, the write was not applied and never will be, because it compares
-an old revision of the slot. If it fails, the write was applied at the slot's revision, and its result is read at that
-revision. docs/design/etcd-writes.md describes the states and the races.
+It overwrites the slot, which is the key that guards the write. If that succeeds, the write was not applied and never
+will be, because it compares an old revision of the slot. If it fails, the write was applied at the slot's revision, and
+its result is read at that revision. docs/design/etcd-writes.md describes the states and the races.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ResolveWrite = Callable[[float], FutureGenerator[None]]
 
 
 class WriteRecovery:
-    """Finds out the outcome of the writes of one store whose answers were lost. Thread-safe.
+    """Finds out the outcome of the writes of one store whose responses were lost. Thread-safe.
 
     Attributes:
         unresolved: Writes that were reported as unknown and may still be applied. They are resolved when the server
@@ -66,13 +66,15 @@ class WriteRecovery:
 
         Args:
             txn: The transaction.
-            slot: The slot that guards it.
-            error: Its error.
+            slot: The key that guards the transaction.
+            error: The error of the transaction.
             deadline: Local clock time.
-            answered: Whether the server has completed it, so that it cannot be applied later. The slot shows whether it
-                was.
+            answered: Whether the server has completed the transaction, so that it cannot be applied later. The slot
+                shows whether it was applied.
+
         Returns:
-            Its result, or None if it was not applied and never will be.
+            The result of the transaction, or None if it was not applied and never will be.
+
         Raises:
             OutcomeUnknown: The outcome could not be found out before the deadline.
         """
@@ -95,13 +97,12 @@ class WriteRecovery:
         return txn.decode_recall(found, revision)
 
     def resolve_slot_later(self, slot: Slot) -> None:
-        """Make sure, in the background, that the write that is guarded by this slot cannot be applied later."""
+        """Start to make sure, in the background, that the write which this slot guards cannot be applied later."""
         self.add_unresolved(partial(self._resolve_slot, slot))
 
     def add_unresolved(self, resolve: ResolveWrite) -> None:
-        """Add a write whose outcome is unknown.
-
-        It is resolved before the next call of this store, or when the server answers.
+        """Add a write whose outcome is unknown. It is resolved before the next call of this store, or when the server
+        answers.
 
         Args:
             resolve: Makes sure that the write cannot be applied later.
@@ -145,8 +146,10 @@ class WriteRecovery:
     # Settling one slot.
 
     def _resolve_until(self, slot: Slot, deadline: float) -> FutureGenerator[int]:
-        """Find out the outcome of the write that a slot guards. Retry until the deadline or until the store is
-        closed.
+        """Find out the outcome of the write that a slot guards. Retry until the deadline or until the store is closed.
+
+        Returns:
+            The revision at which the write was applied, or 0 if it was not applied.
         """
         while True:
             left_s = deadline - self._connection.clock.now()
@@ -191,10 +194,10 @@ class WriteRecovery:
         return slot.revision if kvs[0].value == WRITTEN else 0
 
     def _find_revision(self, slot: Slot, deadline: float) -> FutureGenerator[int]:
-        """Return the revision at which the write that a slot guards was applied, or 0 if it was not.
+        """Return the revision at which the write that a slot guards was applied, or 0 if it was not applied.
 
         Raises:
-            _GuardGone: The slot does not exist any more. The write may have been applied.
+            _GuardGone: The slot key does not exist any more. The write may have been applied.
         """
         found = yield from self._connection.call(
             "Range", pb.RangeRequest(key=slot.key), "determine the outcome of a write", deadline
@@ -208,7 +211,7 @@ class WriteRecovery:
         return revision if landed else 0
 
     def _revoke(self, lease: int, deadline: float) -> FutureGenerator[None]:
-        """Revoke the lease of slots, so that no write that they guard can be applied later."""
+        """Revoke the lease of slot keys, so that no write that they guard can be applied later."""
         with contextlib.suppress(SessionLost):
             yield from self._connection.call(
                 "LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "determine the outcome of a write", deadline

@@ -50,7 +50,7 @@ class _CreationQueue:
 
 
 class SequentialKeys:
-    """Creates the sequential keys of one store. Thread-safe."""
+    """Creates sequential keys, whose suffix is a growing number, for one store. Thread-safe."""
 
     def __init__(
         self,
@@ -69,79 +69,86 @@ class SequentialKeys:
         self._lines: dict[str, _CreationQueue] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key whose numeric suffix is greater than all earlier ones below its parent."""
+        """Create a key with a numeric suffix. The suffix is greater than those of all keys that were created before
+        below the same parent.
+
+        Args:
+            key: The key without the suffix.
+            value: The value.
+            session: The session to which the key is bound, or None.
+        """
         deadline = self._connection.clock.now() + self._connection.call_timeout_s
-        wish = _PendingCreation(key, value, session, deadline, LightFuture())
+        pending = _PendingCreation(key, value, session, deadline, LightFuture())
         parent = key.rpartition("/")[0]
         with self._lock:
-            line = self._lines.get(parent)
-            if line is None:
+            queue = self._lines.get(parent)
+            if queue is None:
                 if len(self._lines) >= _REMEMBERED:
                     self._lines = {name: each for name, each in self._lines.items() if each.busy}
-                line = self._lines[parent] = _CreationQueue()
-            line.waiting.append(wish)
-            first, line.busy = not line.busy, True
+                queue = self._lines[parent] = _CreationQueue()
+            queue.waiting.append(pending)
+            first, queue.busy = not queue.busy, True
         if first:
-            run_generator(self._serve(parent, line))
-        return wish.outcome
+            run_generator(self._serve(parent, queue))
+        return pending.outcome
 
-    def _serve(self, parent: str, line: _CreationQueue) -> FutureGenerator[None]:
-        while (wish := self._next(line)) is not None:
+    def _serve(self, parent: str, queue: _CreationQueue) -> FutureGenerator[None]:
+        while (pending := self._next(queue)) is not None:
             try:
-                entry = yield from self._create_one(parent, line, wish)
+                entry = yield from self._create_one(parent, queue, pending)
             except Exception as error:  # handed to whoever wished
-                reject(wish.outcome, error)
+                reject(pending.outcome, error)
             else:
-                resolve(wish.outcome, entry)
+                resolve(pending.outcome, entry)
 
-    def _next(self, line: _CreationQueue) -> _PendingCreation | None:
+    def _next(self, queue: _CreationQueue) -> _PendingCreation | None:
         with self._lock:
-            line.busy = bool(line.waiting)
-            return line.waiting.popleft() if line.busy else None
+            queue.busy = bool(queue.waiting)
+            return queue.waiting.popleft() if queue.busy else None
 
-    def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> FutureGenerator[Entry]:
-        """Create one key. Try again with the newest number until a transaction succeeds.
+    def _create_one(self, parent: str, queue: _CreationQueue, pending: _PendingCreation) -> FutureGenerator[Entry]:
+        """Create one key. Retry with the newest number until a transaction succeeds. Return the entry.
 
         Args:
             parent: The parent of the key.
-            line: The queue of the parent.
-            wish: The key to create.
+            queue: The queue of the parent.
+            pending: The key to create.
         """
         while True:
-            if self._connection.clock.now() >= wish.deadline:
-                raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
-            if line.counter is None:
-                line.counter = yield from self._read_counter(parent, wish)
-            revision, last = line.counter
-            txn = self._txn(parent, wish, revision, last + 1)
-            line.counter = None
+            if self._connection.clock.now() >= pending.deadline:
+                raise Unavailable(f"could not create {pending.key!r} with a number in time; try again")
+            if queue.counter is None:
+                queue.counter = yield from self._read_counter(parent, pending)
+            revision, last = queue.counter
+            txn = self._txn(parent, pending, revision, last + 1)
+            queue.counter = None
             try:
-                committed = yield self._writer.write(txn, _start_over, wish.deadline)
+                committed = yield self._writer.write(txn, _start_over, pending.deadline)
             except CounterMoved as moved:
-                line.counter = (moved.revision, moved.number)
+                queue.counter = (moved.revision, moved.number)
             except _StartOver:
                 continue
             except Conflict:
-                line.counter = (revision, last + 1)  # another program created such a key: skip its number
+                queue.counter = (revision, last + 1)  # another program created such a key: skip its number
             else:
-                line.counter = (committed.token, last + 1)
+                queue.counter = (committed.token, last + 1)
                 entry: Entry = committed.entries[0]
                 return entry
 
-    def _txn(self, parent: str, wish: _PendingCreation, revision: int, number: int) -> Txn:
-        create = Create(append_number(wish.key, number), wish.value, wish.session)
+    def _txn(self, parent: str, pending: _PendingCreation, revision: int, number: int) -> Txn:
+        create = Create(append_number(pending.key, number), pending.value, pending.session)
         txn = self._compiler.compile_commit((), (create,), self._ended)
         counter = self._keys.counter_key(parent)
         txn.conditions.append(counter_condition(counter, revision))
         txn.ops.append(requests.put_operation(counter, b"%d" % number))
         decode = txn.decode
         txn.decode = lambda answers, at: decode(answers[:-1], at)
-        txn.what = f"create {wish.key!r} with a number"
+        txn.what = f"create {pending.key!r} with a number"
         return txn
 
-    def _read_counter(self, parent: str, wish: _PendingCreation) -> FutureGenerator[tuple[int, int]]:
+    def _read_counter(self, parent: str, pending: _PendingCreation) -> FutureGenerator[tuple[int, int]]:
         request = pb.RangeRequest(key=self._keys.counter_key(parent))
-        answer = yield from self._connection.call("Range", request, f"number keys in {parent!r}", wish.deadline)
+        answer = yield from self._connection.call("Range", request, f"number keys in {parent!r}", pending.deadline)
         return (answer.kvs[0].mod_revision, int(answer.kvs[0].value)) if answer.kvs else (0, 0)
 
 

@@ -1,4 +1,5 @@
-"""Slots: keys that guard writes. Each write compares and overwrites a slot, so that its outcome can be found out.
+"""Slots: keys that guard writes. Each write compares and overwrites a slot key, so that its outcome can be found out
+later.
 
 A slot guards one write at a time. All slots of a store are bound to one lease, which every write contains. After the
 end of the lease no late write can be applied, and no slot remains. docs/design/etcd-writes.md describes the states and
@@ -78,15 +79,15 @@ class Slot:
         return requests.comparison("mod_revision", self.key, self.revision)
 
     def resolve_request(self) -> bytes:
-        """Return the transaction that prevents a write with this slot from being applied later, or shows that it was
-        applied.
+        """Return the transaction that finds out whether the write that this slot guards was applied. If not, it can no
+        longer be applied.
         """
         settle = requests.put_operation(self.key, _SETTLED, self.lease)
         return requests.encode_transaction([self.compare()], [settle], [self.read])
 
 
 class GuardSlots:
-    """The slots of one store and their lease. Thread-safe.
+    """The slot keys that guard the writes of one store, and their lease. Thread-safe.
 
     Attributes:
         lease: The lease ID, or 0 while there is none.
@@ -103,9 +104,8 @@ class GuardSlots:
         self.closing = False
 
     def take_slot(self) -> Slot | None:
-        """Return an unused slot on the current lease, or None if there is no lease.
-
-        The lease may have ended meanwhile.
+        """Return a slot that guards no write now, or None if there is no lease. The lease of the slot may have ended
+        meanwhile.
         """
         try:
             return self._free.pop()
@@ -114,12 +114,12 @@ class GuardSlots:
             return Slot(self._keys.slot_key(lease, next(self._numbers)), lease) if lease else None
 
     def return_slot(self, slot: Slot) -> None:
-        """Return a slot that no write in flight uses."""
+        """Return a slot for later use, after the write that it guarded has ended."""
         if slot.lease == self.lease:
             self._free.append(slot)
 
     def grant_lease(self, deadline: float) -> FutureGenerator[None]:
-        """Grant a new lease with a new ID, so that all slots of earlier leases become invalid."""
+        """Get a new lease for the slots. All slots of earlier leases become invalid."""
         lease, _ = yield from grant_lease(self._connection, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
@@ -128,7 +128,7 @@ class GuardSlots:
         self._connection.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
     def discard_lease(self, lease: int) -> None:
-        """Stop using a lease. The outcome of writes that use it is still found out with it."""
+        """Stop using a lease for new writes. The outcome of earlier writes is still found out with it."""
         with self._lock:
             if self.lease == lease and lease:
                 self.lease = 0

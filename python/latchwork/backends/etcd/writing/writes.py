@@ -1,7 +1,8 @@
-"""Sends write transactions. A slot guards each of them, so that its outcome can be found out if the answer is lost.
+"""Sends write transactions. A slot key guards each of them, so that its outcome can be found out if the response is
+lost.
 
-A write without an answer may still be applied. So ``recovery`` finds out its outcome before it is sent again or its
-caller gets an answer. Only this module and ``recovery`` handle failed writes. docs/design/etcd-writes.md describes the
+A write without a response may still be applied. So ``recovery`` finds out its outcome before it is sent again or its
+caller gets a result. Only this module and ``recovery`` handle failed writes. docs/design/etcd-writes.md describes the
 states and the races.
 """
 
@@ -66,9 +67,10 @@ class EtcdWriter:
     """Sends the write transactions of one store. Thread-safe.
 
     Attributes:
-        slots: The slots that guard its writes.
-        recovery: Finds out the outcome of writes whose answers were lost.
-        space: Warns when the server's storage is full. Every write puts its slot, except deletions on a full server.
+        slots: The keys that guard its writes.
+        recovery: Finds out the outcome of writes whose responses were lost.
+        space: Warns when the server's storage is full. Every write overwrites its slot key, except deletions on a full
+            server.
     """
 
     def __init__(self, connection: EtcdConnection, keys: EtcdKeys) -> None:
@@ -138,8 +140,8 @@ class EtcdWriter:
     def raise_failed_check(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
         """Read the keys that a transaction compares, and raise an error if a check fails.
 
-        All keys are read at one point in time. So failed checks are reported together only if they failed at the same
-        time.
+        All keys are read at one revision, so several failed checks are reported together only if they failed at the
+        same time.
         """
         answers = yield from read_at_one_revision(self._connection, txn.build_reads(), txn.what, deadline)
         error = txn.find_failure(answers)
@@ -246,7 +248,9 @@ class EtcdWriter:
         return result
 
     def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> FutureGenerator[Any]:
-        """Handle a server that reports that its storage is full, before or after the write. The slot shows which."""
+        """Handle an error that says that the server's storage is full. The slot key shows whether the write was applied
+        before. Return its result.
+        """
         result = yield from self.recovery.determine_outcome(txn, slot, error, deadline, answered=True)
         full = rpc_errors.translate_error(error, txn.what)
         assert isinstance(full, StoreFull)
@@ -258,7 +262,9 @@ class EtcdWriter:
         return result
 
     def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> FutureGenerator[None]:
-        """Handle a lease that has ended: the lease of the slots, which is replaced, or that of a session."""
+        """Handle an error that says that a lease has ended. If it is the lease of the slot keys, get a new one. If it
+        is that of a session, raise an error.
+        """
         answer = yield from self._connection.call(
             "LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline
         )

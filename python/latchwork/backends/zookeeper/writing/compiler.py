@@ -162,7 +162,7 @@ class _Compiler:
         return seen is not None and not seen.exists
 
     def _is_open(self, key: str) -> bool:
-        """Return whether it is unknown which parent of a key is the nearest one that exists."""
+        """Return whether the nearest existing parent of a key is unknown."""
         for above in ancestors(key):
             node = self.known.nodes.get(above)
             if node is None or node.exists:
@@ -170,7 +170,7 @@ class _Compiler:
         return False
 
     def _require_leaf(self, key: str, node: Znode) -> None:
-        """Add a check that this session-bound key exists, so that no key can be below it."""
+        """Add a check that a session-bound key exists. While it exists, no key can be below it."""
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
@@ -192,7 +192,9 @@ class _Compiler:
         raise Conflict(message, [failed])
 
     def _guard(self, key: str, seen: Znode) -> None:
-        """Add checks that the znode is still the same: no key in its bucket was deleted, and its session is active."""
+        """Add checks that the znode is still the same: no key in its bucket was deleted meanwhile, and its session is
+        active.
+        """
         number = bucket_of(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
@@ -519,13 +521,13 @@ class MultiPlan:
 def written_entries(
     plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]
 ) -> tuple[Entry, ...]:
-    """Return the entries that a transaction has written, given the reply of the server.
+    """Return the entries that a transaction has written, built from the reply of the server.
 
     Args:
         plan: The transaction.
         results: The results of its operations. If they are empty, the versions of the entries are incomplete.
         token: The number of the transaction.
-        gens: The version of each bucket's guard, from before or in this transaction.
+        gens: For each bucket of keys, the version of its guard znode before this transaction or in it.
     """
     entries = []
     for planned in plan.entries:

@@ -23,7 +23,7 @@ _BATCH = 100
 
 
 def create_parents(task: WriteTask, plan: MultiPlan) -> FutureGenerator[None]:
-    """Create missing parents before a transaction that would be too long if it created them itself."""
+    """Create the missing parents of keys before a transaction that would be too long if it also created them."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
         raise TransactionTooLarge(
@@ -37,7 +37,7 @@ def create_parents(task: WriteTask, plan: MultiPlan) -> FutureGenerator[None]:
 
 
 def find_missing_parents(reader: ZooKeeperReader, task: WriteTask, parent_key: str) -> FutureGenerator[list[str]]:
-    """Return the znodes that do not exist among a parent and the znodes above it, the topmost first."""
+    """Return the znodes that do not exist among a parent key and the znodes above it, the topmost first."""
     ups = ancestors(parent_key)
     try:
         known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
@@ -52,14 +52,16 @@ def remove_empty_parents_below(
     """Remove the empty parents below a key that is to be bound to a session.
 
     Args:
-        lister: Lists the keys below it.
+        lister: Lists the keys below the key.
         task: The call that writes.
         found: The error that names the key.
-        cleared: The result of the previous call for this task.
+        cleared: Whether the previous call for this task found nothing to remove.
+
     Returns:
-        True if there were none.
+        True if there was nothing to remove.
+
     Raises:
-        InvalidKey: There are keys below it, or a permanent parent of sequential keys.
+        InvalidKey: There are keys or a permanent parent of sequential keys below the key.
     """
     try:
         names, childless = yield from lister.children(task.connection, found.key, task.deadline)
@@ -79,7 +81,7 @@ def remove_empty_parents_below(
 def remove_empty_parents(
     reader: ZooKeeperReader, connection: ZooKeeperConnection, keys: Iterable[str], deadline: float
 ) -> FutureGenerator[None]:
-    """Remove the given parents that have no children, and then their own parents in the same way. Errors are
+    """Remove those of the given parents that have no children, and then their own parents in the same way. Errors are
     ignored.
     """
     left = sorted(keys, key=len, reverse=True)

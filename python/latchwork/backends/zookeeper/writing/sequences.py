@@ -47,14 +47,14 @@ _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 def create_sequential(
     reader: ZooKeeperReader, memory: VersionCache, task: WriteTask, key: str, value: bytes
 ) -> FutureGenerator[Entry]:
-    """Create a key with a number as suffix. If its parent has no ``#keep`` yet, create that first.
+    """Create a key with the next number as its suffix. Return its entry.
 
     Args:
         reader: Reads the counter.
-        memory: The known versions.
+        memory: The known versions of keys.
         task: The call that writes.
         key: The key without the number.
-        value: The value.
+        value: The value of the key.
     """
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
@@ -138,7 +138,9 @@ def _next_number(reader: ZooKeeperReader, task: WriteTask, above: str) -> Future
 
 
 def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result: MultiReply) -> FutureGenerator[None]:
-    """Create a parent of sequential keys with its ``#keep``. Other clients may do the same at once."""
+    """Create a parent of sequential keys and its permanent ``#keep`` znode. Safe if other clients do the same at
+    once.
+    """
     if result.error != NO_NODE:
         raise task.refusal_error(result.error, key)
     above, layout = parent(key), reader.layout
@@ -153,7 +155,7 @@ def _prepare_counter(reader: ZooKeeperReader, task: WriteTask, key: str, result:
 
 
 def _find_created(reader: ZooKeeperReader, task: WriteTask, key: str, token: int) -> FutureGenerator[str]:
-    """Return the key that a creation without a reply has created: the child whose transaction number is ``token``."""
+    """Return the key that was created by a request without a reply: the child with the transaction number ``token``."""
     above = parent(key)
     try:
         names = yield from reader.list_names(task.connection, above, task.deadline)
@@ -212,10 +214,10 @@ def create_ordered(
 
 
 def find_older_names(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names with the same stem and a smaller number than a name, the smallest first.
+    """Return the names that begin with the stem and have a smaller number than one name, the smallest first.
 
     Args:
-        own: The name.
+        own: The name to compare with.
         stem: The beginning of the names.
         names: All names below the parent.
     """
@@ -235,7 +237,7 @@ def _number(name: str) -> int | None:
 
 
 def _names(reader: ZooKeeperReader, above: str, asked: Request) -> FutureGenerator[list[str] | None]:
-    """Return the requested names, or None if the connection was lost before the reply."""
+    """Wait for the requested names. Return None if the connection was lost before the reply."""
     try:
         names: list[str] = yield from reader.receive_names(above, asked)
     except (NoReply, LatchworkError):
@@ -244,7 +246,9 @@ def _names(reader: ZooKeeperReader, above: str, asked: Request) -> FutureGenerat
 
 
 def _find(reader: ZooKeeperReader, task: WriteTask, key: str, names: Sequence[str] | None) -> FutureGenerator[str]:
-    """Return the key that a creation without a reply has created: the only name with its unique text."""
+    """Return the key that was created by a request without a reply: the only key whose name contains its unique
+    text.
+    """
     beginning = key.rpartition("/")[2]
     try:
         names = names or (yield from reader.list_names(task.connection, parent(key), task.deadline))

@@ -51,31 +51,29 @@ class ParentCache:
         self._coming: dict[str, tuple[ZooKeeperConnection | None, MultiPlan]] = {}
 
     def find_missing_parent(self, key: str, connection: ZooKeeperConnection | None = None) -> str | None:
-        """Return the parent of a new key if it probably does not exist, so that it must be created too. Otherwise
-        return None.
-        """
+        """Return the parent that must be created together with a new key, or None if the parent probably exists."""
         above = parent(key)
         if above in self._there or parent(above) not in self._growing or self.is_being_created(above, connection):
             return None
         return above
 
     def list_known_parents(self, key: str) -> Iterable[str]:
-        """Yield the parents of a key that should be read before a write, if they existed recently."""
+        """Yield the parents of a key that existed recently, which a write should read first."""
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
     def is_being_created(self, above: str, connection: ZooKeeperConnection | None) -> bool:
-        """Return whether a write in flight on this connection creates the parent."""
+        """Return whether an unanswered write on this connection creates the parent."""
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
 
     def record_sent(self, plan: MultiPlan, connection: ZooKeeperConnection | None) -> None:
-        """Record that a write is in flight. The server executes later requests on this connection after it."""
+        """Record that a write was sent. The server executes later requests on the same connection after it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
 
     def record_ended(self, plan: MultiPlan) -> None:
-        """Record that a write is no longer in flight, or may have finished."""
+        """Record that a write has ended or may have ended."""
         for above in plan.makes:
             maker = self._coming.get(above)
             if maker is not None and maker[1] is plan:
@@ -101,10 +99,10 @@ class ParentCache:
 
 
 class VersionCache:
-    """A cache of the last known versions of a limited number of keys, to save reads. Thread-safe.
+    """A cache of the last known versions of a limited number of keys, which saves reads. Thread-safe.
 
     Attributes:
-        kept: Parents with a ``#keep``, which are never removed.
+        kept: Parents of sequential keys, which are never removed.
         parents: Guesses which parents exist.
     """
 
@@ -129,9 +127,7 @@ class VersionCache:
             self._versions.put(key, version)
 
     def record_kept(self, above: str) -> None:
-        """Record a parent of sequential keys, which is never removed, so that it need not be checked for being
-        empty.
-        """
+        """Record a parent of sequential keys. It is never removed, so no write needs to check whether it is empty."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
         self.kept.add(above)
@@ -164,8 +160,8 @@ class VersionCache:
         return KnownStates(nodes)
 
     def _is_newer(self, check: At) -> bool:
-        """Return whether the version in a check is also in the cache, there with a later version of the bucket's
-        guard.
+        """Return whether the cache has a newer version of the checked key, with a later version of the guard of its
+        bucket.
         """
         before, seen = self._versions.get(check.key), check.version
         if before is None or not isinstance(seen, Version) or before != seen:
@@ -191,9 +187,9 @@ class VersionCache:
     def add_pending_parents(
         self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: ZooKeeperConnection
     ) -> KnownStates:
-        """Return the known states, changed so that parents exist if a write in flight creates them.
+        """Return a copy of the known states in which the parents that unanswered writes create exist.
 
-        Keys of the transaction itself are not changed, because their states must be correct.
+        The states of the transaction's own keys are not changed, because they must be correct.
         """
         named = {each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
         coming = {
@@ -211,9 +207,7 @@ class VersionCache:
             self._new.discard([parent(key)])
 
     def record_read_states(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
-        """Store the states that were read for a transaction, for similar transactions: the checked keys, and
-        parents.
-        """
+        """Store the states of checked keys and of parents that were read for a transaction, for later transactions."""
         for op in ops:
             if isinstance(op, Put):
                 self._record_put(op.key, known)
@@ -301,8 +295,9 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
 
 
 def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
-    """Return the state of a parent, given its metadata. They show whether it is a key, but not the session to which it
-    is bound.
+    """Return the state of a parent, given its metadata.
+
+    The metadata show whether the parent is itself a key, but not the session to which it is bound.
     """
     gen = gens[bucket_of(key)]
     if reply.error != OK:
@@ -317,7 +312,7 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
 
 
 class RecentValueCache(Generic[V]):
-    """A cache of recently used values: at most ``most``, and at least half as many. Thread-safe.
+    """A cache of at most ``most`` recently used values, which always keeps at least half as many. Thread-safe.
 
     It has two generations. When the new one is full, it becomes the old one, and values of the previous old one are
     dropped unless they were read meanwhile. A race between threads may lose or restore a value, which is acceptable
@@ -336,7 +331,7 @@ class RecentValueCache(Generic[V]):
         return self.get(key) is not None
 
     def get(self, key: str) -> V | None:
-        """Return a value, which then stays in the cache longer. None if there is none."""
+        """Return the value of a key, which then stays in the cache longer. Return None if there is none."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)
@@ -345,13 +340,13 @@ class RecentValueCache(Generic[V]):
         return value
 
     def put(self, key: str, value: V) -> None:
-        """Store a value."""
+        """Store the value of a key."""
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
         self._young[key] = value
 
     def discard(self, keys: Iterable[str]) -> None:
-        """Remove values."""
+        """Remove the values of some keys."""
         for key in keys:
             self._young.pop(key, None)
             self._old.pop(key, None)

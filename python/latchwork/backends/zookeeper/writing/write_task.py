@@ -18,7 +18,7 @@ from latchwork.errors import LatchworkError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """The parameters of a call that writes.
+    """A call that writes: its connection, deadline and session.
 
     Attributes:
         connection: The connection for the requests.
@@ -55,18 +55,17 @@ class WriteTask:
         return not self.connection.has_ended and not self.connection.is_late(self.deadline)
 
     def send(self, parts: list[bytes]) -> FutureGenerator[wire.MultiReply]:
-        """Send a transaction that may be executed twice, so that it needs no number. Return its decoded reply."""
+        """Send a transaction that may safely be executed twice. Return the decoded reply."""
         try:
             return wire.parse_multi((yield self.connection.call(MULTI, wire.encode_multi(parts), self.deadline)))
         except NoReply as no_reply:
             raise self.no_reply_error(no_reply, is_write=False) from no_reply
 
     def require_write_counter(self, result: wire.MultiReply) -> None:
-        """Raise the error for a transaction that was refused because the write counter does not exist.
+        """Raise an error if a transaction was refused because the znode for write numbers does not exist.
 
         Raises:
-            WriteCounterMissing: The write counter of the store's main connection must be created again. Nothing was
-                written.
+            WriteCounterMissing: The znode of the store's main connection must be created again. Nothing was written.
             SessionLost: The session has ended.
         """
         if result.error != NO_NODE:
@@ -78,14 +77,16 @@ class WriteTask:
 
 
 def create_write_counter(reader: ZooKeeperReader, task: WriteTask, path: str) -> FutureGenerator[int]:
-    """Create the write counter of a connection, a znode at a new path. Also create the root if it does not exist.
+    """Create the znode in which a connection stores the number of its last write. Also create the root of the store if
+    it does not exist.
 
     Args:
-        reader: Receives the versions of the guards.
+        reader: Stores the initial versions of the guard znodes.
         task: The call that writes.
-        path: The path of the znode.
+        path: The path of the new znode.
+
     Returns:
-        The number of the transaction that created it.
+        The number of the ZooKeeper transaction that created the znode.
     """
     layout = reader.layout
     payload = wire.encode_single_request(layout.encode_create(path, flags=wire.EPHEMERAL))

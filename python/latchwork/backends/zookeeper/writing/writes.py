@@ -58,8 +58,10 @@ class ZooKeeperWriter:
         self._on_emptied = on_emptied
 
     def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> FutureGenerator[Committed]:
-        """Commit a transaction. Compile it from the known states of its keys. If they are outdated, read them and
-        compile it again.
+        """Commit a transaction and return its result.
+
+        The ZooKeeper request is built from the known states of the keys. If they are outdated, the keys are read and
+        the request is built again.
         """
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.get_known_states(checks, ops, task.connection)
@@ -86,7 +88,7 @@ class ZooKeeperWriter:
                 result = wire.parse_multi(reply)
                 if result.error == OK:
                     return self._done(plan, result.results, reply.zxid, gens)
-                self._raise_permanent(task, plan, result)
+                self._raise_permanent_error(task, plan, result)
             known = yield from self._read_states(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
 
@@ -176,8 +178,8 @@ class ZooKeeperWriter:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
-    def _raise_permanent(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
-        """Raise an error if a transaction failed for a reason that reading the states again cannot change."""
+    def _raise_permanent_error(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
+        """Raise an error if a transaction was refused for a reason that a retry with newer states cannot change."""
         self.memory.parents.record_ended(plan)
         if result.failed == len(plan.parts):
             task.require_write_counter(result)
