@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LABELS = ["primitive", "kind"]
 
 
-class _Families(GaugeCollector):
+class _PrimitiveCollector(GaugeCollector):
     """The metrics of one Prometheus registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -68,7 +68,7 @@ class PrimitiveMetrics:
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
-        self._families = metrics_of(_Families, registry)
+        self._families = metrics_of(_PrimitiveCollector, registry)
 
     def watch(self, name: str, primitive: Any) -> None:
         """Include a primitive in the metrics from now on. It replaces one with the same name and kind. Performs no I/O.

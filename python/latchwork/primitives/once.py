@@ -223,10 +223,10 @@ class Once(Closable):
         return entry
 
     async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """Wait until this client is first in the queue.
+        """Wait until this client is first in the queue, or until another client has stored the outcome.
 
         Returns:
-            Its position in the queue. None if an outcome exists before that, or after the timeout.
+            The position of this client. None if there is an outcome, or after the timeout.
         """
 
         def on_outcome(batch: Batch) -> None:

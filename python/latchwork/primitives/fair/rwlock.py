@@ -36,7 +36,9 @@ Mode = Literal["read", "write"]
 
 
 def is_reader(ticket: Ticket) -> bool:
-    """Return whether a ticket belongs to a reader. A ticket with an invalid record counts as that of a writer."""
+    """Return whether a ticket belongs to a client that reads. A ticket with an invalid record counts as one that
+    writes.
+    """
     return ticket.body.get("mode") == "read"
 
 
@@ -126,7 +128,7 @@ class ReadWriteLock:
 
 
 class ModeLock(SessionLock):
-    """One mode of a ``ReadWriteLock``, for reading or for writing, used like a ``Lock``.
+    """The lock for one mode of a ``ReadWriteLock``, which is reading or writing. It is used like a ``Lock``.
 
     Args:
         store: The store.
@@ -136,7 +138,7 @@ class ModeLock(SessionLock):
         reentrant: Whether a thread that holds the lock may acquire it again in this mode.
 
     Attributes:
-        other: The lock of the other mode.
+        other: The lock for the other mode.
     """
 
     other: ModeLock
@@ -173,10 +175,11 @@ class ModeLock(SessionLock):
         return hold.position.fence
 
     async def transfer_hold(self, hold: Hold) -> None:
-        """Transfer a held lock of this thread to the other mode, for a downgrade or to undo one.
+        """Turn a held lock of this thread into one of the other mode, for a downgrade or to undo a downgrade.
 
         Args:
             hold: The held lock.
+
         Raises:
             Closed: The lock was closed and released.
         """
@@ -186,10 +189,11 @@ class ModeLock(SessionLock):
         await self.other.receive_hold(hold)
 
     async def receive_hold(self, hold: Hold) -> None:
-        """Receive a held lock from the other mode, in the same thread.
+        """Take over a held lock from the other mode, in the same thread.
 
         Args:
             hold: The held lock.
+
         Raises:
             Closed: The lock was closed and released.
         """
@@ -200,8 +204,11 @@ class ModeLock(SessionLock):
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _record_hold(self, hold: Hold) -> None:
-        """Record a held lock in this mode, and remove it from the other mode. An interrupt in between causes no
-        error.
+        """Record a held lock under this mode, and remove it from the other mode. If the thread is interrupted in
+        between, the lock is recorded under both modes, which is harmless.
+
+        Args:
+            hold: The held lock.
         """
         owner = hold.owner
         assert isinstance(owner, ModeLock)

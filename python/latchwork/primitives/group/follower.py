@@ -112,7 +112,7 @@ class WriteSchedule:
 
 
 class Replica:
-    """A local copy of the newest view of a group. A watch of the log's head and our own writes keep it current.
+    """A local copy of the newest view of a group. A watch of the view log and our own writes keep it current.
     Thread-safe.
 
     Listeners are called with the changes between views, in order. They must be fast, because the mutex is held.
@@ -170,9 +170,9 @@ class Replica:
             return had
 
     async def advance_to(self, entry: Entry) -> None:
-        """Advance to the newest view, given the entry of a new head of the log.
+        """Update the copy to the newest view, given the entry of a new head of the view log.
 
-        The steps since the known view are applied if the log still contains them. Otherwise the whole view is read.
+        The changes since the known view are applied if the log still contains them. Otherwise the whole view is read.
         """
         head = LogHead.from_entry(entry)
         with self._lock:
@@ -188,12 +188,12 @@ class Replica:
                 self._replace_view(newest, state)
 
     def apply_steps(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Apply the steps that lead to a head of the log. Steps that were applied before are skipped.
+        """Apply the stored changes that lead to a newer view. Changes that were applied before are skipped.
 
         Args:
-            entry: The entry of the head.
-            head: The head.
-            steps: The steps, in order.
+            entry: The entry of the head of the view log.
+            head: The decoded head, which names the newest view.
+            steps: The changes from one view to the next, in order.
         """
         with self._lock:
             if self._head is not None and (self._log_id != head.log_id or entry.token <= self._head.token):
@@ -325,7 +325,7 @@ class SharedViews:
 
 
 class ViewFollower:
-    """Observes the views of a group in a background thread, from its construction until ``cancel``.
+    """Observes the views of a group, which are its numbered lists of members, in a background thread until ``cancel``.
 
     Args:
         store: The store.
@@ -349,7 +349,11 @@ class ViewFollower:
         self._background = Background(self._run, f"latchwork-views-{name}")
 
     def add_listener(self, on_changes: OnChanges, on_error: OnError) -> object:
-        """Call these functions with changes and errors from now on; see ``SharedViews.subscribe``.
+        """Call these functions with later changes of the views and with errors. See ``SharedViews.subscribe``.
+
+        Args:
+            on_changes: Called with the changes of each new view, in order.
+            on_error: Called with the reason if the views cannot be observed.
 
         Returns:
             The ID of the listener, for ``remove_listener``.
@@ -369,7 +373,11 @@ class ViewFollower:
         return not self._reported
 
     def cancel(self) -> Background:
-        """Stop observing permanently. Return the background thread, which is ending. Thread-safe. Does not block."""
+        """Stop observing the views of the group permanently. Does not block. Thread-safe.
+
+        Returns:
+            The background thread, which ends soon.
+        """
         self._cancelled.set()
         with self._lock:
             heads = self._heads
@@ -550,10 +558,10 @@ class ViewFollower:
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
     async def _become_writer(self, position: QueuePosition) -> bool:
-        """Become the writer if no other process is ahead in the queue, and note that in our ticket.
+        """Become the writer of the views if no other process is ahead in the queue, and store that in our ticket.
 
         Returns:
-            False if another process is ahead, so that this one is the deputy.
+            False if another process is ahead. Then this process is the deputy of the writer.
         """
         if await self._follower_queue.find_tickets_ahead(position):
             return False

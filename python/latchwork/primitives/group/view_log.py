@@ -118,7 +118,7 @@ class LogHead(Record, frozen=True):
 
     @classmethod
     def is_log_head(cls, value: bytes) -> bool:
-        """Return whether these stored bytes are the head of a log of views."""
+        """Return whether these stored bytes are the head of a log of views, which names the newest view."""
         return _HEAD.find(value) is not None
 
 
@@ -214,11 +214,12 @@ class ViewState:
 
     @classmethod
     def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> ViewState:
-        """Restore a view from the base in the log.
+        """Restore a view from the chunks in which a whole view is stored.
 
         Args:
             head: The head of the log.
-            chunks: The stored chunks of the base, in order.
+            chunks: The stored chunks of the view, in order.
+
         Raises:
             BadRecord: A chunk is invalid.
         """

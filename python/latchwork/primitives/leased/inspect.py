@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord
-from latchwork.primitives.leased.table import LockTable, get_owner, list_owners_of
+from latchwork.primitives.leased.table import LockTable, get_owner, list_lock_owners
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store, resolved
 from latchwork.types import At, Check, Delete, Entry, Op, Put
@@ -161,7 +161,7 @@ async def read_states(table: LockTable, found: Sequence[Entry]) -> list[LockStat
         table: Reads the records.
         found: The entries of the locks.
     """
-    holders = await _holders(table, list_owners_of(found))
+    holders = await _holders(table, list_lock_owners(found))
     states = []
     for entry in found:
         record = LockRecord.decode(entry.value)
@@ -217,7 +217,7 @@ class LockSweeper:
         swept = 0
         for at in range(0, len(found), _BATCH):
             batch = found[at : at + _BATCH]
-            gone = set(await self._table.find_removed_owners(list_owners_of(batch)))
+            gone = set(await self._table.find_removed_owners(list_lock_owners(batch)))
             for entry in batch:
                 swept += await self._sweep_lock(entry, gone)
         return swept

@@ -142,8 +142,12 @@ class LockKeeper(Startable):
         return await self._taking.acquire(name, timeout_s, Signal())
 
     async def acquire_unless_stopped(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
-        """Wait for a lock and acquire it like ``acquire``, but raise ``Closed`` as soon as the signal ``stop`` is
-        set.
+        """Wait for a lock and acquire it like ``acquire``, but raise ``Closed`` as soon as a signal is set.
+
+        Args:
+            name: The name of the lock.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
+            stop: The signal.
         """
         return await self._taking.acquire(name, timeout_s, stop)
 
@@ -178,23 +182,26 @@ class LockKeeper(Startable):
     async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
-        """Take over the locks that this process held before its restart, without waiting for a TTL.
+        """Take over the locks that this process held before its restart, without waiting until they expire.
 
-        Each lock passes from exactly that owner to this keeper, with a new fence: writes under the old one are refused
-        from then on. The caller must know that the earlier process has stopped its work. If it is still running, its
-        keeper reports the loss as soon as it notices.
+        Each lock passes from exactly the given owner to this keeper, with a new fencing token: writes with the old
+        token are refused from then on. The caller must know that the earlier process has stopped its work. If it is
+        still running, it reports the loss of its locks as soon as it notices.
 
         Args:
-            owner_id: The earlier owner: its stored ``owner_id``, or that of a ``holder`` in ``holders()``.
-            names: Only these locks. None: all of them.
+            owner_id: The ID of the earlier owner, which the caller has stored, or which ``holders()`` returned.
+            names: Take over only these locks. None takes over all of them.
             timeout_s: Seconds to wait for an unreachable server. None waits forever, 0 tries once.
+
         Returns:
-            The adopted locks by name, without locks that others had taken over.
+            The locks by name, without locks that other clients had taken over.
+
         Raises:
-            ValueError: It is the current owner of this keeper.
-            Unavailable, OutcomeUnknown: The server could not be reached in time. Adopted locks are in ``held()``; call
-                again for the rest.
+            ValueError: The ID is that of the current owner of this keeper.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Locks that were taken over are in
+                ``held()``. Call again for the rest.
             Closed, ForkedProcess, LatchworkError: As for ``acquire``.
+
         Source:
             docs/design/locks.md.
         """
@@ -264,7 +271,7 @@ class LockKeeper(Startable):
         return [state for state in await read_states_below(self._table, below) if state.holder is not None]
 
     def waiting(self) -> list[str]:
-        """Return the names of the locks for which this keeper waits, sorted."""
+        """Return the names of the locks that callers of this keeper are waiting for, sorted."""
         return self._waits.list_waiting_names()
 
     @driven
@@ -286,7 +293,7 @@ class LockKeeper(Startable):
         return {} if self._home.is_foreign else self._state.held()
 
     def holds(self, held: HeldLock) -> bool:
-        """Return whether this lock has not been released yet. The result is also True if it has expired."""
+        """Return whether a lock of this keeper has not been released. The result stays True if the lock has expired."""
         return held.is_unreleased
 
     @property
@@ -307,7 +314,7 @@ class LockKeeper(Startable):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the currently held locks are lost.
+        """A signal that is set when all locks that are held now are lost.
 
         Locks that are acquired after a loss have another signal, so read this property again.
         """
@@ -317,10 +324,9 @@ class LockKeeper(Startable):
         return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew the locks more often, as if their TTL were this short.
+        """Renew the locks more often, as if their TTL were shorter. The TTL itself does not change.
 
-        For callers that must learn earlier that the server is unreachable. The TTL does not change. No effect after
-        ``close``.
+        This is for callers that must learn earlier that the server is unreachable. No effect after ``close``.
 
         Args:
             seconds: The shorter TTL in seconds. None renews as often as the real TTL requires.
@@ -352,8 +358,10 @@ class LockKeeper(Startable):
 
     @shielded
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
-        """Release these locks like ``release``.
+        """Release held locks like ``release``. A lock that was released and acquired again in the meantime is not
+        released.
 
-        A lock that was released and acquired again since is not released.
+        Args:
+            locks: The locks, as ``acquire`` returned them.
         """
         await self._core.release(locks)

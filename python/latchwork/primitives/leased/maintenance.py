@@ -15,6 +15,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.leased.inspect import LockSweeper
+from latchwork.primitives.leased.lock_waiters import LockWaiters
 from latchwork.primitives.leased.owner import HeldLock, LockOwner, OwnerRenewer, SessionProvider
 from latchwork.primitives.leased.protocol import (
     OWNERS,
@@ -24,7 +25,6 @@ from latchwork.primitives.leased.protocol import (
 )
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.leased.waits import LockWaiters
 from latchwork.primitives.waiting.common import Identity, ListenerQueue, check_text
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background

@@ -149,7 +149,7 @@ class LockTable:
         """
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
         await self.find_removed_owners(
-            [owner for owner in list_owners_of(entries.values()) if fresh or self._must_read_owner(owner)]
+            [owner for owner in list_lock_owners(entries.values()) if fresh or self._must_read_owner(owner)]
         )
         return entries
 
@@ -219,7 +219,7 @@ class LockTable:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else await self.read_locks(batch, fresh=tries > 0)
             mine = LockRecord(own_id, uuid.uuid4().hex, round(time.time(), 3)).to_bytes()
-            now, later = _split_to_fit(self._plan_writes(entries, self.owner_key(own_id), mine, only_from))
+            now, later = _split_writes_by_size(self._plan_writes(entries, self.owner_key(own_id), mine, only_from))
             if later:
                 todo.insert(0, (later, tries))
             try:
@@ -234,7 +234,7 @@ class LockTable:
         self, entries: dict[str, Entry | None], own_key: str | None, value: bytes, only_from: str | None = None
     ) -> dict[str, LockWrite]:
         now = self.store.clock.now()
-        takes = {}
+        writes = {}
         with self._lock:  # the same sightings for all, so that no two plans of a batch contradict each other
             for name, entry in entries.items():
                 owner = get_owner(entry) or ""
@@ -245,32 +245,32 @@ class LockTable:
                 else:
                     decision = plan_write(key, entry, value, own_key=own_key, owner_key=owner_key, seen=seen, now=now)
                 if isinstance(decision, LockWrite):
-                    takes[name] = decision
-        return takes
+                    writes[name] = decision
+        return writes
 
     async def _write(
         self,
-        takes: dict[str, LockWrite],
+        writes: dict[str, LockWrite],
         entries: dict[str, Entry | None],
         written: dict[str, Entry | UnconfirmedWrite],
     ) -> None:
-        if not takes:
+        if not writes:
             return
-        checks, ops = _merge_writes(takes.values())
+        checks, ops = _merge_writes(writes.values())
         written.update(
-            {name: UnconfirmedWrite(name, entries[name]) for name in takes}
+            {name: UnconfirmedWrite(name, entries[name]) for name in writes}
         )  # before it is sent: it may be interrupted
         try:
             done = await ask(self.store.commit, checks, ops)
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(f"taking {_describe_locks(takes)}: {error}") from error
+            raise OutcomeUnknown(f"taking {_describe_locks(writes)}: {error}") from error
         except LatchworkError:  # nothing was written
-            for name in takes:
+            for name in writes:
                 del written[name]
             raise
-        self._record_removals([take.removes_owner for take in takes.values() if take.removes_owner])
+        self._record_removals([take.removes_owner for take in writes.values() if take.removes_owner])
         by_key = {entry.key: entry for entry in done.entries}
-        written.update({name: by_key[self.lock_key(name)] for name in takes})
+        written.update({name: by_key[self.lock_key(name)] for name in writes})
 
     def _record_removals(self, owners: Iterable[str]) -> None:
         with self._lock:
@@ -438,8 +438,12 @@ def get_owner(entry: Entry | None) -> str | None:
     return record.owner if record is not None else None
 
 
-def list_owners_of(entries: Iterable[Entry | None]) -> list[str]:
-    """Return the IDs of the owners that these lock entries name, sorted and unique."""
+def list_lock_owners(entries: Iterable[Entry | None]) -> list[str]:
+    """Return the IDs of the owners of these locks, sorted and unique.
+
+    Args:
+        entries: The stored entries of the locks. None for a lock without an entry.
+    """
     return sorted({owner for entry in entries if (owner := get_owner(entry))})
 
 
@@ -458,33 +462,34 @@ def _is_same_version(entry: Entry | None, before: Entry | None) -> bool:
     return entry.version == before.version
 
 
-def _merge_writes(takes: Iterable[LockWrite]) -> tuple[list[Check], list[Op]]:
+def _merge_writes(writes: Iterable[LockWrite]) -> tuple[list[Check], list[Op]]:
     checks: dict[Check, None] = {}
     ops: dict[Op, None] = {}
-    for take in takes:
+    for take in writes:
         checks.update(dict.fromkeys(take.checks))
         ops.update(dict.fromkeys(take.ops))
     return list(checks), list(ops)
 
 
-def _split_to_fit(takes: dict[str, LockWrite]) -> tuple[dict[str, LockWrite], list[str]]:
-    """Split planned writes into those that fit into one transaction and the rest.
+def _split_writes_by_size(writes: dict[str, LockWrite]) -> tuple[dict[str, LockWrite], list[str]]:
+    """Divide planned writes of locks into those that fit into one transaction, and the others.
 
     Args:
-        takes: The planned writes by name of the lock.
+        writes: The planned writes by name of the lock.
+
     Returns:
         The writes that fit, and the names of the other locks.
     """
     checks: set[Check] = set()
     ops: set[Op] = set()
     now: dict[str, LockWrite] = {}
-    for name, take in takes.items():
+    for name, take in writes.items():
         checks.update(take.checks)
         ops.update(take.ops)
         if len(checks) > MAX_CHECKS or len(ops) > MAX_OPS:
             break
         now[name] = take
-    return now, [name for name in takes if name not in now]
+    return now, [name for name in writes if name not in now]
 
 
 def _halves(names: list[str]) -> list[list[str]]:
@@ -493,9 +498,9 @@ def _halves(names: list[str]) -> list[list[str]]:
 
 
 def _split_after_conflict(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """Return the batches to try after a conflict, each with the number of its tries.
+    """Return the smaller batches of locks to try after a conflict, each with the number of its tries.
 
-    A batch is halved, so that one contended lock does not block the others.
+    The failed batch is halved, so that one contended lock does not block the others.
 
     Args:
         names: Names of the locks in the failed batch.

@@ -107,7 +107,8 @@ class Attempt:
 
 
 def was_applied(attempt: Attempt, current: Reading, nonce: str) -> bool | None:
-    """Return whether an earlier change was applied, judged by a later reading of the number. None if that is unknown.
+    """Return whether an earlier change of the number was applied, judged by a later reading. Return None if that is
+    unknown.
 
     If the result is False and the version of the key has changed, the earlier change can never be applied, because it
     checks the old version.
@@ -184,7 +185,7 @@ class SharedNumber:
             OutcomeUnknown: It may have been changed.
         """
         self._home.check()
-        change = _Change(self, fn, checks, ops, self._written if self._is_alone else None)
+        change = _NumberChange(self, fn, checks, ops, self._written if self._is_alone else None)
         deadline = Deadline(self._store.clock, timeout_s)
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
@@ -221,7 +222,7 @@ class SharedNumber:
         return self._what
 
 
-class _Change:
+class _NumberChange:
     """One change of a number in progress, with its attempts and their outcome. For one thread."""
 
     def __init__(

@@ -429,11 +429,13 @@ class QueueClaim(GuardsWork):
         return True
 
     def _check_state(self, claim_state: ClaimState, error: LatchworkError) -> None:
-        """Return if an earlier attempt has ended the claim and only its answer was lost. Otherwise raise an error.
+        """Return normally if an earlier attempt has ended the claim and only its answer was lost. Otherwise raise an
+        error.
 
         Args:
             claim_state: The state of the claim in the store.
             error: The error of the last attempt.
+
         Raises:
             LockLost: The item is no longer ours, or was removed.
         """
@@ -480,7 +482,7 @@ class QueueClaim(GuardsWork):
 
 
 class ClaimEnding:
-    """The checks and writes that end a claim, for a transaction of yours, which may end many claims.
+    """The checks and writes that end a claim, as parts of a transaction of yours, which may end many claims.
 
     Put ``checks`` and ``ops`` into a transaction and commit it. Call ``mark_committed`` after a success, and
     ``was_committed`` after a conflict or an unknown outcome. Until then the claim counts as not held, because another
@@ -527,7 +529,8 @@ class ClaimEnding:
 
 
 class CreateClaimed:
-    """The writes that put an item and claim it in one transaction of yours. No other client ever sees the item as free.
+    """The writes that create an item and claim it in one transaction of yours, so that no other client sees the item as
+    free.
 
     After the commit, call ``to_claim``. If the outcome is unknown, call ``mark_unconfirmed``. When the session of the
     claim ends, the item is free, with one attempt counted.
@@ -553,12 +556,14 @@ class CreateClaimed:
         return f"<CreateClaimed {self._item.path!r}>"
 
     def to_claim(self, done: Committed) -> QueueClaim | None:
-        """Return the claim after the transaction was committed. Call it once.
+        """Return the claim of the created item after the transaction was committed. Call this once.
 
         Args:
             done: The result of the commit.
+
         Returns:
-            The claim. None if the transaction did not contain these writes.
+            The claim, which is the right to process the item. None if the transaction did not contain the writes of
+                this object.
         """
         found = next((entry for entry in done.entries if entry.key == self._item.key), None)
         if found is None:
@@ -567,8 +572,8 @@ class CreateClaimed:
         return QueueClaim(self._info, self._item.with_entry(found), self._item.value, found.token, holder=self._holder)
 
     def mark_unconfirmed(self) -> None:
-        """Record that the transaction may have been committed.
+        """Record that it is unknown whether the transaction was committed.
 
-        The next take then claims the item. Otherwise the item is released after a second.
+        If it was, the next take of this client gets the item, or the item is released after a second.
         """
         self._in_doubt.add([UnconfirmedClaim(self._item.key, self._item.claim, self._holder, None)])

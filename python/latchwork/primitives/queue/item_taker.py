@@ -71,7 +71,7 @@ def accept_all(_item: QueueItem) -> bool:
 
 
 def no_shard(_partition: str) -> TakerShard:
-    """Return that consumers do not divide the partition. The default of ``TakeRequest.shard``."""
+    """Return a shard which says that consumers do not divide the partition. The default of ``TakeRequest.shard``."""
     return NO_SHARD
 
 
@@ -273,7 +273,9 @@ class ItemTaker:
         return claims
 
     def keep_unused(self, claims: Iterable[QueueClaim]) -> None:
-        """Keep claims that no caller receives. The next take returns them, or they are released in the background."""
+        """Keep claims that were made for a call which cannot receive them. The next take returns them, or they are
+        released in the background.
+        """
         self._in_doubt.add(
             UnconfirmedClaim(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims

@@ -136,9 +136,9 @@ class ItemRange:
 
     Attributes:
         mark: The index entry of the sort key, as it was read.
-        sort_key: The sort key.
+        sort_key: The sort key, which orders the items of a partition.
         limit: Number of items to read.
-        after: ID of the item after which to start. None at the start of the sort key.
+        after: ID of the item after which to start. None starts at the first item.
     """
 
     mark: Entry
@@ -381,9 +381,9 @@ def check_partitions(partitions: Sequence[str]) -> None:
 
 
 async def clean_index(store: Store, keys: QueueKeys, partition: str) -> bool:
-    """Remove the sort keys without items from the index of a partition.
+    """Remove the sort keys that have no items from the index of a partition.
 
-    Also removes removal records whose claim holders are gone. IDs of holders are never reused.
+    Also removes records of removed items whose claim holders have ended. IDs of holders are never reused.
 
     Returns:
         True if the index is empty now.

@@ -123,7 +123,7 @@ class TakerQueues:
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
-        """Wait for our turn and for a free item, then call ``take``, until it returns claims.
+        """Wait for our turn and for a free item, then call ``take``. Repeat this until ``take`` returns claims.
 
         Args:
             partition: The partition.
@@ -131,6 +131,7 @@ class TakerQueues:
             deadline: When the wait times out.
             accept: Returns whether an item is wanted.
             take: Called with the free items that are known, perhaps none. Takes items and returns their claims.
+
         Returns:
             The claims. Empty after the timeout or a cancellation.
         """
@@ -153,7 +154,7 @@ class TakerQueues:
     # Staying
 
     def get_kept_waiter(self, partition: str) -> Waiter | None:
-        """Return the waiting call that has kept its position for a partition, or None."""
+        """Return the waiting call that has kept its position in the queue of a partition, or None."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 

@@ -670,15 +670,17 @@ class WorkQueue(Closable):
 
     @driven
     async def tidy(self, partition: str) -> bool:
-        """Remove unused entries from the index of a partition that has no consumers.
+        """Remove unused entries from the index of a partition that no consumer reads.
 
-        Consumers remove them while they read: index entries of sort keys without items, and removal records for clients
-        that have ended. Call this for a partition whose items were removed, or deleted in a transaction of yours.
+        Consumers do this while they read: they remove index entries of sort keys without items, and records of removed
+        items whose consumers have ended. Call this for a partition whose items were removed, or deleted in a
+        transaction of yours.
 
         Returns:
             True if the index of the partition is empty now.
+
         Raises:
-            Unavailable: Some entries may be removed.
+            Unavailable: Some entries may already have been removed.
             Closed, ForkedProcess: The queue cannot be used here.
         """
         check_member(partition, "partition")

@@ -1,4 +1,4 @@
-"""Calls that wait for locks, woken by watches when the next attempt may succeed. No thread per waiting call.
+"""Calls that wait for locks. Watches wake them when the next attempt may succeed. No thread per waiting call.
 
 A name of several segments is watched together with all names that share its first segment, so that thousands of waiters
 of one job cost one watch. A name of one segment is watched alone. A watch is kept for a short time after its last
@@ -119,7 +119,7 @@ class LockWaiters:
             return sorted(self._blocked_by)
 
     def recheck(self, names: Iterable[str]) -> None:
-        """Check whether these locks look free, and call the waiters of the free ones."""
+        """Check whether these locks look free, and call the callbacks that wait for the free ones."""
         _call_all(
             [
                 callback
@@ -132,13 +132,13 @@ class LockWaiters:
             self._wake.set()
 
     def recheck_locks_of(self, owner: str) -> None:
-        """Check the locks of an owner that was removed, and call the waiters of the free ones."""
+        """Check the locks of an owner that was removed, and call the callbacks that wait for the free ones."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
         self.recheck(names)
 
     def recheck_dead_owners(self) -> float:
-        """Call the waiters for locks whose owner is dead. Return the local clock time at which to call this again."""
+        """Call the callbacks that wait for locks of dead owners. Return the local clock time of the next check."""
         due = math.inf
         for owner in self.list_blocking_owners():
             dead_at = self._table.dead_at(owner)
@@ -195,7 +195,7 @@ class LockWaiters:
             return [] if owner is not None else self._remove_waiters(group, name)
 
     def cancel(self, name: str, callback: Callback) -> None:
-        """Remove a waiter."""
+        """Remove a callback that waits for a lock."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0], _Group())
             waiters = group.waiters.get(name, [])
