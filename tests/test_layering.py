@@ -59,7 +59,7 @@ LIBRARIES = {
     "msgspec": (
         "types",
         "store.transaction",
-        "aio.twin",
+        "aio.wrapper",
         "_base",
         "primitives",
         "tasks",

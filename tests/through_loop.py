@@ -23,7 +23,7 @@ import latchwork
 from latchwork import aio
 from latchwork._base.execution_context import Caller, current
 from latchwork.aio.table import FUNCTIONS
-from latchwork.aio.twin import Twin, twin_of, twins
+from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.store import system_namespace
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
@@ -94,12 +94,12 @@ class Loop:
         return self.call(lambda: getattr(twin, name))
 
     def face(self, value):
-        value = twin_of(value)
+        value = wrap_async(value)
         if isinstance(value, list):
             return [self.face(each) for each in value]
         if isinstance(value, dict):
             return {key: self.face(each) for key, each in value.items()}
-        if not isinstance(value, Twin):
+        if not isinstance(value, AsyncWrapper):
             return value
         face = self.faces.get(id(value._of))
         if face is None:
@@ -335,8 +335,8 @@ def install(modules, monkeypatch, loop=None):
     monkeypatch.setattr(latchwork, "connect", connect)
     for module in modules:
         for name, value in list(vars(module).items()):
-            if isinstance(value, type) and value in twins and value is not latchwork.Session:
-                monkeypatch.setattr(module, name, maker(twins[value]))
+            if isinstance(value, type) and value in async_classes and value is not latchwork.Session:
+                monkeypatch.setattr(module, name, maker(async_classes[value]))
             elif any(value is each for each in FUNCTIONS):
                 monkeypatch.setattr(module, name, function(value.__name__))
     return loop

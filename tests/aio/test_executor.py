@@ -183,7 +183,7 @@ def test_the_first_that_succeeds_counts_and_errors_of_all_are_told(backend_url, 
         with pytest.raises(AllFailed) as failed:
             await pool.first([Call(boom, "a"), Call(boom, "b")], timeout_s=WAIT_S)
         assert [str(error) for error in failed.value.errors] == ["a", "b"]
-        with pytest.raises(TimeoutError, match=r"none of 1 calls succeeded within 0\.1 s; it was cancelled"):
+        with pytest.raises(TimeoutError, match=r"none of 1 calls succeeded within 0\.1 s; it was canceled"):
             await pool.first([Call(endless, "l")], timeout_s=0.1)
         with pytest.raises(ValueError, match="at least one call"):
             await pool.first([])

@@ -135,7 +135,7 @@ def test_a_task_that_runs_is_seen_and_cancelled_from_the_shell(executor, node, w
     wait_until(lambda: seen() == [(made, ["n1"])], "it runs")
     assert "0 queued, 1 running" in executor("status").out
     executor("cancel", made).refused(1, "it is running", "--interrupt")
-    assert executor("cancel", made, "--interrupt").out == f"{made}: cancelled\n"
+    assert executor("cancel", made, "--interrupt").out == f"{made}: canceled\n"
     executor("cancel", made).refused(1, "it is cancelled")
     executor("result", made).refused(1, "cancelled")
     assert executor("tasks").out == "no tasks\n"
@@ -160,7 +160,7 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
 
 
 def test_a_task_that_ends_late_is_cancelled_by_who_waits_for_it(executor, store):
-    executor("submit", "mytasks:square", "[2]", "--wait", "--timeout-s", "0.5").refused(1, "within 0.5 s", "cancelled")
+    executor("submit", "mytasks:square", "[2]", "--wait", "--timeout-s", "0.5").refused(1, "within 0.5 s", "canceled")
     assert executor("tasks").out == "no tasks\n"
 
 

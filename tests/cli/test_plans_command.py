@@ -99,7 +99,7 @@ def test_the_graph_of_a_plan_is_written(command, made, form, begins):
 
 
 def test_a_plan_is_cancelled_by_whoever_works_and_removed_without_a_worker(command, made):
-    assert command("cancel", "w47").out == "w47: cancelling\n"
+    assert command("cancel", "w47").out == "w47: canceling\n"
     assert made.state() is PlanState.CANCELLING
     command("recover", "w47").refused(1, "w47", "cancelling")
     assert command("rm", "w47").out == "w47: removed\n"

@@ -125,7 +125,7 @@ DEFECTS = (
         "Executor",
         "a task goes on after its caller was cancelled",
         "aio/executor.py",
-        '            spawn(self._cancel_in_background, "cancelling a task")\n',
+        '            spawn(self._cancel_in_background, "canceling a task")\n',
         "            pass\n",
         id_of("aio/executor", "a_task_that_nobody_waits_for_any_more_is_told_to_stop", on="memory-cancel"),
     ),

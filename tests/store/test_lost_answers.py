@@ -32,7 +32,7 @@ from latchwork import (
     Unavailable,
     primitives,
 )
-from latchwork.aio.twin import twin_of
+from latchwork.aio.wrapper import wrap_async
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.executor import Executor, TaskRef, cancel_task, list_tasks
 from latchwork.jobs import Control
@@ -333,7 +333,7 @@ VARIANTS = [(name, driver) for name, case in CALLS.items() for driver in case.dr
 
 def outcome_of(call, made, driver):
     async def main():
-        result = call(*map(twin_of, made))
+        result = call(*map(wrap_async, made))
         return await result if inspect.isawaitable(result) else result
 
     try:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork._base.lazy import lazy_getattr
-from latchwork.aio.factory import make_function_twin, make_twin
+from latchwork.aio.factory import create_async_class, create_async_function
 from latchwork.aio.store import Pipeline
 from latchwork.aio.store import connect_later as connect
 from latchwork.aio.table import FUNCTIONS, ROWS
 
-_made: dict[str, Any] = {row.kind.__name__: make_twin(row.kind, row.base, row.hidden) for row in ROWS}
-_made |= {function.__name__: make_function_twin(function) for function in FUNCTIONS}
+_made: dict[str, Any] = {row.kind.__name__: create_async_class(row.kind, row.base, row.hidden) for row in ROWS}
+_made |= {function.__name__: create_async_function(function) for function in FUNCTIONS}
 globals().update(_made)
 
-#: Twins that are imported on first use, because they import a whole system.
+#: Asyncio forms that are imported on first use, because they import a whole system.
 LATE = {
     "latchwork.aio.job_context": ("JobContext",),
     "latchwork.aio.executor": ("Executor", "TaskFuture", "TaskRef"),

@@ -1,4 +1,4 @@
-"""The twins for event loops; see ``latchwork`` and ``latchwork.primitives`` for what each does.
+"""The asyncio forms of the SDK; see ``latchwork`` and ``latchwork.primitives`` for what each does.
 
 Made by scripts/make_aio_stub.
 """

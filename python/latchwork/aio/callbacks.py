@@ -19,7 +19,7 @@ from typing import Any
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, acting_for, current
 from latchwork._base.user_code import await_user, is_interrupt, wrap_failure
-from latchwork.aio.twin import twin_of
+from latchwork.aio.wrapper import wrap_async
 from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
@@ -44,7 +44,9 @@ def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
-        raise TypeError(f"{what} was given {fn!r}, which is no async def function; give one, or use the sync twin")
+        raise TypeError(
+            f"{what} was given {fn!r}, which is no async def function; give one, or use the synchronous class"
+        )
 
     def call(*args: Any) -> Step[Any]:
         return TaskStep(fn, args)
@@ -67,13 +69,13 @@ class TaskStep(Step[Any]):
         self._is_stopped = False
 
     def block(self) -> Any:
-        """Raise an error. It is never called, because a thread without an event loop cannot run the task."""
+        """Raise an error, because a thread without an event loop cannot run the task. Never called."""
         raise AssertionError
 
     def as_future(self) -> Future[Any]:
         """Start the task, and return a future of its result."""
         mailbox = LoopMailbox.for_running_loop()
-        self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
+        self._task = task = mailbox.loop.create_task(self._fn(*map(wrap_async, self._args)))
         caller = current()
         if caller is not None:
             share_caller(task, caller)
@@ -86,7 +88,11 @@ class TaskStep(Step[Any]):
         return future
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Cancel the task. The future completes when the task has ended."""
+        """Cancel the task. The future completes when the task has ended.
+
+        Args:
+            future: The future that ``as_future`` has returned.
+        """
         if self._task is not None:
             self._task.cancel()
         return future.done()
@@ -124,14 +130,15 @@ def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
         raise TypeError(f"{what} needs a plain function, not {fn!r}")
 
     def call(*args: Any) -> Any:
-        return fn(*map(twin_of, args))
+        return fn(*map(wrap_async, args))
 
     return call
 
 
 def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
-    """Wrap a user's listener in a function that other threads can call. It runs in this event loop, and the thread
-    waits for its end.
+    """Wrap a user's listener in a function that other threads can call.
+
+    The listener runs in this event loop, and the calling thread waits for its end.
 
     Args:
         fn: The user's function.
@@ -172,7 +179,7 @@ class _ListenerCall:
     def _call(self, _: None) -> None:
         try:
             with acting_for(self._caller):
-                result = self._fn(*map(twin_of, self._args))
+                result = self._fn(*map(wrap_async, self._args))
         except BaseException as error:
             self._error = error
             self._ended.set()
@@ -187,6 +194,6 @@ class _ListenerCall:
         task.add_done_callback(partial(self._end, result))
 
     def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:
-        body.close()  # a task that was cancelled before its start never entered it
+        body.close()  # a task that was canceled before its start never entered it
         self._error = None if task.cancelled() else task.exception()
         self._ended.set()

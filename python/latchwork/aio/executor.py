@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 
 from latchwork import executor
 from latchwork._base.execution_context import acting_for
-from latchwork.aio.factory import make_twin
+from latchwork.aio.factory import create_async_class
 from latchwork.aio.steps import LoopTurn
 from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
-from latchwork.aio.twin import Twin, twin_of, twins
+from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
 from latchwork.store.driving.helper import drive, spawn
@@ -64,7 +64,7 @@ class TaskFuture(asyncio.Future[T]):
         if not super().cancel(msg):
             return False
         if not self._task.done():
-            spawn(self._cancel_in_background, "cancelling a task")
+            spawn(self._cancel_in_background, "canceling a task")
         return True
 
     async def cancel_everywhere(self, *, interrupt: bool = False) -> bool:
@@ -91,7 +91,7 @@ class TaskFuture(asyncio.Future[T]):
         try:
             await steps_of(self._task.cancel)(interrupt=True)
         except LatchworkError as error:
-            _log.warning("task %s is not cancelled: %s", self.id, error)
+            _log.warning("task %s is not canceled: %s", self.id, error)
 
     def _end(self, ended: Future[T]) -> None:
         if self.done():
@@ -106,10 +106,10 @@ class TaskFuture(asyncio.Future[T]):
             self.set_exception(error)
 
 
-twins[executor.TaskFuture] = cast("Any", TaskFuture)
+async_classes[executor.TaskFuture] = cast("Any", TaskFuture)
 
 
-class ExecutorTwin(Twin):
+class AsyncExecutor(AsyncWrapper):
     """The hand-written methods of the asyncio form of ``Executor``. The others are generated."""
 
     async def __aenter__(self) -> Any:
@@ -121,12 +121,12 @@ class ExecutorTwin(Twin):
         await self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
-        """Submit a call, which is stored soon, together with others. See ``latchwork.executor.Executor.submit``.
+        """Submit a call. It is stored soon, together with others. See ``latchwork.executor.Executor.submit``.
 
         Returns:
             The future of its result. With the target ``All()``, the result is a dictionary from members to results.
         """
-        if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of its twin
+        if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of the wrapped object
             return cast("TaskFuture[T]", asyncio.ensure_future(self._for_all(fn, args, kwargs)))
         with acting_for(None):  # the executor has threads of its own
             return TaskFuture(self._of.submit(fn, *args, **kwargs))
@@ -142,7 +142,7 @@ class ExecutorTwin(Twin):
     ) -> AsyncIterator[T]:
         """Submit a call per argument and iterate over the results in the order of the arguments, with ``async for``.
 
-        Tasks are submitted from the first iteration on. Tasks whose results are not fetched are cancelled.
+        Tasks are submitted from the first iteration on. Tasks whose results are not fetched are canceled.
 
         Args:
             fn: As for ``submit``.
@@ -162,7 +162,7 @@ class ExecutorTwin(Twin):
         return self._mapped(partial(self.submit, fn), calls, timeout, buffersize)
 
     async def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
-        """Submit a call and return its value. The task is cancelled after the timeout, or when this call is cancelled.
+        """Submit a call and return its value. The task is canceled after the timeout, or when this call is canceled.
 
         Args:
             fn: As for ``submit``.
@@ -184,7 +184,7 @@ class ExecutorTwin(Twin):
             timeout_s: Seconds to wait. None waits forever.
         Raises:
             AllFailed: No call succeeded.
-            TimeoutError: No call succeeded in time. All are cancelled.
+            TimeoutError: No call succeeded in time. All are canceled.
             ValueError: There are no calls.
         """
         futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
@@ -201,14 +201,15 @@ class ExecutorTwin(Twin):
         """Accept no more tasks, wait for the submitted ones, and close the executor.
 
         Args:
-            wait: False returns soon. The rest continues in the background, and the interpreter waits for it.
+            wait: Whether to wait for the tasks. If False, they continue in the background, and the interpreter waits
+                for them at its exit.
             cancel_futures: Cancel tasks that are not running yet.
         """
         await run_in_thread(partial(self._of.shutdown, wait, cancel_futures=cancel_futures))
 
     async def _for_all(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = await run_in_thread(partial(self._of.submit, fn, *args, **kwargs), _cancel_all)
-        parts = [twin_of(part) for part in whole.parts.values()]
+        parts = [wrap_async(part) for part in whole.parts.values()]
         try:
             if parts:
                 await asyncio.wait(parts)
@@ -252,8 +253,8 @@ class ExecutorTwin(Twin):
         try:
             await asyncio.wait([future], timeout=timeout_s)
             if not future.done():
-                why = self._of._submitter.missing_worker_hint()  # noqa: SLF001 - of its twin
-                raise TimeoutError(f"{failure} within {timeout_s or 0:g} s{why}; it was cancelled")
+                why = self._of._submitter.missing_worker_hint()  # noqa: SLF001 - of the wrapped object
+                raise TimeoutError(f"{failure} within {timeout_s or 0:g} s{why}; it was canceled")
             return future.result()
         finally:
             future.cancel()
@@ -278,11 +279,11 @@ def _cancel_all(whole: Any) -> None:
     try:
         whole.cancel(interrupt=True)
     except LatchworkError as error:
-        _log.warning("tasks for all members are not cancelled: %s", error)
+        _log.warning("tasks for all members are not canceled: %s", error)
 
 
 ROWS = (
-    Row(executor.Executor, ExecutorTwin),
+    Row(executor.Executor, AsyncExecutor),
     Row(executor.TaskRef),
 )
-Executor, TaskRef = (make_twin(row.kind, row.base, row.hidden) for row in ROWS)
+Executor, TaskRef = (create_async_class(row.kind, row.base, row.hidden) for row in ROWS)

@@ -1,8 +1,7 @@
-"""Creates the asyncio form of a class, called its twin: a wrapper that runs the methods of the original in the event
-loop.
+"""Creates the asyncio form of a class: a wrapper that runs the methods of the original in the event loop.
 
-A twin has no logic or state of its own. A method that waits becomes a coroutine. Other methods are called directly, on
-behalf of the task. Arguments are unwrapped and results are wrapped.
+An asyncio form has no logic or state of its own. A method that waits becomes a coroutine. Other methods are called
+directly, on behalf of the task. Arguments are unwrapped and results are wrapped.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar, cast
 from latchwork._base.execution_context import acting_for
 from latchwork.aio.callbacks import as_listener, as_predicate, as_work
 from latchwork.aio.steps import ThreadStep, run_step
-from latchwork.aio.twin import Twin, twin_of, twins, unwrap
+from latchwork.aio.wrapper import AsyncWrapper, async_classes, unwrap, wrap_async
 from latchwork.errors import Closed
 from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import current_task_caller
@@ -45,9 +44,9 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def act_for_current_task() -> acting_for:
-    """Return a context manager in which the current task is the caller, or the thread if no event loop is running.
+    """Return a context manager in which calls are made on behalf of the current asyncio task.
 
-    A lock, for example, then belongs to the task.
+    A lock, for example, then belongs to the task. Without a running event loop, calls are made on behalf of the thread.
     """
     try:
         return acting_for(current_task_caller(spawn))
@@ -55,22 +54,24 @@ def act_for_current_task() -> acting_for:
         return acting_for(None)
 
 
-async def drive_to_twin(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
+async def drive_and_wrap(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
     """Run the coroutine of a synchronous call in the event loop, and return its result in the asyncio form.
 
     Args:
         protocol: Called without arguments to create the coroutine.
-        is_shielded: The coroutine does not receive a cancellation and runs to its end.
+        is_shielded: Whether the coroutine runs to its end even if the awaiting task is canceled.
     """
-    return cast("T", twin_of(await drive(protocol, is_shielded=is_shielded)))
+    return cast("T", wrap_async(await drive(protocol, is_shielded=is_shielded)))
 
 
-def make_twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
+def create_async_class(
+    kind: type, base: type[AsyncWrapper] = AsyncWrapper, hidden: Collection[str] = ()
+) -> type[AsyncWrapper]:
     """Create the asyncio form of a class.
 
     Args:
         kind: The class.
-        base: The hand-written members. A member is generated for each other public name.
+        base: Base class of the result, with its hand-written members. All other public members are generated.
         hidden: Public names that are left out.
     """
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": "latchwork.aio", "__init__": _init(kind)}
@@ -83,18 +84,18 @@ def make_twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ())
         member = _member(name, inspect.getattr_static(kind, name))
         if member is not None:
             body[target] = member
-    made = twins[kind] = cast("type[Twin]", type(kind.__name__, (base,), body))
+    made = async_classes[kind] = cast("type[AsyncWrapper]", type(kind.__name__, (base,), body))
     return made
 
 
-def make_function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def create_async_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Create the asyncio form of a function whose first argument is a store."""
     make_steps: Callable[..., Steps[Any]] = getattr(function, "make_steps", None) or _make_thread_function(function)
 
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
         given = {name: unwrap(value) for name, value in options.items()}
-        return await drive_to_twin(partial(make_steps, *map(unwrap, args), **given))
+        return await drive_and_wrap(partial(make_steps, *map(unwrap, args), **given))
 
     return awaited
 
@@ -122,7 +123,7 @@ def _member(name: str, found: object) -> object | None:
 
 def _init(kind: type) -> Callable[..., None]:
     @wraps(kind.__init__)  # type: ignore[misc]
-    def init(self: Twin, *args: Any, **options: Any) -> None:
+    def init(self: AsyncWrapper, *args: Any, **options: Any) -> None:
         with act_for_current_task():
             self._of = kind(*map(unwrap, args), **{name: _unwrap_argument(name, options[name]) for name in options})
 
@@ -130,9 +131,13 @@ def _init(kind: type) -> Callable[..., None]:
 
 
 def _unwrap_argument(name: str, value: Any) -> Any:
-    """Replace the asyncio form of an object by the original, in an argument of a constructor.
+    """Convert an argument of a constructor: replace an asyncio form by its original.
 
-    An argument that is a function which returns a session is wrapped for that, too.
+    If the argument is a function that returns a session, wrap the function so that its result is converted.
+
+    Args:
+        name: Name of the argument.
+        value: The argument.
     """
     return (lambda: unwrap(value())) if name == "session" and inspect.isfunction(value) else unwrap(value)
 
@@ -144,10 +149,10 @@ def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
     adapt = _adapter(protocol)
 
     @wraps(protocol)
-    async def awaited(self: Twin, *args: Any, **options: Any) -> Any:
+    async def awaited(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
         result = await drive(partial(make_steps, self._of, *args, **options), is_shielded=is_shielded)
-        return self if result is self._of else twin_of(result)
+        return self if result is self._of else wrap_async(result)
 
     return awaited
 
@@ -156,19 +161,19 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     adapt = _adapter(function)
 
     @wraps(function)
-    def called(self: Twin, *args: Any, **options: Any) -> Any:
+    def called(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
         with act_for_current_task():
             result = getattr(self._of, function.__name__)(*args, **options)
-        return self if result is self._of else twin_of(result)
+        return self if result is self._of else wrap_async(result)
 
     return called
 
 
-def _read(get: Callable[[Any], Any]) -> Callable[[Twin], Any]:
-    def read(self: Twin) -> Any:
+def _read(get: Callable[[Any], Any]) -> Callable[[AsyncWrapper], Any]:
+    def read(self: AsyncWrapper) -> Any:
         with act_for_current_task():
-            return twin_of(get(self._of))
+            return wrap_async(get(self._of))
 
     return read
 
@@ -176,15 +181,19 @@ def _read(get: Callable[[Any], Any]) -> Callable[[Twin], Any]:
 _Adapted = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-def _adapter(function: Callable[..., object]) -> Callable[[Twin, tuple[Any, ...], dict[str, Any]], Any]:
-    """Return a function that converts the arguments of an asyncio method to those of the synchronous one."""
+def _adapter(function: Callable[..., object]) -> Callable[[AsyncWrapper, tuple[Any, ...], dict[str, Any]], Any]:
+    """Create a function that converts the arguments of an asyncio method to those of the synchronous method.
+
+    Args:
+        function: The synchronous method.
+    """
     names = list(inspect.signature(function).parameters)[1:]
     made = {name: _FUNCTIONS[function.__name__, name] for name in names if (function.__name__, name) in _FUNCTIONS}
 
-    def plain(_self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
+    def plain(_self: AsyncWrapper, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
         return tuple(map(unwrap, args)), {name: unwrap(value) for name, value in options.items()}
 
-    def with_functions(self: Twin, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
+    def with_functions(self: AsyncWrapper, args: tuple[Any, ...], options: dict[str, Any]) -> _Adapted:
         what = f"{type(self).__name__}.{function.__name__}"
 
         def run_step(name: str, value: Any) -> Any:
@@ -196,11 +205,11 @@ def _adapter(function: Callable[..., object]) -> Callable[[Twin, tuple[Any, ...]
     return with_functions if made else plain
 
 
-def _itself(self: Twin) -> Twin:
+def _itself(self: AsyncWrapper) -> AsyncWrapper:
     return self
 
 
-async def _itself_awaited(self: Twin) -> Twin:
+async def _itself_awaited(self: AsyncWrapper) -> AsyncWrapper:
     return self
 
 

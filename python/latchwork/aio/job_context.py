@@ -7,17 +7,17 @@ from collections.abc import Callable
 from latchwork import jobs
 from latchwork._base.event import Signal
 from latchwork.aio.callbacks import as_listener
-from latchwork.aio.factory import make_twin
+from latchwork.aio.factory import create_async_class
 from latchwork.aio.steps import run_step
 from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
-from latchwork.aio.twin import Twin
+from latchwork.aio.wrapper import AsyncWrapper
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.store.driving.helper import drive
 from latchwork.store.steps import Pause
 
 
-class ContextTwin(Twin):
+class AsyncJobContext(AsyncWrapper):
     """The hand-written methods of the asyncio form of ``JobContext``. The others are generated.
 
     When the run has to stop, its task is canceled. A run that must finish something first catches the
@@ -25,7 +25,8 @@ class ContextTwin(Twin):
     """
 
     async def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until this run has to stop. For other tasks, because the run's own task is canceled at that time.
+        """Wait until this run has to stop. Only for tasks that the run has started, because its own task is canceled at
+        that time.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
@@ -40,8 +41,10 @@ class ContextTwin(Twin):
             remove_listener()
 
     def on_stop(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call ``listener`` once in this loop when this run has to stop. It may be an ``async def`` function.
+        """Register a listener that is called once in this event loop when this run has to stop.
 
+        Args:
+            listener: A plain or an ``async def`` function.
         Returns:
             A function that removes the listener.
         """
@@ -53,5 +56,5 @@ class ContextTwin(Twin):
         await run_in_thread(self._of.stop)
 
 
-ROWS = (Row(jobs.JobContext, ContextTwin, ("stop_signal",)),)
-JobContext = make_twin(ROWS[0].kind, ROWS[0].base, ROWS[0].hidden)
+ROWS = (Row(jobs.JobContext, AsyncJobContext, ("stop_signal",)),)
+JobContext = create_async_class(ROWS[0].kind, ROWS[0].base, ROWS[0].hidden)

@@ -19,7 +19,7 @@ TURN_S = 0.002
 
 
 class ThreadStep(Step[T]):
-    """A step that makes a blocking call in a separate thread.
+    """A step that makes a blocking call in a separate thread, while the event loop waits for it.
 
     A cancellation does not stop the call. Then ``undo`` is called with its result.
     """
@@ -32,11 +32,11 @@ class ThreadStep(Step[T]):
         self._undo = undo
 
     def block(self) -> T:
-        """Make the call in this thread, and return its result."""
+        """Make the blocking call in the current thread instead, and return its result."""
         return self._call()
 
     def as_future(self) -> Future[T]:
-        """Make the call in a new thread, and return a future of its result."""
+        """Make the blocking call in a new thread, and return a future of its result."""
         future: Future[T] = LightFuture()
         _start(self._make, future)
         return future
@@ -63,7 +63,7 @@ class LoopTurn:
         self._ends = time.perf_counter() + TURN_S
 
     async def yield_if_used(self) -> None:
-        """Let other tasks run if this loop has run for a certain time without a break."""
+        """Let other tasks run, if this loop has run for a certain time without a break."""
         if time.perf_counter() > self._ends:
             await asyncio.sleep(0)
             self._ends = time.perf_counter() + TURN_S

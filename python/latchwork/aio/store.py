@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from latchwork._base.event import Signal
-from latchwork.aio.factory import act_for_current_task, drive_to_twin
+from latchwork.aio.factory import act_for_current_task, drive_and_wrap
 from latchwork.aio.steps import ThreadStep, run_step
-from latchwork.aio.twin import Twin, twin_of, unwrap
+from latchwork.aio.wrapper import AsyncWrapper, unwrap, wrap_async
 from latchwork.backends.futures import call_at_once
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 
 def run_in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
-    """Make a blocking call in a separate thread and await its result.
+    """Make a blocking call in a separate thread, and return its result.
 
     Args:
         call: The call.
         undo: Called with the result if the awaiting task was canceled meanwhile.
     """
-    return drive_to_twin(lambda: run_step(ThreadStep(call, undo)))
+    return drive_and_wrap(lambda: run_step(ThreadStep(call, undo)))
 
 
 def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
-    async def call(self: Twin, *args: Any, **options: Any) -> Any:
+    async def call(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         store: Store = self._of
         if name == "commit":
             args = tuple(map(unwrap, args))
@@ -74,7 +74,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-class StoreTwin(Twin):
+class AsyncStore(AsyncWrapper):
     """The hand-written methods of the asyncio form of ``Store``. The others are generated."""
 
     async def __aenter__(self) -> Any:
@@ -89,12 +89,12 @@ class StoreTwin(Twin):
 
     @property
     def session(self) -> Awaitable[Any]:
-        """The default session, as ``await store.session``. It is opened on first use, and again after it was lost."""
+        """The default session. ``await store.session`` opens it on first use, and again after it was lost."""
         return self.primary_session()
 
     async def primary_session(self) -> Any:
         """Return the default session. It is opened on first use, and again after it was lost."""
-        return twin_of(await drive(lambda: run_step(Ask(self._of.primary_session))))
+        return wrap_async(await drive(lambda: run_step(Ask(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
         """Open a separate session, whose keys are deleted when it ends. See ``latchwork.Store.open_session``."""
@@ -111,10 +111,10 @@ class StoreTwin(Twin):
         """
         with act_for_current_task():
             mirror = self._of.mirror(prefix, wait=False, values=values)
-        return await drive_to_twin(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
+        return await drive_and_wrap(lambda: self._of.ready(mirror)) if wait else wrap_async(mirror)
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """Return an object whose calls return futures at once, so that many calls can be in flight.
+        """Create a pipeline, whose calls return futures at once, so that many calls can be in flight.
 
         Args:
             max_in_flight: Maximum number of calls in flight. Further calls wait.
@@ -124,10 +124,10 @@ class StoreTwin(Twin):
 
 for _name in vars(Calls):
     if not _name.startswith("_"):
-        setattr(StoreTwin, _name, _store_call(_name))
+        setattr(AsyncStore, _name, _store_call(_name))
 
 
-class SessionTwin(Twin):
+class AsyncSession(AsyncWrapper):
     """The hand-written methods of the asyncio form of ``Session``. The others are generated."""
 
     async def __aenter__(self) -> Any:
@@ -141,7 +141,7 @@ class SessionTwin(Twin):
         await run_in_thread(self._of.close)
 
 
-class MirrorTwin(Twin):
+class AsyncMirror(AsyncWrapper):
     """The methods of the asyncio form of ``Mirror`` that make it a mapping."""
 
     def __getitem__(self, key: str) -> Any:
@@ -157,7 +157,7 @@ class MirrorTwin(Twin):
         return key in self._of
 
 
-class SignalTwin(Twin):
+class AsyncSignal(AsyncWrapper):
     """A signal that is set once and stays set."""
 
     def is_set(self) -> bool:
@@ -207,7 +207,7 @@ def connect_later(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Connecting:
-    """Return an object that opens a store when it is awaited or entered with ``async with``.
+    """Create an object that opens a store when it is awaited or entered with ``async with``.
 
     The arguments and errors are those of ``latchwork.connect``.
     """
@@ -224,7 +224,7 @@ class Pipeline:
     Canceling the future of a call that has not been sent withdraws the call. A call that has been sent may be applied.
     """
 
-    def __init__(self, store: Twin, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
+    def __init__(self, store: AsyncWrapper, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._store = unwrap(store)
@@ -274,7 +274,7 @@ class Pipeline:
                 outcome.set_exception(error)
         while self._waiting and self._in_flight < self._max_in_flight:
             waiting, start = self._waiting.popleft()
-            if waiting.done():  # cancelled before it was sent
+            if waiting.done():  # canceled before it was sent
                 continue
             try:
                 self._start(mailbox, waiting, start)

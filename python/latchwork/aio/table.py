@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from latchwork import primitives
 from latchwork._base.event import Signal
-from latchwork.aio.store import MirrorTwin, SessionTwin, SignalTwin, StoreTwin
-from latchwork.aio.twin import Twin
+from latchwork.aio.store import AsyncMirror, AsyncSession, AsyncSignal, AsyncStore
+from latchwork.aio.wrapper import AsyncWrapper
 from latchwork.primitives.fair import ModeLock
 from latchwork.store import Mirror, Session, Store, Tx, Watch
 
@@ -23,7 +23,7 @@ class Row:
     """
 
     kind: type
-    base: type[Twin] = Twin
+    base: type[AsyncWrapper] = AsyncWrapper
     hidden: tuple[str, ...] = ()
 
 
@@ -32,7 +32,7 @@ _HOLDS = ("abandon", "error", "on_hold_lost", "release_acquisition")
 ROWS = (
     Row(
         Store,
-        StoreTwin,
+        AsyncStore,
         (
             "call_wait_s",
             "cleanup",
@@ -46,10 +46,10 @@ ROWS = (
         ),
     ),
     Row(Tx, hidden=("checks_and_ops", "read_guard")),
-    Row(Session, SessionTwin, ("commit", "ensure_usable", "hold_callbacks", "mark_ended", "on_end", "start")),
+    Row(Session, AsyncSession, ("commit", "ensure_usable", "hold_callbacks", "mark_ended", "on_end", "start")),
     Row(Watch, hidden=("attach",)),
-    Row(Mirror, MirrorTwin, ("attach",)),
-    Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),
+    Row(Mirror, AsyncMirror, ("attach",)),
+    Row(Signal, AsyncSignal, ("set", "clear", "call_when_set", "isSet")),
     Row(primitives.Work, hidden=("begin", "finish", "stop")),
     Row(primitives.Lock, hidden=_HOLDS),
     Row(

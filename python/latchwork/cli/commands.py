@@ -26,7 +26,7 @@ class CommandSpec(NamedTuple):
     """A command that is not loaded yet.
 
     Attributes:
-        place: Its module and the name in it, as ``module:name``: what ``command`` made, or a group.
+        place: Its module and the name in it, as ``module:name``: a function decorated with ``command``, or a group.
         summary: Its line in the list of commands: the first sentence of its docstring.
         demo: Its part of `latchwork demo`, as ``module:name``; "" if it has none.
     """
@@ -51,7 +51,7 @@ class CommandSpec(NamedTuple):
 
 
 def import_object(path: str) -> Any:
-    """Import an object.
+    """Import a module, and return an object from it.
 
     Args:
         path: Path of the object, as ``module:name``.
@@ -163,7 +163,7 @@ def list_addon_commands() -> dict[str, CommandSpec]:
 
 
 def list_commands() -> dict[str, CommandSpec]:
-    """Return all commands by name, without importing them, in the order in which `--help` lists them."""
+    """Return all commands by name, in the order in which `--help` lists them. No command is imported."""
     return {**OWN, **list_addon_commands(), **OWN}  # no other distribution replaces one of ours
 
 
@@ -200,8 +200,9 @@ class LazyGroup(TyperGroup):
         self.commands = Commands()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command with this name, or None. If its add-on is not installed, print how to install it and exit
-        with 1.
+        """Return the command with this name, or None if there is none.
+
+        If the command belongs to an add-on that is not installed, print how to install it, and exit with 1.
         """
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in ADD_ONS:

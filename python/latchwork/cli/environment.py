@@ -15,7 +15,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_environment() -> None:
-    """Overwrite latchwork's variables in the initial environment of this process, which other processes could read in
+    """Overwrite latchwork's variables in the initial environment of this process, so that others cannot read them in
     ``/proc``.
 
     This process can still read the variables. Call this before other threads exist, because they could read a variable
@@ -50,7 +50,7 @@ def refuse_readers() -> None:
 
 
 def _find_environment_bounds() -> tuple[int, int]:
-    """Return the start and the end address of the initial environment in memory."""
+    """Find the initial environment of this process in memory. Return its start and end address."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5), of which two are before ")"
     if not 0 < start < end:

@@ -33,7 +33,7 @@ def add_flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter]
 
     Args:
         table: The options.
-        flag: Makes the flag of an option: ``make_setting_flag`` or ``make_start_flag``.
+        flag: Creates the flag of an option: ``make_setting_flag`` or ``make_start_flag``.
         before: Name of the argument before which the flags are added.
     """
 
@@ -49,7 +49,7 @@ def add_flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter]
 
 
 def make_setting_flag(row: OptionRow) -> Parameter:
-    """Make the flag that sets an option in the store. If the flag is not given, the stored value is kept."""
+    """Create the flag that changes an option in the store. Without the flag, the stored value is kept."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
     text = f"{row.sentence}{note}.  [unless set, here or in the code: {default}]"
@@ -57,7 +57,7 @@ def make_setting_flag(row: OptionRow) -> Parameter:
 
 
 def make_start_flag(row: OptionRow) -> Parameter:
-    """Make the flag that sets an option of a node when the node is started."""
+    """Create the flag that sets an option of a node when the node is started."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
@@ -71,7 +71,7 @@ def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
 
 
 def collect_changes(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    """Return the options to change, by name: those with a given value, and None for those to unset.
+    """Collect the options to change, by name: the given values, and None for the options to unset.
 
     Args:
         given: Value of each flag; None if it is not given.

@@ -10,14 +10,19 @@ from latchwork.jobs import JobState, RunError
 
 
 def describe_outcome(job: JobState | None) -> str:
-    """Describe in a few words how the last runs of a job ended, for a table."""
+    """Describe in a few words whether the last runs of a job succeeded, for a table.
+
+    Args:
+        job: State of the job; None if it is unknown.
+    """
     if job is None or (job.last_success_s is None and job.last_error is None):
         return "-"
     return f"failing, {job.consecutive_failures} in a row" if job.consecutive_failures else "well"
 
 
 def format_outcomes(job: JobState, now_s: float) -> list[str]:
-    """Describe the runs of a job in at most two lines: their times, and their failures. Unknown facts are left out.
+    """Describe the runs of a job in at most two lines: the times of its runs, and its failures. Unknown facts are left
+    out.
 
     Args:
         job: State of the job.

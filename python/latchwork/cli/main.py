@@ -14,7 +14,7 @@ from latchwork.cli.options import Debug, format_examples
 
 
 def application() -> typer.Typer:
-    """Return the command-line application with all its commands."""
+    """Create the command-line application with all its commands."""
     app = typer.Typer(
         name="latchwork",
         cls=LazyGroup,

@@ -22,8 +22,8 @@ _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
 
 def _warn_of_password(url: str | None) -> str | None:
-    """Return the URL unchanged. If it contains a password and was given on the command line, print a warning, because
-    other users can read the command line.
+    """Return the URL unchanged. If a URL on the command line contains a password, warn that other users can read it
+    there.
     """
     if url and _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
         typer.echo(
@@ -68,8 +68,10 @@ Debug = Annotated[
 
 
 def require_url(url: str | None) -> str:
-    """Return the URL that a command uses: the one from its option, or from the environment.
+    """Return the URL for a command: the one from its option, or otherwise from the environment.
 
+    Args:
+        url: Value of the option; None if it is not given.
     Raises:
         UsageError: No URL is given.
     """
@@ -116,7 +118,7 @@ def command(*lines: str) -> Callable[[F], F]:
 
 
 def _set_value_name(parameter: Parameter) -> None:
-    """Set the placeholder that the help shows for an option's value, such as `N` in `--workers N`."""
+    """Set the placeholder for an option's value in the help text, such as `N` in `--workers N`."""
     if get_origin(parameter.annotation) is not Annotated:
         return
     kind, *about = get_args(parameter.annotation)
@@ -144,7 +146,7 @@ def get_first_sentence(text: str) -> str:
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
-    """Create a group of commands.
+    """Create a group of commands, such as `latchwork jobs`.
 
     Args:
         about: Description of the group.

@@ -68,7 +68,7 @@ class NoCluster(LatchworkError):
 
 
 def report_errors(command: F) -> F:
-    """Decorate a command so that an error ends it with one line on stderr and an exit code."""
+    """Decorate a command so that an exception ends it with one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: object, **kwargs: object) -> None:
@@ -94,8 +94,9 @@ def report_errors(command: F) -> F:
 
 @contextmanager
 def exit_on_sigterm(code: int) -> Iterator[None]:
-    """Exit with a code when SIGTERM arrives during a ``with`` block. The signal raises an exception in the main thread,
-    so that child processes and files are cleaned up.
+    """Return a context manager in which SIGTERM ends the process with an exit code.
+
+    The signal raises an exception in the main thread, so that child processes and files are cleaned up.
 
     Args:
         code: The exit code.
@@ -119,7 +120,7 @@ def report(error: Exception) -> None:
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code of a command that ends with this error."""
+    """Return the exit code for a command that failed with this error."""
     if isinstance(error, NoCluster):
         return NO_CLUSTER
     # Jobs and ids refuse what they are given with errors that are ValueErrors too.
@@ -129,8 +130,8 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Format an error as one line without control characters. It begins with the type of the error if the message alone
-    says too little.
+    """Format an error as one line without control characters. If its message alone says too little, its type is put
+    before it.
     """
     text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
@@ -142,12 +143,12 @@ def one_line(error: BaseException) -> str:
 
 
 def debugging() -> bool:
-    """Return whether debugging is on, so that tracebacks and the library's log are shown."""
+    """Return whether debugging is on. Tracebacks and the library's log are then shown."""
     return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
 
 
 def set_debugging(value: bool) -> bool:
-    """Turn debugging on if the value is true, also for child processes. Return the value."""
+    """Turn on debugging for this process and its child processes if the value is true. Return the value."""
     if value:
         os.environ[DEBUG_VARIABLE] = "1"
     return value
@@ -166,8 +167,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def _is_reportable(error: Exception) -> bool:
-    """Return whether an exception is an error to report. Exceptions with which the command-line parser ends a command
-    are not.
+    """Return whether to report an exception as an error. Exceptions by which the command-line parser ends a command are
+    not.
     """
     return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
 

@@ -30,8 +30,11 @@ _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip ins
 
 
 def create_metrics_observers() -> tuple[list[Observer], list[StoreObserver]]:
-    """Create the observers that count the metrics of a node and its store. If a library is missing, log a warning and
-    return empty lists.
+    """Create the observers that count the metrics of a node and its store.
+
+    Returns:
+        The observers of the node and of the store. Both lists are empty if a library is missing, which is logged as a
+            warning.
     """
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
@@ -83,7 +86,7 @@ def store_observers(port: int | None) -> list[StoreObserver]:
 def serve_worker(
     system: str, node: Probed, host: str, port: int | None, *, name: str | None = None
 ) -> Iterator[int | None]:
-    """Serve the health and metrics of a worker over HTTP during a ``with`` block.
+    """Return a context manager that serves the health and metrics of a worker over HTTP.
 
     Args:
         system: The system of the worker; its metrics are named ``latchwork_<system>_...``.
@@ -118,8 +121,8 @@ def answer_worker_request(system: str, node: Probed, path: str, name: str | None
 
 
 def format_health(body: Mapping[str, Any]) -> tuple[int, str, bytes]:
-    """Return the HTTP response for a health document: status, content type and body. The status is 503 if its ``ok`` is
-    false.
+    """Return the HTTP response with a health document: status, content type and body. The status is 503 if its ``ok``
+    is false.
     """
     status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
     return status, "application/json", json.dumps(body).encode()
@@ -139,9 +142,7 @@ def format_metric(name: str, kind: str, about: str, value: float, labels: str = 
 
 
 def format_process_metrics() -> str:
-    """Format all metrics that are registered in this process as text. Return an empty text if the Prometheus library is
-    missing.
-    """
+    """Format all Prometheus metrics of this process as text. Return "" if the Prometheus library is missing."""
     try:
         from prometheus_client import generate_latest
     except ImportError:
@@ -186,7 +187,7 @@ def _worker_metrics(system: str, node: Probed, name: str | None) -> str:
 def serve_node(
     node: JobManager, host: str, port: int | None, *, unready_after: int | None = None
 ) -> Iterator[int | None]:
-    """Serve the health and metrics of a job node over HTTP during a ``with`` block.
+    """Return a context manager that serves the health and metrics of a job node over HTTP.
 
     Args:
         node: The node.
@@ -205,7 +206,7 @@ def serve_node(
 
 @contextmanager
 def serve_probes(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
-    """Serve HTTP requests for health probes during a ``with`` block.
+    """Return a context manager that answers HTTP requests for health and metrics.
 
     Args:
         what: The name of the server, for the log.

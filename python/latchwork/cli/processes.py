@@ -109,14 +109,16 @@ class CommandProcess:
             raise ChildFailed(f"command {words[0]!r} cannot be started: {error.strerror or error}") from error
 
     def wait(self) -> int:
-        """Wait until the command has ended. Return its exit code, or 128 plus the number of the signal that ended
-        it.
+        """Wait until the command has ended.
+
+        Returns:
+            Its exit code, or 128 plus the number of the signal that ended it.
         """
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def stop(self, within_s: float) -> None:
-        """Ask the command to end, and kill it if it does not. Return when it has ended. Thread-safe.
+        """Ask the command to end, kill it if it does not end in time, and wait for its end. Thread-safe.
 
         Args:
             within_s: Seconds after which the command is killed.
@@ -129,7 +131,7 @@ class CommandProcess:
             self._process.wait()
 
     def send(self, number: int) -> None:
-        """Send a signal to the command, unless it has ended.
+        """Send a signal to the command if it is running.
 
         Args:
             number: Number of the signal.
@@ -147,10 +149,10 @@ class CommandProcess:
 
 @contextmanager
 def forward_signals() -> Iterator[Callable[[CommandProcess], None]]:
-    """Forward signals of this process to a child process during a ``with`` block.
+    """Return a context manager that forwards signals of this process to a child process.
 
-    Ctrl-C in a terminal reaches the child directly. Signals that arrive before the child exists are forwarded later, so
-    that none ends this process and leaves the child running.
+    Ctrl-C in a terminal reaches the child directly. Signals that arrive before the child exists are forwarded later. No
+    signal ends this process and leaves the child running.
 
     Yields:
         A function that sets the child.
@@ -182,7 +184,7 @@ def forward_signals() -> Iterator[Callable[[CommandProcess], None]]:
 def run_while_owned(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
-    """Run a command until it ends or its ownership is about to end. Return its exit code.
+    """Run a command. When its ownership is about to end, stop the command.
 
     Args:
         words: The command and its arguments.
@@ -190,6 +192,8 @@ def run_while_owned(
         remaining_s: Returns the seconds until the command must stop, which may become more; called at least once a
             second.
         stop_within_s: Seconds after which a command that was asked to stop is killed.
+    Returns:
+        The exit code of the command.
     """
     over = Signal()
     codes: list[int] = []
@@ -302,7 +306,7 @@ def _store(url: str | None, ttl_s: float | None) -> Store:
 
 
 def disable_grpc_fork_handlers() -> None:
-    """Disable gRPC's fork handlers, unless the user has enabled them. Call this before the first store is opened."""
+    """Disable gRPC's fork handlers if the user has not enabled them. Call this before the first store is opened."""
     os.environ.setdefault(_GRPC_HANDLES_FORKS, "0")
 
 

@@ -193,7 +193,14 @@ def _labels(given: Sequence[str]) -> dict[str, str]:
 
 
 def _create_manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:
-    """Create the job node. Its errors are reported as mistakes in the command line."""
+    """Create a job node. Its errors are reported as mistakes in the command line.
+
+    Args:
+        store: The store.
+        node_id: ID of the node.
+        jobs: Jobs of the node.
+        options: Other arguments of ``JobManager``.
+    """
     try:
         return JobManager(store, node_id, jobs, **options)
     except LatchworkError:

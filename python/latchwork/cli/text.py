@@ -22,7 +22,7 @@ _GAP = 2
 
 
 def console(*, err: bool = False) -> Console:
-    """Return an object that prints to stdout or stderr. It wraps lines on a terminal, but not in a pipe.
+    """Create an object that prints to stdout or stderr. It wraps long lines on a terminal, but not in a pipe.
 
     Args:
         err: Print to stderr.
@@ -34,14 +34,14 @@ def console(*, err: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables, lines and texts, one below the other."""
+    """Print tables, lines and texts, one after the other."""
     out = console()
     for part in parts:
         out.print(Line(part) if isinstance(part, str) else part)
 
 
 def say(line: str) -> None:
-    """Print one line."""
+    """Print one line of text."""
     show(line)
 
 
@@ -57,7 +57,7 @@ def say_json(document: object, *, one_line: bool = False, default: Callable[[obj
 
 
 def print_change(line: str, document: object, *, as_json: bool) -> None:
-    """Report a change that a command has made.
+    """Report a change that a command has made, as a line of text or as a JSON document.
 
     Args:
         line: The report for people.
@@ -100,7 +100,7 @@ def print_list(
 
 
 def join_first(items: Iterable[str], max_count: int | None) -> str:
-    """Join the first items, sorted, and add the number of further ones.
+    """Join the first of the sorted items into one text. If there are more, add the number of further ones.
 
     Args:
         items: The items.
@@ -113,7 +113,12 @@ def join_first(items: Iterable[str], max_count: int | None) -> str:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Return an escaped text with a style, for use as a part of a line."""
+    """Create an escaped text with a style, for use as a part of a line.
+
+    Args:
+        text: The text.
+        style: Its style, such as ``bold``.
+    """
     return Text(printable(text), style)
 
 

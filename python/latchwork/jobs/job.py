@@ -223,7 +223,7 @@ class Job:
         ``work_pool`` is a list of items or a function that returns one: unique texts of up to 512 UTF-8 bytes, in any
         order. ``run`` is called with a ``JobContext`` for each run. An exception counts as a failure, and the job runs
         again at its next time. An ``async def`` runs as a task of the node's event loop, with a
-        ``latchwork.aio.JobContext``; the task is cancelled when the run is asked to stop. All such runs of a node share
+        ``latchwork.aio.JobContext``; the task is canceled when the run is asked to stop. All such runs of a node share
         the loop, so a blocking one stops them all.
 
         Raises:

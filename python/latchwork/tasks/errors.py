@@ -45,7 +45,7 @@ class TaskTimeout(LatchworkError, TimeoutError):
 
 
 class TaskStopped(LatchworkError):
-    """A task was stopped before it ended: it was cancelled, its claim was lost, or its node is closing."""
+    """A task was stopped before it ended: it was canceled, its claim was lost, or its node is closing."""
 
 
 class TaskRefused(LatchworkError):

@@ -92,7 +92,7 @@ class GroupCommit:
             A future of the commit of the whole transaction. Its result is None if the unit was committed but the answer
             was lost. Its errors: ``Conflict``; an exception of ``was_committed``; ``Unavailable``, nothing was written;
             ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in the thread of this object and must be
-            quick. A unit can be cancelled before it is sent.
+            quick. A unit can be canceled before it is sent.
         Raises:
             Closed: This object was closed.
             ForkedProcess: It was created by the parent of this process.

@@ -119,7 +119,7 @@ def check_core() -> Finding:
 
 
 def check_extras() -> list[Finding]:
-    """Check which backends have their client library."""
+    """Check for each backend whether its client library is installed."""
     found = []
     for scheme, spec in installed_specs().items():
         if isinstance(spec, str):
@@ -130,7 +130,7 @@ def check_extras() -> list[Finding]:
 
 
 def check_file_limit() -> Finding:
-    """Check the limit of open files."""
+    """Check the maximum number of open files of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _LEAST_FILES:
         return Finding(
@@ -140,8 +140,11 @@ def check_file_limit() -> Finding:
 
 
 def check_store(url: str) -> list[Finding]:
-    """Check that a store can be reached, read, written and watched. Also report the version and the warnings of its
-    server.
+    """Check that a store can be reached, read, written and watched. The findings include the version and warnings of
+    its server.
+
+    Args:
+        url: URL of the store.
     """
     found: list[Finding] = []
     with _collect_warnings() as warnings:
@@ -288,6 +291,8 @@ def _extra(scheme: str, extra: str) -> Finding:
 def _find_libraries(extra: str) -> dict[str, str | None]:
     """Find the distributions that an extra requires.
 
+    Args:
+        extra: Name of the extra.
     Returns:
         The installed version by name; None if the distribution is not installed.
     """
@@ -309,7 +314,7 @@ def _version(name: str) -> str | None:
 
 @contextmanager
 def _collect_warnings() -> Iterator[list[str]]:
-    """Collect the warnings that the library logs during a ``with`` block."""
+    """Return a context manager that collects the warnings which the library logs in a list."""
     texts: list[str] = []
 
     class Collector(logging.Handler):

@@ -215,6 +215,6 @@ def _ticket(found: Ticket) -> dict[str, Any]:
 
 
 def _format_text(value: bytes) -> str:
-    """Format a value as text, shortened to the length that is shown."""
+    """Format a stored value as text. If it is too long to be shown, shorten it."""
     cut = f" and {len(value) - _MOST_SHOWN} bytes more" if len(value) > _MOST_SHOWN else ""
     return value[:_MOST_SHOWN].decode("utf-8", "backslashreplace") + cut

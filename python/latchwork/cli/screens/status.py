@@ -170,8 +170,8 @@ def _job(job: JobState, most: int | None) -> list[Line]:
 
 
 def _locks(state: ClusterState) -> list[Line]:
-    """Return a line for each owner of locks, with their number. Locks of dead nodes and of other programs are counted
-    separately.
+    """Return a line for each owner of locks with the number of its locks. Locks of dead nodes and of other programs are
+    counted separately.
     """
     held, left, others = Counter[str](), Counter[str](), Counter[str]()
     for lock in state.locks:

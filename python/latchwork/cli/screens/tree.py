@@ -88,7 +88,9 @@ def build_tree(url: str, prefix: str, entries: Sequence[Entry], *, values: bool)
 
 
 def format_value(entry: Entry) -> str:
-    """Format a value for a terminal: masked, escaped and shortened. A value that is not text is described."""
+    """Format a stored value for a terminal: masked, escaped and shortened. A value that is not text is described
+    instead.
+    """
     if any(_SECRET.search(segment) for segment in entry.key.split("/")):
         return _MASK
     try:
@@ -100,8 +102,8 @@ def format_value(entry: Entry) -> str:
 
 
 def _mask_secrets(text: str) -> str:
-    """Replace secrets in a text by a mask: secret members of JSON, or the whole text if it seems to contain a
-    secret.
+    """Mask secrets in a text. Of a JSON document only secret members are masked; another text is masked as a whole if
+    it seems to contain a secret.
     """
     try:
         value = read_json(text.encode())

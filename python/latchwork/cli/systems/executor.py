@@ -75,7 +75,12 @@ Letter = Annotated[str, typer.Argument(metavar="LETTER", help="A dead letter, as
 
 
 def progress_line(task_id: str, state: TaskState) -> str:
-    """Describe the state of a task in one line."""
+    """Describe the state of a task in one line of text.
+
+    Args:
+        task_id: ID of the task.
+        state: Its state.
+    """
     where = f" on {', '.join(state.running_on)}" if state.running_on else ""
     again = f", taken {counted(state.attempts, 'time')}" if state.attempts > 1 else ""
     why = f": {state.why}" if state.why else ""
@@ -84,7 +89,7 @@ def progress_line(task_id: str, state: TaskState) -> str:
 
 @contextmanager
 def show_waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
-    """Show the state of a task on the terminal during a ``with`` block, in which the caller waits for the task.
+    """Return a context manager that shows the state of a task on the terminal while the caller waits for the task.
 
     Args:
         task_id: The ID of the task.
@@ -312,25 +317,30 @@ def _wait_for_value(future: TaskFuture[Any], function: str, timeout_s: float) ->
         with suppress(LatchworkError):
             future.cancel(interrupt=True)
         if isinstance(error, TimeoutError):
-            raise LatchworkError(f"task of {function!r} did not end within {timeout_s:g} s; it was cancelled") from None
+            raise LatchworkError(f"task of {function!r} did not end within {timeout_s:g} s; it was canceled") from None
         raise
 
 
 def refuse_own_error(error: BaseException, what: str) -> None:
-    """Raise an error with one line if a task has raised an exception of its own.
+    """If a task has raised an exception, raise an error with one line that describes it.
 
     Args:
         error: The exception that waiting for the task raised.
         what: Description of the task, for the message.
     Raises:
-        LatchworkError: Instead of the task's exception.
+        LatchworkError: The error that replaces the task's exception.
     """
     if isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, LatchworkError):
         raise LatchworkError(f"task {what!r} raised {type(error).__name__}: {error}") from error
 
 
 def print_value(value: object, *, as_json: bool) -> None:
-    """Print a value as JSON. A value that JSON does not support is printed as Python shows it."""
+    """Print a value as JSON. If JSON does not support it, print its Python representation.
+
+    Args:
+        value: The value.
+        as_json: Whether to print a JSON document instead of the value alone.
+    """
     say_json({"value": value} if as_json else value, one_line=not as_json, default=repr)
 
 
@@ -448,8 +458,8 @@ def cancel(
         if not cancel_task(store, task_id, name, interrupt=interrupt):
             now = _state(store, task_id, name)
             hint = "; with --interrupt it is stopped" if now == "running" else ""
-            raise LatchworkError(f"task {task_id} is not cancelled: it is {now}{hint}")
-    print_change(f"{task_id}: cancelled", {"id": task_id, "cancelled": True}, as_json=as_json)
+            raise LatchworkError(f"task {task_id} is not canceled: it is {now}{hint}")
+    print_change(f"{task_id}: canceled", {"id": task_id, "cancelled": True}, as_json=as_json)
 
 
 def _state(store: Store, task_id: str, name: str) -> str:

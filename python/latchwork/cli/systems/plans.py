@@ -165,7 +165,12 @@ def _read_status(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
 
 
 def _find_pending_dependencies(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
-    """Return the unfinished tasks for which each of the first waiting tasks waits, by the name of the waiting task."""
+    """Find the unfinished dependencies of the first waiting tasks. Return their names by the name of the waiting task.
+
+    Args:
+        handle: Handle of the plan.
+        status: Status of the plan.
+    """
     if not status.tasks.get(TaskState.WAITING):
         return {}
     names = [node.id for node in handle.graph().nodes if node.kind == TaskState.WAITING.value]
@@ -265,7 +270,7 @@ def cancel(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Js
     """Cancel a plan: running tasks are asked to stop, and no more start. Workers do it; the command does not wait."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).cancel()
-    print_change(f"{plan}: cancelling", {"plan": plan, "state": PlanState.CANCELLING.value}, as_json=as_json)
+    print_change(f"{plan}: canceling", {"plan": plan, "state": PlanState.CANCELLING.value}, as_json=as_json)
 
 
 @command("latchwork plans recover 3f2a")

@@ -185,7 +185,7 @@ def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:
-    """Show the processes of an agent until none runs.
+    """Show the processes of an agent until none of them is running.
 
     Args:
         agent: The agent.
@@ -223,8 +223,8 @@ def _table(slots: list[SlotState]) -> Group:
 
 
 def _format_change(state: SlotState, reported: dict[int, str]) -> str:
-    """Format a change of a process as one line. If its last process ended for a new reason, the line includes the
-    reason.
+    """Format a change of a process as one line of text, including the reason for the end of its last process if that is
+    new.
 
     Args:
         state: State of the process.
@@ -238,9 +238,7 @@ def _format_change(state: SlotState, reported: dict[int, str]) -> str:
 
 
 def _outcome(agent: LocalAgent) -> GroupStatus:
-    """Return the final status of a group. If the workers of this host have left the group, return its current
-    status.
-    """
+    """Return the final status of a group, or its current status if the workers of this host have left it."""
     return agent.handle.status() if agent.errors else agent.wait_for_group()
 
 
@@ -461,8 +459,13 @@ def events(
 def _await_change(watch: Watch, store: Store, handle: GroupHandle, namespace: str) -> bool:
     """Wait for the next change of a group.
 
+    Args:
+        watch: Watch of the group's keys.
+        store: The store.
+        handle: Handle of the group.
+        namespace: Namespace of the group.
     Returns:
-        False if its run no longer exists.
+        False if the run of the group no longer exists.
     """
     watch.next(None)
     found = find(store, handle.name, namespace=namespace)

@@ -128,7 +128,7 @@ def wait_for_runs(
                         continue
                     raise WaitTimeout(
                         f"after {timeout_s:g} s {len(left & done)} of {len(left)} items of job {request.job} have had "
-                        "their run; runs that have not started are cancelled; wait longer, or look at `latchwork why`"
+                        "their run; runs that have not started are canceled; wait longer, or look at `latchwork why`"
                     ) from None
                 break
             found = [decode_result(entry.value) for entry in store.list(request.results_prefix)]

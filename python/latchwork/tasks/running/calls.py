@@ -177,8 +177,8 @@ def _await_result(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop
         if not isinstance(error, cancellations()) or not context.should_stop:
             raise
         if context.is_overdue:
-            raise TaskTimeout(f"task {context.task_id} was cancelled: its time was over") from error
-        raise TaskStopped(f"task {context.task_id} was stopped, and cancelled") from error
+            raise TaskTimeout(f"task {context.task_id} was canceled: its time was over") from error
+        raise TaskStopped(f"task {context.task_id} was stopped, and canceled") from error
 
 
 def _add_context(

@@ -173,7 +173,7 @@ class Slots:
             Closed: These slots were closed.
         """
         outcome: Future[Outcome] = Future()
-        outcome.set_running_or_notify_cancel()  # it cannot be cancelled by the future, only stopped by the context
+        outcome.set_running_or_notify_cancel()  # it cannot be canceled by the future, only stopped by the context
         self.start_with_callback(call, context, partial(_set_result, outcome))
         return outcome
 

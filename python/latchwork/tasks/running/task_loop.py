@@ -118,7 +118,7 @@ class TaskLoop:
         self._tasks.discard(task)
         import asyncio
 
-        if not ended.done():  # cancelled before it began
+        if not ended.done():  # canceled before it began
             body.close()
             ended.set_exception(asyncio.CancelledError())
 
