@@ -228,7 +228,7 @@ class AsyncExecutor(AsyncWrapper):
         try:
             for args in calls if buffersize is None else islice(calls, buffersize):
                 futures.append(submit(*args))
-                await turn.yield_if_used()
+                await turn.yield_if_due()
             futures.reverse()
             while futures:
                 left_s = None if until is None else max(0.0, until - loop.time())

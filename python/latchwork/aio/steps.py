@@ -57,12 +57,12 @@ class ThreadStep(Step[T]):
 
 
 class LoopTurn:
-    """Lets other tasks run during a long loop: ``await turn.yield_if_used()`` after each step."""
+    """Lets other tasks run during a long loop: ``await turn.yield_if_due()`` after each step."""
 
     def __init__(self) -> None:
         self._ends = time.perf_counter() + TURN_S
 
-    async def yield_if_used(self) -> None:
+    async def yield_if_due(self) -> None:
         """Let other tasks run, if this loop has run for a certain time without a break."""
         if time.perf_counter() > self._ends:
             await asyncio.sleep(0)

@@ -51,9 +51,7 @@ Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs
 
 @command("latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json")
 def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
-    """List all jobs that are known or have settings: whether they are enabled, how their runs went, and their
-    settings.
-    """
+    """List all jobs that are known or have settings: their switches, the results of their runs, and their settings."""
     with open_store(url) as store:
         settings = Control(store).settings()
         state = inspect(store)
@@ -78,7 +76,7 @@ def disable(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Disable jobs on all nodes: running runs are stopped within about a second, and no new ones start.
+    """Disable jobs on all nodes: active runs are stopped within about a second, and no new ones start.
 
     The items stay on their nodes. `--all` overrides the switches of single jobs, which override the default.
     """
@@ -95,7 +93,9 @@ def enable(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Enable jobs. While all jobs are disabled, the switch of a single job is stored without effect."""
+    """Enable jobs. While all jobs are disabled by `disable --all`, the switch of a single job is stored but has no
+    effect.
+    """
     _switch(jobs, url, all_jobs=all_jobs, on=True, as_json=as_json)
 
 
@@ -108,7 +108,7 @@ def default(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Set whether jobs without a switch of their own are enabled. Without a default they are."""
+    """Set whether jobs without a switch of their own are enabled. Without this default, they are enabled."""
     values = {"on": True, "off": False, "unset": None}
     if state not in values:
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
@@ -158,7 +158,7 @@ def set_job(
     as_json: Json = False,
     **given: float | None,
 ) -> None:
-    """Change options of a job on all nodes, at once: a wait in progress is cut short.
+    """Change options of a job on all nodes. The new options also apply to a job that is waiting for its next run.
 
     The values override the nodes' code, also after a restart, until --unset or `latchwork jobs reset`.
     """
@@ -223,9 +223,10 @@ def run_job(
 
 @command("latchwork jobs reset-progress report")
 def reset_progress(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
-    """Set cron progress that lies in the future, because a clock was ahead, back to now.
+    """Reset recorded fire times of a job that are in the future, because the clock of a node was ahead.
 
-    Check the clocks of the nodes first. A fire time that a node started early, by its wrong clock, starts again.
+    Check the clocks of the nodes first. A fire time that a node started early, because of its wrong clock, may start
+    again.
     """
     with open_store(url) as store:
         found = Control(store).reset_progress(job)
@@ -245,7 +246,7 @@ def _named(end: RunResult) -> str:
 
 
 def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
-    """Raise an error if no node would run the requested items, so that waiting for them would be useless.
+    """Raise an error if no node would run the requested items, instead of waiting for them in vain.
 
     Args:
         job: State of the job.
@@ -318,7 +319,8 @@ def one_schedule(*given: dict[str, Any]) -> Schedule | None:
     """Return the schedule that the flags of a command define; None if they define none.
 
     Args:
-        given: Values that define one schedule each; None values count as not given.
+        given: The values that define a schedule, one dictionary per kind of schedule. None in a dictionary means not
+            given.
     Raises:
         UsageError: Several schedules were given.
         InvalidSetting: The schedule is invalid.
@@ -345,7 +347,7 @@ jobs_app = group(
 
 @command("latchwork settings show --json")
 def show_settings(*, url: Url = None, as_json: Json = False) -> None:
-    """Show the settings of the cluster and its jobs. Everything else is as the nodes' code says."""
+    """Show the settings of the cluster and its jobs. Options without a setting have the values from the nodes' code."""
     with open_store(url) as store:
         settings = Control(store).settings()
     found = {
@@ -363,7 +365,7 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
 @add_flags(get_option_rows(NodeRows), make_setting_flag, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
-    """Change options of the manager and of the nodes in the whole cluster, at once.
+    """Change options of the manager and the nodes in the whole cluster, at once.
 
     The values override the nodes' code, also after a restart, until --unset.
     """
@@ -387,10 +389,10 @@ def drain(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Move a node's items to the others, and wait until none of them runs there any more.
+    """Move a node's items to other nodes, and wait until the node no longer runs any of them.
 
-    Stop the node then, if you like. It gets no items, also after a restart, until `--undo`. The exit code is 1 if it
-    still runs an item after --wait-s.
+    The node can then be stopped without a gap. It gets no items, also after a restart, until `--undo`. The exit code is
+    1 if it still runs an item after --wait-s.
     """
     with open_store(url) as store:
         control = _control_with_node(store, node)
@@ -418,10 +420,10 @@ def restart(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Announce a restart of a node: its items move away now, and back when it is back. No other items move.
+    """Announce a restart of a node: its items move to other nodes now, and back after the restart. No other items move.
 
-    The command returns when none of them runs there any more: restart the node then. After --keep-s its share is given
-    to the others.
+    The command returns when the node no longer runs any item: restart the node then. After --keep-s, its items are
+    given to the other nodes permanently.
     """
     with open_store(url) as store:
         control = _control_with_node(store, node)

@@ -116,7 +116,7 @@ def report(error: Exception) -> None:
     """Print an error as one line on stderr, preceded by its traceback if debugging is on."""
     if debugging():
         traceback.print_exception(type(error), error, error.__traceback__)
-    print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
+    print(f"error: {format_error(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
 
 
 def exit_code(error: Exception) -> int:
@@ -129,7 +129,7 @@ def exit_code(error: Exception) -> int:
     return FAILURE
 
 
-def one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Format an error as one line without control characters. If its message alone says too little, its type is put
     before it.
     """

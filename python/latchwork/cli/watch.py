@@ -12,7 +12,7 @@ from rich.live import Live
 
 from latchwork._base.event import Signal
 from latchwork._base.text import utc_text
-from latchwork.cli.outcome import one_line
+from latchwork.cli.outcome import format_error
 from latchwork.cli.text import Line, console, say_json, show
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
@@ -56,7 +56,7 @@ def watch_state(
             try:
                 state = read()
             except LatchworkError as error:
-                failure = one_line(error)
+                failure = format_error(error)
                 found, body = {"error": failure}, [Line(f"error: {failure}", "red")]
             else:
                 found, body = document(state), parts(state)

@@ -277,7 +277,7 @@ class GroupWatcher:
             self._notifier.notify_all()
 
     async def remove_worker(self, worker: WorkerWatcher) -> None:
-        """Stop watching on behalf of a worker. After the last worker, stop watching at all. Idempotent."""
+        """Stop watching on behalf of a worker. When the last worker is removed, the watcher stops. Idempotent."""
         if not self._remove_workers([worker]):
             return
         self.wake()

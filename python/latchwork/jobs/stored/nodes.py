@@ -169,11 +169,12 @@ class MaintenanceRecord(Record, frozen=True):
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Return whether a registered node is still the process that was running when its restart was announced.
+        """Return whether a registered node is still the process whose restart was announced, and therefore has not
+        restarted yet.
 
         Args:
-            incarnation: Incarnation of the registered node.
-            start: ID of its start; empty if unknown.
+            incarnation: ID of the node's registration.
+            start: ID of the node's start; empty if unknown.
         """
         return start == self.start if start and self.start else incarnation == self.incarnation
 

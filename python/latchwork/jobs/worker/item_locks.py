@@ -104,11 +104,11 @@ class ItemLocks:
 
     @property
     def ttl_s(self) -> float:
-        """Seconds that locks outlive the last renewal."""
+        """The seconds for which locks outlive their last renewal."""
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Watch the owners of other locks, so that this node can take over the locks of a dead owner as soon as they
+        """Start to watch the owners of other locks, so that locks of a dead owner are taken over as soon as they
         expire.
         """
         self._keeper.on_lost(lambda _names: self._wake())

@@ -190,8 +190,8 @@ def is_readable(fd: int, timeout_s: float | None) -> bool:
 
 
 def _absolute_folder(folder: str | Path | None) -> bytes:
-    """Return a folder as an absolute path. The supervisor itself runs in ``/``, so that it does not block other
-    folders.
+    """Return a folder as an absolute path. The supervisor runs in ``/``, so that it does not keep another file system
+    in use.
     """
     try:
         return os.fsencode(Path(folder or "").absolute())
