@@ -14,7 +14,7 @@ DEFECTS = (
         id_of(
             "backends/etcd/errors",
             "only_what_surely_was_not_applied_counts_as_that",
-            on="StatusCode.UNAVAILABLE-Socket closed-Effect.UNKNOWN",
+            on="StatusCode.UNAVAILABLE-Socket closed-CallOutcome.UNKNOWN",
         ),
     ),
     Defect(
