@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,21 @@ def test_a_certificate_that_names_only_another_host_of_the_url_is_refused(tls, c
         latchwork.connect(url(tls, "127.0.0.1:1", wrong), connect_timeout_s=2)  # no server is at the first
     with latchwork.connect(url(tls, wrong, host(first, "localhost"))) as store:
         assert store.get("k") is None
+
+
+def test_the_connection_uses_the_same_contents_of_the_files_as_the_choice_of_a_shared_one(
+    tls, cluster, tmp_path, monkeypatch
+):
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Path(tls["localhost"].ca_file).read_bytes())
+    read_bytes = Path.read_bytes
+
+    def replaced_after_reading(path):
+        contents = read_bytes(path)
+        if path == ca:
+            ca.write_bytes(b"another authority")
+        return contents
+
+    monkeypatch.setattr(Path, "read_bytes", replaced_after_reading)
+    with latchwork.connect(f"etcd://{host(cluster.members[0], 'localhost')}/app?tls_ca={ca}") as store:
+        store.put("k", b"1")

@@ -93,7 +93,7 @@ class Delayed:
 @pytest.fixture
 def link():
     """A link that never connects; its timer is driven by the test."""
-    one = EtcdConnection(parse_url("etcd://localhost:1"), SYSTEM_CLOCK, Delayed())
+    one = EtcdConnection(parse_url("etcd://localhost:1"), SYSTEM_CLOCK, Delayed(), tls={})
     yield one
     one.close()
 

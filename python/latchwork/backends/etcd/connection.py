@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.channel import Channel, credentials, open_channel, tls_files
+from latchwork.backends.etcd.channel import Channel, credentials, open_channel
 from latchwork.backends.etcd.errors import CallOutcome
 from latchwork.backends.futures import FutureGenerator, LightFuture, chain, reject, resolve, run_generator
 from latchwork.backends.timer import Timer
@@ -116,6 +116,7 @@ class EtcdConnection:
     """A connection to a cluster, for any number of stores. Thread-safe.
 
     Args:
+        tls: The contents of the TLS files in the URL, by the name of the option.
         client: a user's client of python-etcd3, whose channel and token are used; None to open a channel.
 
     Attributes:
@@ -124,7 +125,7 @@ class EtcdConnection:
         closed: set once, by ``close``.
     """
 
-    def __init__(self, url: StoreURL, clock: Clock, timer: Timer, client: Any = None) -> None:
+    def __init__(self, url: StoreURL, clock: Clock, timer: Timer, tls: dict[str, bytes], client: Any = None) -> None:
         self.clock = clock
         self.timer = timer
         self.call_timeout_s = url.call_timeout_s
@@ -140,7 +141,7 @@ class EtcdConnection:
         share_s = max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S)
         self._connect_s = min(share_s, _MOST_CONNECT_S, url.connect_timeout_s * _FIRST_CONNECT)
         self._connect_error = ""  # gRPC's words for the last attempt to connect
-        self._credentials = credentials(tls_files(url))
+        self._credentials = credentials(tls)
         self._refreshing: Future[None] | None = None
         self._probe: Any = None
         self._notices: tuple[str, ...] = ()

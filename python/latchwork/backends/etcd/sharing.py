@@ -25,18 +25,25 @@ _numbers = itertools.count(1)
 class SharedConnection:
     """A connection to a cluster, with its timer and watches, which several stores may share.
 
-    Attributes:
+    Args:
+        url: The parsed URL.
+        clock: The local clock.
+        tls: The contents of the TLS files in the URL, by the name of the option.
         key: Identifies the settings that the stores share. None if the connection is not shared.
+        client: A client of python-etcd3 whose channel is used, or None.
+
+    Attributes:
+        key: As above.
         users: The number of stores that use it.
     """
 
-    def __init__(self, url: StoreURL, clock: Clock, key: Hashable, client: Any = None) -> None:
+    def __init__(self, url: StoreURL, clock: Clock, tls: dict[str, bytes], key: Hashable, client: Any = None) -> None:
         number = next(_numbers)
         self.key = key
         self.users = 1
         self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
         try:
-            self.connection = EtcdConnection(url, clock, self._timer, client)
+            self.connection = EtcdConnection(url, clock, self._timer, tls, client)
         except BaseException:
             self._timer.close()
             raise
@@ -75,13 +82,14 @@ def acquire(url: StoreURL, clock: Clock, client: Any = None) -> SharedConnection
         clock: The local clock.
         client: A client of python-etcd3 whose channel is used, or None.
     """
+    tls = tls_files(url)
     if client is not None:
-        return SharedConnection(url, clock, None, client)
-    tls = tuple(sorted(tls_files(url).items()))
-    key = (url.hosts, url.user, url.password, tls, url.connect_timeout_s, url.call_timeout_s, clock)
+        return SharedConnection(url, clock, tls, None, client)
+    contents = tuple(sorted(tls.items()))
+    key = (url.hosts, url.user, url.password, contents, url.connect_timeout_s, url.call_timeout_s, clock)
     found = _join(key)
     if found is None:
-        new = SharedConnection(url, clock, key)  # without the lock, because looking up a host may take long
+        new = SharedConnection(url, clock, tls, key)  # without the lock, because looking up a host may take long
         found = _join(key, new) or new
         if found is not new:
             new.close(0.0)
