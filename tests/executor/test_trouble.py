@@ -12,7 +12,7 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
-from latchwork.errors import OutcomeUnknown, QuotaExceeded, SessionLost
+from latchwork.errors import BadRecord, OutcomeUnknown, QuotaExceeded, SessionLost
 from latchwork.executor import ExecutorWorker, Member, TaskDied, dead_tasks, inspect, list_tasks, requeue_task
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
@@ -382,6 +382,48 @@ def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(workers, 
     eventually(lambda: dead_tasks(store))
     assert isinstance(inspect(store).dead, int)
     list_tasks(store)
+
+
+def damage(store, kind, partition="any"):
+    """Damage the stored item of a partition."""
+    system = system_namespace(store, "executor")
+    (entry,) = system.list(f"default/backlog/partitions/{partition}/items", recursive=True)
+    header, newline, _ = entry.value.partition(b"\n")
+    system.put(entry.key, header + newline + b"no task" if kind == "task" else b"no item")
+
+
+@pytest.mark.parametrize("kind", ["task", "item"])
+def test_a_task_whose_stored_item_is_damaged_fails_and_no_other(workers, pool, store, kind):
+    future = pool.submit(square, 3)
+    pool.flush(PATIENCE_S)
+    damage(store, kind)
+    workers()
+    with pytest.raises(BadRecord, match=future.id):
+        future.result(PATIENCE_S)
+    others_end(pool)
+    assert len(dead_tasks(store)) == 1
+
+
+def test_a_detached_task_whose_stored_item_is_damaged_fails(workers, pool, store):
+    ref = pool.detached(square, 3)
+    damage(store, "task")
+    workers()
+    with pytest.raises(BadRecord, match=ref.id):
+        ref.result(PATIENCE_S)
+
+
+def test_a_damaged_copy_leaves_the_result_to_the_others(workers, pool, store, eventually):
+    for name in ("n1", "n2"):
+        workers(name, slots=1, steal_after_s=None)
+        pool.submit(wait, name)
+        eventually(lambda name=name: starts(store, name))
+    future = pool.with_options(copies=2).submit(square, 3)
+    pool.flush(PATIENCE_S)
+    damage(store, "task", "m.n1")
+    store.put("n1/go", b"")
+    eventually(lambda: len(dead_tasks(store)) == 1)
+    store.put("n2/go", b"")
+    assert future.result(PATIENCE_S) == 9
 
 
 def test_hostile_results_fail_one_future_and_no_other(workers, pool, store):

@@ -15,11 +15,11 @@ from typing import Any
 
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
-from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
+from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, InvalidKey, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
 from latchwork.executor.finished import create_finished_ops
 from latchwork.executor.items import TaskItem, delete_copies_ops, may_run, parse_blob_ref, parse_task
-from latchwork.executor.keys import ANY, DETACHED, Keys, member_partition, partition_member
+from latchwork.executor.keys import ANY, DETACHED, ONLY_COPY, Keys, member_partition, parse_task_id, partition_member
 from latchwork.executor.stored import TaskLocation
 from latchwork.executor.targets import Member
 from latchwork.primitives import QueueClaim, QueueItem, TakerShard, WorkQueue
@@ -43,7 +43,7 @@ from latchwork.tasks import (
     retry_pause_s,
     type_name,
 )
-from latchwork.types import Check, Committed, Create, Exists, Fence, Op
+from latchwork.types import Check, Committed, Create, Exists, Fence, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -221,8 +221,8 @@ class ExecutorHooks(WorkerHooks):
         """
         try:
             found = parse_task(item.value)
-        except BadRecord:
-            return (), ()
+        except BadRecord as error:
+            return (), self._damaged_ops(item, error)
         return (), self._dead_outcome_ops(
             found, Outcome.from_exception(_died(found, item.attempts, item.why)), keep=item.id
         )
@@ -303,7 +303,7 @@ class ExecutorHooks(WorkerHooks):
         try:
             item = parse_task(claim.value)
         except BadRecord as error:
-            return DeadLetter(f"it is no task: {error}"[:500])
+            return DeadLetter(f"it is no task: {error}"[:500], tuple(self._damaged_ops(claim.item, error)))
         target = item.target
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
@@ -429,6 +429,24 @@ class ExecutorHooks(WorkerHooks):
             keep: Item ID of the copy that becomes a dead letter.
         """
         return self._outcome_ops(item, outcome, outcome.to_bytes(), keep=keep)
+
+    def _damaged_ops(self, item: QueueItem, error: BadRecord) -> list[Op]:
+        """Return the writes that fail a task whose queue item is damaged. Its ID is part of the item's key.
+
+        Empty if the task has other copies, of which one may still give the result.
+        """
+        task_id, _, copy = item.id.rpartition(".")
+        try:
+            submitter_id, number = parse_task_id(task_id)
+        except InvalidKey:
+            return []
+        if copy != ONLY_COPY:
+            return []
+        outcome = Outcome.from_exception(BadRecord(f"task {task_id} is stored damaged: {error}"), is_final=True)
+        is_detached = submitter_id == DETACHED
+        key = self._keys.outcome_key(task_id) if is_detached else self._keys.result_key(submitter_id, number)
+        location = TaskLocation(task_id, (item.partition,), item.sort_key, key)
+        return [Put(key, outcome.to_bytes()), *create_finished_ops(self._keys, location, outcome)]
 
     def _outcome_ops(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]

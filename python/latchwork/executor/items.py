@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from latchwork._base.decoding import Count, Decoder, Seconds, encode
 from latchwork._base.text import short
 from latchwork.errors import BadRecord
-from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_id, make_task_id
+from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_ids, make_task_id
 from latchwork.executor.targets import Label, Member, StoredTarget, Target
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Delete
@@ -77,8 +77,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
     @property
     def item_ids(self) -> list[str]:
         """The item IDs of the task's copies in the work queue."""
-        task_id = self.id
-        return [make_item_id(task_id, copy) for copy in range(len(self.partitions))]
+        return make_item_ids(self.id, len(self.partitions))
 
     def result_key(self, keys: Keys) -> str:
         """Return the key of the task's outcome."""

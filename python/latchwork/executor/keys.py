@@ -15,7 +15,7 @@ Keys, below ``@executor``; see ``executor_store``:
        <name>/data/<owner>/...            values too large for an item or a result
 
 A submitter's ID ``sid`` is never reused. A submitter's task has the ID ``<sid>.<number>``, a detached task ``d.<id>``.
-An item ID is a task ID followed by the number of the copy.
+An item ID is a task ID followed by the number of the copy: 0 for the only one, otherwise from 1.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from latchwork.store.keys import validate_key
 NAME = "default"
 #: The shared partition, from which every member takes.
 ANY = "any"
+#: The number of a copy that is the only one of its task.
+ONLY_COPY = "0"
 #: The ``sid`` of detached tasks.
 DETACHED = "d"
 #: Maximum length of a member ID, which is part of a partition name.
@@ -197,9 +199,19 @@ def make_item_id(task_id: str, copy: int) -> str:
 
     Args:
         task_id: ID of the task.
-        copy: Number of the copy, from 0.
+        copy: Number of the copy.
     """
     return f"{task_id}.{copy}"
+
+
+def make_item_ids(task_id: str, copies: int) -> list[str]:
+    """Return the IDs of the queue items of a task. They end with ``ONLY_COPY``, or with numbers from 1.
+
+    Args:
+        task_id: ID of the task.
+        copies: Number of its copies.
+    """
+    return [make_item_id(task_id, copy) for copy in ([int(ONLY_COPY)] if copies == 1 else range(1, copies + 1))]
 
 
 def executor_store(store: Store, what: str) -> Store:

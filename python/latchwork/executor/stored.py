@@ -18,7 +18,7 @@ from latchwork._base.event import Signal
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
 from latchwork.executor.items import TaskItem, parse_task
-from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_id, queued_at_s
+from latchwork.executor.keys import ANY, DETACHED, Keys, make_item_ids, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, ask, steps_of
@@ -139,7 +139,7 @@ class StoredTasks:
         Returns:
             The keys at which the copies were stored, and the keys to which they may have been moved since.
         """
-        ids = [make_item_id(location.id, copy) for copy in range(len(location.partitions))]
+        ids = make_item_ids(location.id, len(location.partitions))
         pairs = list(zip(location.partitions, ids, strict=True))
         first = [self._backlog.key(partition, location.sort_key, item) for partition, item in pairs]
         return first, [self._backlog.key(ANY, location.sort_key, item) for partition, item in pairs if partition != ANY]

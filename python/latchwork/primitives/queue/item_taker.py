@@ -429,19 +429,19 @@ class ItemTaker:
             item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
             item = read_for_display(cast("Entry", source))
-            await self._dead_letter_for(request, item, item.why, no_extras)
+            await self._dead_letter_for(request, item, item.why)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self._dead_letter_for(request, item, why, request.extra_dead)
+            await self._dead_letter_for(request, item, why)
             return None
         if not request.accept(item):
             return None
         checks, ops = request.extra(item)  # noqa: S610 - no Django here
         return TakeAttempt(source, item, self._keys.build_free_checks(item), tuple(checks), tuple(ops))
 
-    async def _dead_letter_for(self, request: TakeRequest, item: QueueItem, why: str, extra: Extra) -> None:
-        if await self.move_to_dead_letters(item, why, extra) and request.on_dead is not None:
+    async def _dead_letter_for(self, request: TakeRequest, item: QueueItem, why: str) -> None:
+        if await self.move_to_dead_letters(item, why, request.extra_dead) and request.on_dead is not None:
             await call_user_function(request.on_dead, item)
 
     async def move_to_dead_letters(self, item: QueueItem, why: str, extra: Extra) -> bool:

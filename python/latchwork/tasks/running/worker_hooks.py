@@ -139,7 +139,8 @@ class WorkerHooks(ABC):
     def dead_letter_extras(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
         """Return additional checks and additional writes for the transaction that dead-letters an item.
 
-        Called for an item that was claimed too often. Default: none.
+        Called for an item that was claimed too often, or is not a valid record. The value of an invalid item is all
+        that is stored. Default: none.
         """
         return (), ()
 
