@@ -216,6 +216,34 @@ def test_a_process_whose_loop_ends_with_everything_open_ends_quietly(backend_url
     assert (ran.returncode, ran.stdout, said) == (0, "ended\n", [])
 
 
+EXITING = """
+import asyncio, sys, threading
+from latchwork import aio
+
+async def write_late(url, opened):
+    async with await aio.connect(url) as store:
+        await store.put("k", b"early")
+        opened.set()
+        while threading.main_thread().is_alive():
+            await asyncio.sleep(0.01)
+        for _ in range(1000):  # until the interpreter has ended the pools of threads
+            await store.put("k", b"late")
+            await asyncio.sleep(0.01)
+
+opened = threading.Event()
+threading.Thread(target=lambda: asyncio.run(write_late(sys.argv[1], opened))).start()
+opened.wait()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_a_call_while_the_interpreter_exits_says_so(tmp_path, scheme):
+    url = "memory://exiting" if scheme == "memory" else f"sqlite:///{tmp_path / 'exiting.db'}"
+    done = subprocess.run([sys.executable, "-c", EXITING, url], capture_output=True, text=True, timeout=60, check=False)
+    assert "Closed: the " in done.stderr
+    assert "the interpreter is exiting" in done.stderr
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_of_a_fork_is_refused_by_its_parents_store_and_has_one_of_its_own(tmp_path):

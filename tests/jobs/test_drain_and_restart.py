@@ -218,7 +218,7 @@ def test_a_node_that_does_not_let_go_is_named_by_who_waits_for_it(memory, cluste
 
 
 def test_a_restart_can_be_announced_of_a_living_node_only(memory, cluster, eventually):
-    with pytest.raises(UnknownNode, match="node 'n9' is not running in this cluster; running are: none"):
+    with pytest.raises(UnknownNode, match="node 'n9' is not running in this cluster; running nodes: none"):
         Control(memory).announce_restart("n9")
     with pytest.raises(ValueError, match="node id 'a/b'"):
         Control(memory).drain("a/b")

@@ -260,7 +260,7 @@ def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: 
     if not settings.is_enabled(job.job_id):
         raise UsageError(f"job {job.job_id} is disabled; enable it first: latchwork jobs enable {job.job_id}")
     if not job.nodes:
-        raise NoCluster(f"no living node can run job {job.job_id}; start one that has it")
+        raise NoCluster(f"no running node has job {job.job_id}; start one that has it")
     if not pool:
         raise UsageError(f"job {job.job_id} has no items; there is nothing to run")
 

@@ -11,6 +11,7 @@ import copy
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -484,7 +485,14 @@ class ThreadedBackend:
         try:
             return self._pool.submit(_result, call, args, options)
         except RuntimeError:
-            return failed(Closed(f"the {self._name} store was closed; connect again"))
+            if threading.main_thread().is_alive():
+                return failed(Closed(f"the {self._name} store was closed; connect again"))
+            return failed(
+                Closed(
+                    f"the {self._name} store starts no asynchronous calls once the interpreter is exiting; end them "
+                    "before the main thread ends"
+                )
+            )
 
 
 def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -285,8 +285,8 @@ class Control:
             raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MAX_DURATION_S:g}")
         entry = self._store.get(keys.alive_key(check_id("node", node)))
         if entry is None:
-            living = ", ".join(self._store.children(keys.ALIVE)) or "none"
-            raise UnknownNode(f"node {node!r} is not running in this cluster; running are: {living}")
+            running = ", ".join(self._store.children(keys.ALIVE)) or "none"
+            raise UnknownNode(f"node {node!r} is not running in this cluster; running nodes: {running}")
         member = NodeRecord.decode(node, entry.value)
         self._store_maintenance_record(
             MaintenanceRecord(
