@@ -14,7 +14,16 @@ from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.backends.base import Broken
 from latchwork.errors import PermissionDenied, Unavailable
-from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, requeue_task
+from latchwork.executor import (
+    Executor,
+    ExecutorWorker,
+    Member,
+    TaskDied,
+    cancel_task,
+    dead_tasks,
+    find_task,
+    requeue_task,
+)
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.worker import ExecutorWorkerSession
 from latchwork.primitives import WorkQueue
@@ -315,6 +324,32 @@ def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweep
     pool._submitter._session.session.close()
     eventually(lambda: worker.stats().released == 1)
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_a_member_that_joins_while_its_tasks_are_found_keeps_them(workers, pool, store, eventually, monkeypatch):
+    """The finder must not take it for one that has left, although its partition was listed before it joined."""
+    tasks = pool.with_options(target=Member("back", otherwise="any"))
+    options = {"slots": 1, "steal_after_s": None}
+    before = workers("back", **options)
+    for name in ("first", "second", "third"):
+        tasks.submit(wait, name)
+    eventually(lambda: starts(store, "first"))
+    before.close()
+    add = ExecutorHooks.add_orphaned_partition
+    joined = []
+
+    def joins_first(hooks, partition):
+        monkeypatch.undo()
+        workers("back", own_store=True, **options)
+        eventually(lambda: "back" in hooks._members())
+        add(hooks, partition)
+        joined.append(hooks)
+
+    monkeypatch.setattr(ExecutorHooks, "add_orphaned_partition", joins_first)
+    workers("finder", own_store=True, **options)
+    eventually(lambda: joined)
+    assert joined[0].orphaned_partitions == []
+    assert joined[0].partitions() == ["m.finder", "any"]
 
 
 def test_a_task_whose_submitter_went_without_news_of_it_is_stopped(workers, pool, store, eventually, monkeypatch):

@@ -154,9 +154,8 @@ class ExecutorHooks(WorkerHooks):
 
         When the worker is idle, also the partition of the member that it helps.
         """
-        with self._lock:
-            more = [*self._orphans, *([self._helped] if self._helped is not None else [])]
-        return [self._node.partition, ANY, *more]
+        helped = self._helped
+        return [self._node.partition, ANY, *self.orphaned_partitions, *([helped] if helped is not None else [])]
 
     def watched_partitions(self) -> Sequence[str]:
         """Return the partitions whose new tasks wake this worker: its own and the shared one."""
@@ -168,15 +167,16 @@ class ExecutorHooks(WorkerHooks):
             self._orphans[partition] = None
 
     def remove_orphaned_partition(self, partition: str) -> None:
-        """Stop taking tasks from a partition, because it is empty or its member is back."""
+        """Stop taking tasks from a partition, because it is empty."""
         with self._lock:
             self._orphans.pop(partition, None)
 
     @property
     def orphaned_partitions(self) -> list[str]:
-        """The partitions of departed members from which this worker takes tasks."""
+        """The partitions of departed members from which this worker takes tasks. A member that is back has none."""
+        members = self._members() or ()
         with self._lock:
-            return list(self._orphans)
+            return [each for each in self._orphans if partition_member(each) not in members]
 
     def set_helped_partition(self, partition: str | None) -> None:
         """Set the partition of another member from which this worker also takes tasks. None for no such partition."""

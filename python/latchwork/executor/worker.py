@@ -215,15 +215,11 @@ class ExecutorWorkerSession:
     # Changes by other clients
 
     def _on_view_changed(self, change: ViewChange) -> None:
-        """Take tasks from the partitions of members that have left. Stop taking tasks from those of members that have
-        joined.
-        """
+        """Take tasks from the partitions of members that have left."""
         self._view = change.view
         for member in change.left:
             if member.id not in change.view:
                 self.hooks.add_orphaned_partition(member_partition(member.id))
-        for member in change.joined:
-            self.hooks.remove_orphaned_partition(member_partition(member.id))
         if change.left:
             self._sweep_at = min(self._sweep_at, self._store.clock.now() + 1.0)
         self.worker_loop.request_search()
@@ -309,8 +305,6 @@ class ExecutorWorkerSession:
             if owner is not None and owner not in (self._members() or ()):
                 self.hooks.add_orphaned_partition(partition)
                 self.worker_loop.request_search()
-                if owner in (self._members() or ()):  # it has joined just now
-                    self.hooks.remove_orphaned_partition(partition)
 
     async def _report_load(self) -> None:
         """Write the number of tasks queued and running on this worker, if it has changed."""
