@@ -59,7 +59,7 @@ def test_a_session_that_was_found_dead_stays_dead_when_the_server_restarts(own, 
 
 def test_a_session_survives_a_crash_of_the_server_that_forgets_its_last_renewals(own, opened, sql):
     store, other = opened(own.url("app")), opened(own.url("app"))
-    session = store.open_session(6.0)
+    session = store.open_session(30.0)
     store.create("bound", b"", session=session)
     own.kill()
     own.restart()
