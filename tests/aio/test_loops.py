@@ -18,7 +18,7 @@ from latchwork import aio
 from latchwork._base import execution_context
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
-from latchwork.store.driving.helper import drive
+from latchwork.store.driving.helper import run_in_task
 from latchwork.store.driving.loop import MAX_IN_FLIGHT, LoopMailbox
 from latchwork.store.steps import Pause, Signal
 from patience import eventually
@@ -376,7 +376,7 @@ def test_what_ends_something_goes_on_to_its_end_when_it_is_cancelled():
         done.append(True)
 
     async def cancelled(*, is_shielded):
-        task = asyncio.create_task(drive(end, is_shielded=is_shielded))
+        task = asyncio.create_task(run_in_task(end, is_shielded=is_shielded))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

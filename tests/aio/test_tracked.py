@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from latchwork.store.driving.helper import drive
+from latchwork.store.driving.helper import run_in_task
 from latchwork.store.steps import Tracked, undone_if_interrupted
 
 PATIENCE_S = 20.0
@@ -44,7 +44,7 @@ class Server:
 
 
 async def cancelled_in_flight(server):
-    task = asyncio.create_task(drive(server.protocol))
+    task = asyncio.create_task(run_in_task(server.protocol))
     while not server.asked.is_set() and not task.done():
         await asyncio.sleep(0)
     task.cancel()

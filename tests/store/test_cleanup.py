@@ -1,4 +1,4 @@
-"""Cleanup in the background: one thread for all jobs of a store."""
+"""CleanupThread in the background: one thread for all jobs of a store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Unavailable
-from latchwork.store.driving.cleanup import Cleanup
+from latchwork.store.driving.cleanup import CleanupThread
 
 PATIENCE_S = 20.0
 
 
 @pytest.fixture
 def cleanup():
-    made = Cleanup(SYSTEM_CLOCK, "latchwork-cleanup-test")
+    made = CleanupThread(SYSTEM_CLOCK, "latchwork-cleanup-test")
     yield made
     made.close()
     made.join(PATIENCE_S)

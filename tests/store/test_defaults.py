@@ -8,7 +8,7 @@ from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.url import open_backend, parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LockLost
-from latchwork.store.core import Core
+from latchwork.store.connection import StoreConnection
 from latchwork.store.store import Store
 
 NEW = {"for_blocking_calls", "for_event_loop", "within", "create_ordered"}
@@ -43,7 +43,7 @@ def memory():
 
 
 def store_on(backend):
-    return Store(Core(backend, SYSTEM_CLOCK, "memory://older/app", session_ttl_s=5.0, call_timeout_s=5.0))
+    return Store(StoreConnection(backend, SYSTEM_CLOCK, "memory://older/app", session_ttl_s=5.0, call_timeout_s=5.0))
 
 
 @pytest.mark.parametrize("make", [Older, Older2])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import Current, Delta, Snapshot
-from latchwork.store.watch import Feed, Inbox, Tracker
+from latchwork.store.watch import Inbox, Tracker, WatchReceiver
 from latchwork.types import Change, Entry
 
 
@@ -115,8 +115,10 @@ def test_the_fold_of_any_history_with_any_gap_is_the_final_state(history, gap):
 
 def test_a_quiet_watch_is_told_nothing_however_long_and_a_quiet_mirror_that_it_is_current(store, monkeypatch):
     told = []
-    take = Feed.__call__
-    monkeypatch.setattr(Feed, "__call__", lambda feed, event: told.append(type(feed).__name__) or take(feed, event))
+    take = WatchReceiver.__call__
+    monkeypatch.setattr(
+        WatchReceiver, "__call__", lambda feed, event: told.append(type(feed).__name__) or take(feed, event)
+    )
     watches = [store.watch(f"w/{number}") for number in range(30)]
     with store.mirror("w") as mirror:
         for watch in watches:

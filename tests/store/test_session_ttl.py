@@ -9,7 +9,7 @@ from latchwork.executor import Executor, ExecutorWorker
 from latchwork.jobs import Job, JobManager
 from latchwork.plans import PlanWorker
 from latchwork.store import session_ttl_s
-from latchwork.store.core import Core
+from latchwork.store.connection import StoreConnection
 from latchwork.tasks import Functions
 from latchwork.testing.faults import FaultyStore
 from latchwork_workflows.logs import open_logs
@@ -22,13 +22,13 @@ URL = "memory://session-ttl"
 @pytest.fixture
 def asked(monkeypatch):
     """The TTLs of the sessions that are opened."""
-    found, open_session = [], Core.open_session
+    found, open_session = [], StoreConnection.open_session
 
     def with_note(self, ttl_s):
         found.append(ttl_s)
         return open_session(self, ttl_s)
 
-    monkeypatch.setattr(Core, "open_session", with_note)
+    monkeypatch.setattr(StoreConnection, "open_session", with_note)
     return found
 
 

@@ -18,7 +18,7 @@ from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.helper import drive
+from latchwork.store.driving.helper import run_in_task
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, ask, call_user_function, driven, run, steps_of
 
@@ -26,11 +26,11 @@ PACKAGE = Path(latchwork.__file__).parent
 
 
 def in_loop(protocol):
-    return drive(lambda: protocol)
+    return run_in_task(lambda: protocol)
 
 
 def loop(function, *args, **options):
-    return drive(partial(steps_of(function), *args, **options))
+    return run_in_task(partial(steps_of(function), *args, **options))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from latchwork.aio.table import Row
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, wrap_async
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
-from latchwork.store.driving.helper import drive, spawn
+from latchwork.store.driving.helper import run_in_task, spawn
 from latchwork.store.driving.loop import LoopMailbox
 from latchwork.store.steps import steps_of
 
@@ -77,7 +77,7 @@ class TaskFuture(asyncio.Future[T]):
         Raises:
             Unavailable, OutcomeUnknown: The store could not be reached. Call this again.
         """
-        return await drive(partial(steps_of(self._task.cancel), interrupt=interrupt))
+        return await run_in_task(partial(steps_of(self._task.cancel), interrupt=interrupt))
 
     async def state(self) -> executor.TaskState:
         """Read the state of the task from the store: queued, running and where, or how it ended.
@@ -85,7 +85,7 @@ class TaskFuture(asyncio.Future[T]):
         Raises:
             Unavailable: The store could not be reached.
         """
-        return await drive(steps_of(self._task.state))
+        return await run_in_task(steps_of(self._task.state))
 
     async def _cancel_in_background(self) -> None:
         try:

@@ -16,9 +16,9 @@ from latchwork.aio.callbacks import as_listener, as_predicate, as_work
 from latchwork.aio.steps import ThreadStep, run_step
 from latchwork.aio.wrapper import AsyncWrapper, async_classes, unwrap, wrap_async
 from latchwork.errors import Closed
-from latchwork.store.driving.helper import drive, spawn
+from latchwork.store.driving.helper import run_in_task, spawn
 from latchwork.store.driving.loop import current_task_caller
-from latchwork.store.steps import Steps, is_driven
+from latchwork.store.steps import StepCoroutine, is_driven
 
 T = TypeVar("T")
 
@@ -54,14 +54,14 @@ def act_for_current_task() -> acting_for:
         return acting_for(None)
 
 
-async def drive_and_wrap(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
+async def drive_and_wrap(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
     """Run the coroutine of a synchronous call in the event loop, and return its result in the asyncio form.
 
     Args:
         protocol: Called without arguments to create the coroutine.
         is_shielded: Whether the coroutine runs to its end even if the awaiting task is canceled.
     """
-    return cast("T", wrap_async(await drive(protocol, is_shielded=is_shielded)))
+    return cast("T", wrap_async(await run_in_task(protocol, is_shielded=is_shielded)))
 
 
 def create_async_class(
@@ -90,7 +90,9 @@ def create_async_class(
 
 def create_async_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Create the asyncio form of a function whose first argument is a store."""
-    make_steps: Callable[..., Steps[Any]] = getattr(function, "make_steps", None) or _make_thread_function(function)
+    make_steps: Callable[..., StepCoroutine[Any]] = getattr(function, "make_steps", None) or _make_thread_function(
+        function
+    )
 
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
@@ -100,7 +102,7 @@ def create_async_function(function: Callable[..., Any]) -> Callable[..., Awaitab
     return awaited
 
 
-def _make_thread_function(function: Callable[..., Any]) -> Callable[..., Steps[Any]]:
+def _make_thread_function(function: Callable[..., Any]) -> Callable[..., StepCoroutine[Any]]:
     return lambda *args, **options: run_step(ThreadStep(partial(function, *args, **options)))
 
 
@@ -143,15 +145,15 @@ def _unwrap_argument(name: str, value: Any) -> Any:
 
 
 def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
-    protocol: Callable[..., Steps[Any]] = found.__wrapped__
-    make_steps: Callable[..., Steps[Any]] = found.make_steps
+    protocol: Callable[..., StepCoroutine[Any]] = found.__wrapped__
+    make_steps: Callable[..., StepCoroutine[Any]] = found.make_steps
     is_shielded: bool = found.is_shielded
     adapt = _adapter(protocol)
 
     @wraps(protocol)
     async def awaited(self: AsyncWrapper, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
-        result = await drive(partial(make_steps, self._of, *args, **options), is_shielded=is_shielded)
+        result = await run_in_task(partial(make_steps, self._of, *args, **options), is_shielded=is_shielded)
         return self if result is self._of else wrap_async(result)
 
     return awaited

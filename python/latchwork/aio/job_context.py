@@ -13,7 +13,7 @@ from latchwork.aio.store import run_in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.wrapper import AsyncWrapper
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.store.driving.helper import drive
+from latchwork.store.driving.helper import run_in_task
 from latchwork.store.steps import Pause
 
 
@@ -36,7 +36,7 @@ class AsyncJobContext(AsyncWrapper):
         stopped = Signal()
         remove_listener = self._of.on_stop(stopped.set)
         try:
-            return await drive(lambda: run_step(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
+            return await run_in_task(lambda: run_step(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
         finally:
             remove_listener()
 

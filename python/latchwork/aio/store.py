@@ -16,9 +16,9 @@ from latchwork.aio.wrapper import AsyncWrapper, unwrap, wrap_async
 from latchwork.backends.futures import call_at_once
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
-from latchwork.store.calls import Calls
+from latchwork.store.calls import StoreCalls
 from latchwork.store.connect import connect_for
-from latchwork.store.driving.helper import drive
+from latchwork.store.driving.helper import run_in_task
 from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin
@@ -46,7 +46,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
         if options:
             options = {name: unwrap(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
-            return await drive(lambda: run_step(Ask(getattr(store, name), *args, **options)))
+            return await run_in_task(lambda: run_step(Ask(getattr(store, name), *args, **options)))
         mailbox = LoopMailbox.for_running_loop()
         limit = mailbox.in_flight_limit(store.connection)
         if not limit.try_acquire():
@@ -94,7 +94,7 @@ class AsyncStore(AsyncWrapper):
 
     async def primary_session(self) -> Any:
         """Return the default session. It is opened on first use, and again after it was lost."""
-        return wrap_async(await drive(lambda: run_step(Ask(self._of.primary_session))))
+        return wrap_async(await run_in_task(lambda: run_step(Ask(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
         """Open a separate session, whose keys are deleted when it ends. See ``latchwork.Store.open_session``."""
@@ -122,7 +122,7 @@ class AsyncStore(AsyncWrapper):
         return Pipeline(self, max_in_flight)
 
 
-for _name in vars(Calls):
+for _name in vars(StoreCalls):
     if not _name.startswith("_"):
         setattr(AsyncStore, _name, _store_call(_name))
 
@@ -173,7 +173,7 @@ class AsyncSignal(AsyncWrapper):
             True once it is set, False after the timeout.
         """
         signal: Signal = self._of
-        return await drive(lambda: run_step(Pause(SYSTEM_CLOCK, signal, timeout_s)))
+        return await run_in_task(lambda: run_step(Pause(SYSTEM_CLOCK, signal, timeout_s)))
 
 
 class Connecting:
@@ -293,6 +293,6 @@ def _call(name: str) -> Callable[..., asyncio.Future[Any]]:
     return call
 
 
-for _name in vars(Calls):
+for _name in vars(StoreCalls):
     if not _name.startswith("_"):
         setattr(Pipeline, _name, _call(_name))

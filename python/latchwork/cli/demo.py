@@ -18,7 +18,7 @@ from latchwork.cli.commands import format_missing_addon_error, import_object, li
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, exit_on_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say, say_json, show
-from latchwork.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
+from latchwork.demo import DemoOptions, DemoView, LiveView, PlainView, Report, run_demo
 
 
 class Part(enum.StrEnum):
@@ -78,7 +78,7 @@ def demo(
         _demonstrate(part, as_json=as_json)
         return
     out = console(err=as_json)
-    view: View = LiveView(out) if out.is_terminal else PlainView(out)
+    view: DemoView = LiveView(out) if out.is_terminal else PlainView(out)
     with exit_on_sigterm(128 + signal.SIGTERM):
         report = run_demo(DemoOptions(url=url, kill=kill, workers=workers, keep=keep, pace_s=pace_s), view)
     if as_json:

@@ -10,6 +10,6 @@ Keys, below a root of the demo, next to those of the job cluster:
 
 from latchwork.demo.outcome import Report
 from latchwork.demo.session import DemoFailed, DemoOptions, run_demo
-from latchwork.demo.view import LiveView, PlainView, View
+from latchwork.demo.view import DemoView, LiveView, PlainView
 
-__all__ = ["DemoFailed", "DemoOptions", "LiveView", "PlainView", "Report", "View", "run_demo"]
+__all__ = ["DemoFailed", "DemoOptions", "DemoView", "LiveView", "PlainView", "Report", "run_demo"]

@@ -18,7 +18,7 @@ from latchwork.demo import records
 from latchwork.demo.corpus import Items, count_serially, find_items, write_broken_item
 from latchwork.demo.outcome import LATEST, Facts, Report, judge
 from latchwork.demo.processes import Kill, Processes, kill_if_counting
-from latchwork.demo.view import NodeProgress, Progress, View
+from latchwork.demo.view import DemoView, NodeProgress, Progress
 from latchwork.errors import LatchworkError
 from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import LeaderLatch
@@ -61,7 +61,7 @@ class DemoOptions:
     ttl_s: float = 2.0
 
 
-def run_demo(options: DemoOptions, view: View) -> Report:
+def run_demo(options: DemoOptions, view: DemoView) -> Report:
     """Run the demo and return its report. Unless ``keep`` is set, no process, file or key is left behind, even after an
     error.
 
@@ -101,7 +101,7 @@ def run_demo(options: DemoOptions, view: View) -> Report:
 class _Demo:
     """The main loop. For one thread."""
 
-    def __init__(self, options: DemoOptions, store: Store, items: Items, processes: Processes, view: View) -> None:
+    def __init__(self, options: DemoOptions, store: Store, items: Items, processes: Processes, view: DemoView) -> None:
         self._options = options
         self._store = store
         self._items = items
@@ -223,7 +223,7 @@ class _Demo:
         )
 
 
-def _remove_keys(url: str, root: str, name: str, view: View) -> None:
+def _remove_keys(url: str, root: str, name: str, view: DemoView) -> None:
     """Remove all keys of a demo, once no process uses them.
 
     Args:

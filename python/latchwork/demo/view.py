@@ -46,7 +46,7 @@ class Progress:
     nodes: Sequence[NodeProgress]
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Shows progress. For one thread."""
 
     def show(self, progress: Progress) -> None:

@@ -30,7 +30,7 @@ from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Steps, ask, steps_of
+from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import At, Change, Delete, Entry, Op, Put
 
@@ -435,7 +435,7 @@ class WorkerWatch:
         has_members: Reads whether any worker is online.
     """
 
-    def __init__(self, clock: Clock, name: str, has_members: Callable[[], Steps[bool]]) -> None:
+    def __init__(self, clock: Clock, name: str, has_members: Callable[[], StepCoroutine[bool]]) -> None:
         self._clock = clock
         self._name = name
         self._has_members = has_members

@@ -44,8 +44,8 @@ _LONGEST_ORDER = "9" * MAX_ORDER_SUFFIX
 _MANY = 2**31 - 1
 
 
-class Calls:
-    """The calls of a store. Each returns a future. Thread-safe.
+class StoreCalls:
+    """The calls of a store that return futures. Thread-safe.
 
     A call raises an error if the lock or lease that limits the calls has ended, or if ``check`` raises because the
     store cannot be used.

@@ -10,7 +10,7 @@ from latchwork._base.validation import is_number
 from latchwork.backends.url import open_backend, parse_url, url_of_client
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import InvalidURL
-from latchwork.store.core import Core
+from latchwork.store.connection import StoreConnection
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.observers import Observers
 from latchwork.store.owner import Origin, origin
@@ -106,9 +106,9 @@ def session_ttl_s(store: Store | str, given: float | None, default: float) -> fl
 
 def _open(
     url: str, client: object, overrides: Mapping[str, object], clock: Clock, told: Observers[StoreObserver]
-) -> Core:
+) -> StoreConnection:
     parsed = parse_url(url, overrides)
-    return Core(
+    return StoreConnection(
         open_backend(parsed, clock, client),
         clock,
         parsed.redacted(),

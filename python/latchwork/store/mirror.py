@@ -11,11 +11,11 @@ from latchwork.store.dispatch import Dispatcher, SerialDrain
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
-from latchwork.store.watch import Batch, Feed, Inbox
+from latchwork.store.watch import Batch, Inbox, WatchReceiver
 from latchwork.types import Change, Entry
 
 
-class Mirror(Feed, Mapping[str, Entry]):
+class Mirror(WatchReceiver, Mapping[str, Entry]):
     """A local read-only mapping from each key at and below a prefix to its last reported entry, sorted by key.
 
     It may lag behind the server: ``stale_s()`` returns by how much at most. Thread-safe. Reads perform no I/O. Entries

@@ -53,7 +53,7 @@ def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
-    """Call each function in the current thread. An error of one is logged, and the others are still called.
+    """Call each function in the current thread. If one raises an error, log it and call the others.
 
     An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised after all were called.
 

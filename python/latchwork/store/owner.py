@@ -19,7 +19,7 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Closable(Protocol):
+class ClosableStore(Protocol):
     """The object that an owner closes: the shared state of a store."""
 
     url: str
@@ -63,7 +63,7 @@ class StoreOwner:
 
     __slots__ = ("__weakref__", "_core", "_is_disabled", "_is_dropped", "_kept", "_origin", "_pid")
 
-    def __init__(self, core: Closable, created: Origin) -> None:
+    def __init__(self, core: ClosableStore, created: Origin) -> None:
         self._core = core
         self._origin = created
         self._pid = os.getpid()  # a fork hook may drop this before the hook that ForkGuard relies on
@@ -72,7 +72,11 @@ class StoreOwner:
         self._kept: dict[CallbackHolder[Any], Any] = {}
 
     def keep(self, holder: CallbackHolder[T], value: T) -> bool:
-        """Keep a strong reference to the callbacks of a holder.
+        """Keep a strong reference to the callbacks of a holder, such as a watch or a session.
+
+        Args:
+            holder: The holder.
+            value: Its callbacks.
 
         Returns:
             False if the owner was garbage collected meanwhile. Then nothing is kept.
@@ -83,7 +87,7 @@ class StoreOwner:
         return not self._is_dropped
 
     def remove_callbacks(self, holder: CallbackHolder[Any]) -> None:
-        """Remove the reference to the callbacks of a holder."""
+        """Remove the reference to the callbacks of a holder, such as a watch or a session."""
         self._kept.pop(holder, None)
 
     def disable_closing(self) -> None:
@@ -129,7 +133,7 @@ def remove_callbacks(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
         ownership.remove_callbacks(holder)
 
 
-def _close(core: Closable, created: Origin, kept: dict[CallbackHolder[Any], Any]) -> None:
+def _close(core: ClosableStore, created: Origin, kept: dict[CallbackHolder[Any], Any]) -> None:
     _log.warning("store %s was not closed, created at %s:%d; closing it", core.url, *created)
     try:
         for holder in list(kept):

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from latchwork._base.interrupts import condition, entrance, mutex
 from latchwork.backends.futures import CallbackQueue, with_callback_queue
-from latchwork.store.calls import Calls
+from latchwork.store.calls import StoreCalls
 from latchwork.store.forks import ForkGuard
 
 P = ParamSpec("P")
@@ -19,7 +19,7 @@ DEFAULT_MAX_IN_FLIGHT = 1000
 
 
 def _as_pipeline_method(
-    call: Callable[Concatenate[Calls, P], Future[T]],
+    call: Callable[Concatenate[StoreCalls, P], Future[T]],
 ) -> Callable[Concatenate[Pipeline, P], Future[T]]:
     """Wrap a store call as a method of ``Pipeline`` that waits while the maximum number of calls is in flight."""
     name = call.__name__
@@ -68,7 +68,7 @@ class Pipeline:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: StoreCalls,
         callback_queue: CallbackQueue,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
         *,
@@ -104,16 +104,16 @@ class Pipeline:
         self._home.check()
         wait(list(self._in_flight))
 
-    get = _as_pipeline_method(Calls.get)
-    get_many = _as_pipeline_method(Calls.get_many)
-    list = _as_pipeline_method(Calls.list)
-    children = _as_pipeline_method(Calls.children)
-    put = _as_pipeline_method(Calls.put)
-    create = _as_pipeline_method(Calls.create)
-    create_ordered = _as_pipeline_method(Calls.create_ordered)
-    delete = _as_pipeline_method(Calls.delete)
-    delete_tree = _as_pipeline_method(Calls.delete_tree)
-    commit = _as_pipeline_method(Calls.commit)
+    get = _as_pipeline_method(StoreCalls.get)
+    get_many = _as_pipeline_method(StoreCalls.get_many)
+    list = _as_pipeline_method(StoreCalls.list)
+    children = _as_pipeline_method(StoreCalls.children)
+    put = _as_pipeline_method(StoreCalls.put)
+    create = _as_pipeline_method(StoreCalls.create)
+    create_ordered = _as_pipeline_method(StoreCalls.create_ordered)
+    delete = _as_pipeline_method(StoreCalls.delete)
+    delete_tree = _as_pipeline_method(StoreCalls.delete_tree)
+    commit = _as_pipeline_method(StoreCalls.commit)
 
     def _leave(self, future: Future[Any] | None) -> None:
         self._in_flight.discard(future)

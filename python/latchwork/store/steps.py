@@ -33,7 +33,7 @@ Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: Names of the store's writing calls.
 WRITES = frozenset({"put", "create", "create_ordered", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
-Steps = Coroutine[Any, Any, T]
+StepCoroutine = Coroutine[Any, Any, T]
 
 
 class Step(ABC, Generic[T]):
@@ -98,7 +98,7 @@ class Step(ABC, Generic[T]):
         raise AssertionError
 
 
-def run(steps: Steps[T]) -> T:
+def run(steps: StepCoroutine[T]) -> T:
     """Run a protocol in this thread until it has ended, and return its result.
 
     An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
@@ -116,13 +116,13 @@ def run(steps: Steps[T]) -> T:
         return _drive(steps, raised)
 
 
-def _name_of(steps: Steps[object]) -> str:
+def _name_of(steps: StepCoroutine[object]) -> str:
     owner = getcoroutinelocals(steps).get("self")
     name = getattr(steps, "__name__", "a call")
     return f"{type(owner).__name__}.{name}" if owner is not None else name
 
 
-def _drive(steps: Steps[T], error: BaseException | None) -> T:
+def _drive(steps: StepCoroutine[T], error: BaseException | None) -> T:
     answer: Any = None
     unknown: OutcomeUnknown | None = None
     try:
@@ -143,7 +143,7 @@ def _drive(steps: Steps[T], error: BaseException | None) -> T:
         error = unknown = None  # their tracebacks hold this frame
 
 
-def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
+def driven(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
     """Decorator of an ``async def`` protocol: it becomes an ordinary function, which blocks until the protocol has
     ended.
 
@@ -152,7 +152,7 @@ def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
     return _driven(protocol, is_shielded=False)
 
 
-def shielded(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
+def shielded(protocol: Callable[P, StepCoroutine[T]]) -> Callable[P, T]:
     """Decorator like ``driven``, for a protocol that the cancellation of an asyncio task does not interrupt.
 
     The task waits for it for a limited time. Then it continues in the background.
@@ -160,9 +160,9 @@ def shielded(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
     return _driven(protocol, is_shielded=True)
 
 
-def _driven(protocol: Callable[P, Steps[T]], *, is_shielded: bool) -> Callable[P, T]:
+def _driven(protocol: Callable[P, StepCoroutine[T]], *, is_shielded: bool) -> Callable[P, T]:
     @wraps(protocol)
-    def make_steps(*args: P.args, **options: P.kwargs) -> Steps[T]:
+    def make_steps(*args: P.args, **options: P.kwargs) -> StepCoroutine[T]:
         try:
             return protocol(*args, **options)
         except TypeError as error:  # about the arguments: nothing has run yet
@@ -203,11 +203,11 @@ def _suggest_timeout_option(protocol: Callable[..., object], options: Iterable[s
     return error
 
 
-def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
+def steps_of(function: Callable[P, T]) -> Callable[P, StepCoroutine[T]]:
     """Return the coroutine function behind a function that is decorated with ``driven``, to await it in another
     protocol.
     """
-    protocol: Callable[..., Steps[T]] = function.__wrapped__  # type: ignore[attr-defined]
+    protocol: Callable[..., StepCoroutine[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
     return protocol if owner is None else partial(protocol, owner)
 

@@ -19,9 +19,9 @@ from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
 from latchwork.store.backoff import Backoff
 from latchwork.store.call_timeouts import OwnershipLimit
-from latchwork.store.calls import Calls, Entries, Names
-from latchwork.store.core import Core, Shared
-from latchwork.store.driving.cleanup import Cleanup
+from latchwork.store.calls import Entries, Names, StoreCalls
+from latchwork.store.connection import Shared, StoreConnection
+from latchwork.store.driving.cleanup import CleanupThread
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.mirror import Mirror
 from latchwork.store.owner import Origin, StoreOwner, origin
@@ -46,7 +46,7 @@ class Store:
 
     def __init__(
         self,
-        core: Core,
+        core: StoreConnection,
         scope: Scope = Scope(),  # noqa: B008 - frozen
         limit: OwnershipLimit | None = None,
         *,
@@ -56,15 +56,15 @@ class Store:
         core.owner = weakref.ref(self._owner)
         self._view(core, scope, limit)
 
-    def _view(self, core: Core, scope: Scope, limit: OwnershipLimit | None) -> None:
+    def _view(self, core: StoreConnection, scope: Scope, limit: OwnershipLimit | None) -> None:
         self._core = core
         self._scope = scope
         self._limit = limit
         self._timeouts = core.timeouts if limit is None else core.timeouts.with_limit(limit)
         self._calls = (
-            Calls(core.for_blocking_calls, scope, core.ensure_usable) if limit is None else self._calls_in_flight()
+            StoreCalls(core.for_blocking_calls, scope, core.ensure_usable) if limit is None else self._calls_in_flight()
         )
-        self._event_loop_calls = Calls(core.for_event_loop, scope, core.ensure_usable, limit)
+        self._event_loop_calls = StoreCalls(core.for_event_loop, scope, core.ensure_usable, limit)
         self._systems: dict[str, Store] = {}
 
     def __repr__(self) -> str:
@@ -350,9 +350,9 @@ class Store:
         self._core.start_watch(mirror, absolute, heartbeats=True)
         return run(self.ready(mirror)) if wait else mirror
 
-    def _calls_in_flight(self) -> Calls:
+    def _calls_in_flight(self) -> StoreCalls:
         """Return the calls of this store as futures that do not block the caller's thread."""
-        return Calls(self._core.backend, self._scope, self._core.ensure_usable, self._limit)
+        return StoreCalls(self._core.backend, self._scope, self._core.ensure_usable, self._limit)
 
     @property
     def connection(self) -> object:
@@ -362,7 +362,7 @@ class Store:
         return self._core
 
     @property
-    def cleanup(self) -> Cleanup:
+    def cleanup(self) -> CleanupThread:
         """The background thread that removes what interrupted calls have left. The store and its namespaces share
         it.
         """
@@ -371,7 +371,7 @@ class Store:
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Start the call with this method name without blocking, and return a future of its result. For event loops."""
         self._core.ensure_usable()  # a forked child has no thread to make the call
-        if hasattr(Calls, method):
+        if hasattr(StoreCalls, method):
             future: Future[Any] = getattr(self._event_loop_calls, method)(*args, **options)
             return future
         if method == "primary_session":
@@ -526,7 +526,9 @@ class Store:
 class _Namespace(Store):
     """A view of a store. Closing it does not close the store."""
 
-    def __init__(self, owner: StoreOwner | None, core: Core, scope: Scope, limit: OwnershipLimit | None = None) -> None:
+    def __init__(
+        self, owner: StoreOwner | None, core: StoreConnection, scope: Scope, limit: OwnershipLimit | None = None
+    ) -> None:
         self._owner = owner
         self._view(core, scope, limit)
 

@@ -79,7 +79,7 @@ class Inbox:
         return batch
 
 
-class Feed:
+class WatchReceiver:
     """The receiver of a backend's watch events, which keeps the resulting state. Base class of ``Watch`` and
     ``Mirror``.
 
@@ -98,7 +98,7 @@ class Feed:
         self._siblings: tuple[str, ...] | None = None
         self._closed = False
         self._backend: BackendWatch | None = None
-        self._on_close: Callable[[Feed], None] = lambda _feed: None
+        self._on_close: Callable[[WatchReceiver], None] = lambda _feed: None
         self._is_shut = False
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
+    def attach(self, watch: BackendWatch, on_close: Callable[[WatchReceiver], None]) -> None:
         """Connect this object to a watch of the backend.
 
         Args:
@@ -187,7 +187,7 @@ class Feed:
             await self._changed.changed_since(version, self._clock, left)
 
 
-class Watch(Feed):
+class Watch(WatchReceiver):
     """An iterator of batches of changes below one prefix, including the prefix itself.
 
     The first batch is the current state, sorted by key, possibly empty. After that, every committed change is reported,

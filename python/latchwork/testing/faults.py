@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from latchwork.store.core import Core
+from latchwork.store.connection import StoreConnection
 from latchwork.store.session import Session
 from latchwork.store.store import Store
 from latchwork.testing._faulty.backend import FaultyBackend
@@ -64,7 +64,7 @@ class FaultyStore(Store):
             close_inner=store.take_over(),
             lag_s=lag_s,
         )
-        own = Core(
+        own = StoreConnection(
             self._faulty,
             core.clock,
             core.url,

@@ -19,7 +19,7 @@ from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import UnconfirmedWrite
 from latchwork.primitives.waiting.common import Deadline, check_name, raise_if_in_callback
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Steps, undone_if_interrupted
+from latchwork.store.steps import Pause, StepCoroutine, undone_if_interrupted
 from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class LockAcquirer:
                 await self._core.delete(old_owner)
             return acquired
 
-    async def _retry(self, step: Callable[[], Steps[T]], deadline: Deadline, backoff: Backoff) -> T:
+    async def _retry(self, step: Callable[[], StepCoroutine[T]], deadline: Deadline, backoff: Backoff) -> T:
         """Call ``step`` until it succeeds, and return its result.
 
         Args:

@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.common import call_listeners, check_name, chec
 from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import listen
-from latchwork.store.steps import Steps, driven, shielded, steps_of
+from latchwork.store.steps import StepCoroutine, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -278,7 +278,7 @@ class PersistentLock(GuardsWork):
             lambda keeper: keeper.acquire_unless_stopped(self.name, timeout_s, self._closing)
         )
 
-    async def _acquire_with(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
+    async def _acquire_with(self, take: Callable[[LockKeeper], StepCoroutine[HeldLock]]) -> HeldLock:
         self._home.check()
         call_id, found = object(), list[HeldLock]()
         keeper = self._prepare_keeper(call_id)

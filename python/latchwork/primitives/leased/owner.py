@@ -24,7 +24,7 @@ from latchwork.primitives.waiting.ownership import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, shielded
+from latchwork.store.steps import StepCoroutine, shielded
 from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class LockOwner(Renewer):
         session: Session | None = None,
         renew: Callable[[LockOwner], Future[float]],
         renewed: Callable[[LockOwner, BaseException | None], None],
-        release: Callable[[Sequence[HeldLock]], Steps[None]],
+        release: Callable[[Sequence[HeldLock]], StepCoroutine[None]],
     ) -> None:
         self.clock, self.ttl_s, self.fork_guard, self.release = clock, ttl_s, fork_guard, release
         self.id = uuid.uuid4().hex

@@ -22,12 +22,12 @@ from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailab
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Steps, ask
+from latchwork.store.steps import Pause, StepCoroutine, ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Fence, Op, Put
 
 #: From the old and the new number to what is written together with it.
-Writes = Callable[[int, int], Steps[Sequence[Op]]]
+Writes = Callable[[int, int], StepCoroutine[Sequence[Op]]]
 #: Nonces kept: a change of unknown outcome is found again if no more than so many others followed it.
 KEPT = 16
 

@@ -38,7 +38,7 @@ from latchwork.primitives.queue.partition_reader import (
 )
 from latchwork.primitives.queue.unconfirmed_claims import UnconfirmedClaim, UnconfirmedClaims
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, ask, call_user_function, steps_of
+from latchwork.store.steps import StepCoroutine, ask, call_user_function, steps_of
 from latchwork.types import Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class ItemTaker:
         for partition in self._list_partitions_to_read(request):
             await self._take_from_partition(partition, request, session, claims)
 
-    async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
+    async def _collect(self, take: Callable[[list[QueueClaim]], StepCoroutine[object]]) -> list[QueueClaim]:
         """Call ``take`` with an empty list for its claims, and return the list. An error after the first claim is only
         logged.
         """

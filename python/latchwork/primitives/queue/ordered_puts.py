@@ -21,7 +21,7 @@ from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.waiting.common import Deadline, check_integer
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Steps, ask
+from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Check, Entry, Op, Put
 
@@ -71,7 +71,12 @@ class OrderedPuts:
     """
 
     def __init__(
-        self, info: QueueInfo, waits: WaiterRegistry, count: Callable[[], Steps[int]], capacity: int | None, label: str
+        self,
+        info: QueueInfo,
+        waits: WaiterRegistry,
+        count: Callable[[], StepCoroutine[int]],
+        capacity: int | None,
+        label: str,
     ) -> None:
         if capacity is not None and not check_integer(capacity, "capacity") >= 1:
             raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")

@@ -26,7 +26,7 @@ from latchwork.primitives.queue.items import QueueItem, QueueKeys, get_holder_id
 from latchwork.primitives.queue.partition_reader import PartitionReader
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import Waiter
-from latchwork.store.steps import Steps, ask
+from latchwork.store.steps import StepCoroutine, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
@@ -38,7 +38,7 @@ _KNOWN = 16
 
 
 #: Waits for a partition: which one, with which waiter, how long, and for which items.
-Wait = Callable[[str, Waiter, Deadline, Accept], Steps["FreeItemWatcher | None"]]
+Wait = Callable[[str, Waiter, Deadline, Accept], StepCoroutine["FreeItemWatcher | None"]]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +121,7 @@ class TakerQueues:
         waiter: Waiter,
         deadline: Deadline,
         accept: Accept,
-        take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
+        take: Callable[[list[QueueItem]], StepCoroutine[list[QueueClaim]]],
     ) -> list[QueueClaim]:
         """Wait for our turn and for a free item, then call ``take``. Repeat this until ``take`` returns claims.
 

@@ -47,7 +47,7 @@ from latchwork.primitives.queue.waiting_takers import FreeItemWatcher, TakerQueu
 from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
 from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, ask, driven, steps_of
+from latchwork.store.steps import StepCoroutine, ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Create, Delete, Entry, Op, Put
 
@@ -447,7 +447,7 @@ class WorkQueue(Closable):
         request = TakeRequest((), max(1, len(fresh)), accept or accept_all, extra or no_extras, on_refused=on_refused)
         return await self._take(partial(self._taking.take_items, fresh, request))
 
-    async def _take(self, take: Callable[[Session], Steps[list[QueueClaim]]]) -> list[QueueClaim]:
+    async def _take(self, take: Callable[[Session], StepCoroutine[list[QueueClaim]]]) -> list[QueueClaim]:
         session = await self._waits.session()
         try:
             claims = await take(session)

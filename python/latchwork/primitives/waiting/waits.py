@@ -29,7 +29,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import is_segment
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Steps, ask, steps_of
+from latchwork.store.steps import Pause, StepCoroutine, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Matters, Watch
 from latchwork.types import Entry
@@ -321,7 +321,7 @@ class Waiter:
         if before is not None:
             before.close()
 
-    async def keep_trying(self, step: Callable[[], Steps[T]], deadline: Deadline) -> T:
+    async def keep_trying(self, step: Callable[[], StepCoroutine[T]], deadline: Deadline) -> T:
         """Call ``step`` until it succeeds, and return its result. Retry while the server is unreachable, until the
         deadline.
 

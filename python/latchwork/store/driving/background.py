@@ -10,7 +10,7 @@ from functools import partial
 
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, current
-from latchwork.store.steps import Steps, Until, run
+from latchwork.store.steps import StepCoroutine, Until, run
 
 
 class Background(Until):
@@ -26,7 +26,7 @@ class Background(Until):
 
     __slots__ = ("_driver", "_ended")
 
-    def __init__(self, protocol: Callable[[], Steps[object]], name: str, made_by: Caller | None = None) -> None:
+    def __init__(self, protocol: Callable[[], StepCoroutine[object]], name: str, made_by: Caller | None = None) -> None:
         self._ended = Signal()
         super().__init__(None, self._ended.wait, self._ended.call_when_set, self._ended.is_set)
         caller = made_by or current()
@@ -61,13 +61,13 @@ class Background(Until):
             return not self._driver.is_alive()
         return self._ended.wait(timeout_s)
 
-    def _run(self, protocol: Callable[[], Steps[object]]) -> None:
+    def _run(self, protocol: Callable[[], StepCoroutine[object]]) -> None:
         try:
             run(protocol())
         finally:
             self._ended.set()
 
-    async def _steps(self, protocol: Callable[[], Steps[object]]) -> None:
+    async def _steps(self, protocol: Callable[[], StepCoroutine[object]]) -> None:
         try:
             await protocol()
         finally:

@@ -12,18 +12,19 @@ from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Steps
+from latchwork.store.steps import StepCoroutine
 
 _log = logging.getLogger(__name__)
 
 #: One attempt. Returns the seconds until the next one, or None when there is nothing left to do.
-CleanupJob = Callable[[], Steps["float | None"]]
+CleanupJob = Callable[[], StepCoroutine["float | None"]]
 
 
-class Cleanup:
-    """Runs cleanup jobs one at a time, in a thread that exists only while there are jobs. Thread-safe.
+class CleanupThread:
+    """Runs cleanup jobs, which remove what interrupted calls have left, one at a time in a thread. Thread-safe.
 
-    A burst of canceled calls adds hundreds of jobs, which is too many for one thread per job.
+    The thread exists only while there are jobs. A burst of canceled calls adds hundreds of jobs, which is too many for
+    one thread per job.
 
     Args:
         clock: The clock for pauses between attempts.
@@ -56,7 +57,7 @@ class Cleanup:
                     self._thread = Background(self._run, self._name)
 
     def close(self) -> None:
-        """Discard all jobs that have not started. An attempt in progress continues. Idempotent."""
+        """Discard all jobs that have not started. A job that is running may finish its current attempt. Idempotent."""
         with self._changed.mutex:
             self._is_closed = True
             self._jobs.clear()

@@ -38,7 +38,7 @@ class DedicatedLoop:
         self._lock = mutex()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._calls: set[_Call] = set()
+        self._calls: set[_LoopCall] = set()
         self._is_closed = False
 
     def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
@@ -56,7 +56,7 @@ class DedicatedLoop:
             Closed: The loop was closed.
             BaseException: The error that the function raised.
         """
-        call = _Call(fn, who)
+        call = _LoopCall(fn, who)
         with self._lock:
             if self._is_closed:
                 raise Closed(f"{self._name} was closed: nothing runs there any more")
@@ -99,7 +99,7 @@ class DedicatedLoop:
             self._thread.start()
         return self._loop
 
-    def _ended(self, call: _Call) -> None:
+    def _ended(self, call: _LoopCall) -> None:
         with self._lock:
             self._calls.discard(call)
             self._end_if_idle()
@@ -133,7 +133,7 @@ class DedicatedLoop:
         return True
 
 
-class _Call:
+class _LoopCall:
     """A call in progress. All its methods except ``stop_soon`` run in the loop's thread."""
 
     def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], who: object) -> None:
@@ -144,7 +144,7 @@ class _Call:
         self.task: asyncio.Task[Any] | None = None
         self.outcome: LightFuture[Any] = LightFuture()
 
-    def begin(self, ended: Callable[[_Call], None]) -> None:
+    def begin(self, ended: Callable[[_LoopCall], None]) -> None:
         if self._is_stopped:
             resolve(self.outcome, None)
             ended(self)
@@ -167,7 +167,7 @@ class _Call:
         if self.task is not None:
             self.task.cancel()
 
-    def _end(self, ended: Callable[[_Call], None], task: asyncio.Task[Any]) -> None:
+    def _end(self, ended: Callable[[_LoopCall], None], task: asyncio.Task[Any]) -> None:
         ended(self)
         error: BaseException | None
         if task.cancelled():

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from latchwork._base.execution_context import Caller
 from latchwork._base.interrupts import mutex
 from latchwork.store.driving.loop import LeftToBackground, ProtocolRun, current_task_caller
-from latchwork.store.steps import Steps
+from latchwork.store.steps import StepCoroutine
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_loop_thread)
 
 
-def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
+def spawn(protocol: Callable[[], StepCoroutine[object]], name: str) -> Caller:
     """Start a coroutine in the background event loop.
 
     Args:
@@ -112,8 +112,9 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
     return caller
 
 
-async def drive(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
-    """Run a protocol, which is a coroutine of steps, in the current asyncio task, and return its result.
+async def run_in_task(protocol: Callable[[], StepCoroutine[T]], *, is_shielded: bool = False) -> T:
+    """Run a protocol, which is a coroutine that awaits only ``Step`` objects, in the current asyncio task. Return its
+    result.
 
     When the task is canceled, the protocol receives the cancellation and cleans up. The task waits for that at most one
     second. The rest of the cleanup continues in the background.

@@ -2,8 +2,8 @@
 
 Works with the loops of asyncio and uvloop, and with any loop that runs on one of them.
 
-A task awaits ``drive(protocol, ...)``: the protocol runs in that task until a step has to wait, which yields to the
-loop. Waits that end in another thread at the same time wake the loop only once.
+A task awaits ``run_in_task(protocol, ...)``: the protocol runs in that task until a step has to wait, which yields to
+the loop. Waits that end in another thread at the same time wake the loop only once.
 
 A cancellation is raised in the protocol at its await, like an interrupt in a thread. The task then waits for the
 cleanup of the protocol for a limited time, which a second cancellation ends. The rest continues in the background.
@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from latchwork._base.execution_context import Caller, acting_for
 from latchwork.backends.futures import call_at_once
 from latchwork.errors import OutcomeUnknown, after_unknown
-from latchwork.store.steps import Ask, Step, Steps
+from latchwork.store.steps import Ask, Step, StepCoroutine
 
 _log = logging.getLogger(__name__)
 
@@ -153,9 +153,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
-    """Return the ``Caller`` that identifies the current asyncio task, as the owner of locks for example.
-
-    It is created on first use.
+    """Return the ``Caller`` of the current asyncio task. It identifies the task, for example as the owner of locks. It
+    is created on first use.
 
     Args:
         spawn: Starts background work for the task.
@@ -191,7 +190,7 @@ class ProtocolRun(Generic[T]):
         "_unknown",
     )
 
-    def __init__(self, steps: Steps[T], caller: Caller, *, is_shielded: bool = False) -> None:
+    def __init__(self, steps: StepCoroutine[T], caller: Caller, *, is_shielded: bool = False) -> None:
         self._steps = steps
         self._caller = caller
         self._is_shielded = is_shielded  # a cancellation is never raised in it
@@ -256,9 +255,10 @@ class ProtocolRun(Generic[T]):
             _log.exception("the cleanup of a cancelled call failed in the background")
 
     def abandon(self, error: BaseException) -> None:
-        """Arrange that the protocol receives this error when it continues.
+        """Make the protocol receive an error when it continues. A shielded protocol completes without the error.
 
-        A shielded protocol completes without the error.
+        Args:
+            error: The error.
         """
         if self._is_shielded:
             return
@@ -270,10 +270,10 @@ class ProtocolRun(Generic[T]):
         self._future = self._step = None
 
     def cancellation_error(self, left: BaseException) -> BaseException:
-        """Return the cancellation error to raise when the background event loop completes the protocol.
+        """Return the cancellation error to raise in the task, when the background event loop completes the protocol.
 
         Args:
-            left: The error that said so.
+            left: The error which says that the background event loop takes over.
         """
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()

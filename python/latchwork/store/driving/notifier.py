@@ -47,7 +47,7 @@ class Notifier:
 
         Its result is True, or False after ``timeout_s`` seconds.
         """
-        return _Change(self, version, clock, timeout_s)
+        return _VersionChange(self, version, clock, timeout_s)
 
     def call_on_change(self, version: int, call: Callable[[], object]) -> Callable[[], object]:
         """Call a function once at the next ``notify_all`` after ``version`` was read, or now if it was already called.
@@ -68,7 +68,7 @@ class Notifier:
         return partial(self._calls.pop, number, None)
 
 
-class _Change(Step[bool]):
+class _VersionChange(Step[bool]):
     """Waits until a notifier's version has changed. The result is False if the timeout passes first."""
 
     __slots__ = ("_clock", "_notifier", "_version")

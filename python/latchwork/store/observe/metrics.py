@@ -32,7 +32,7 @@ _OUTCOMES = ("ok", "conflict", "unavailable", "unknown", "failed")
 _STATES = ("active", "suspect", "lost", "closed")
 
 
-class _Families(GaugeCollector):
+class _StoreCollector(GaugeCollector):
     """The metrics in one registry, which are created once for all stores."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -98,7 +98,7 @@ class StoreMetrics(StoreObserver):
     """
 
     def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
-        self._families = metrics_of(_Families, registry)
+        self._families = metrics_of(_StoreCollector, registry)
         self._store = store
         self._families.prepare(store)
 

@@ -74,7 +74,7 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True)
-class Task:
+class SimulatedTask:
     """A simulated thread."""
 
     name: str
@@ -112,7 +112,7 @@ class Task:
         return None if self.deadline is None else max(self.deadline, self.wakes_at)
 
 
-def thread_failed(task: Task, error: BaseException) -> ThreadFailed:
+def thread_failed(task: SimulatedTask, error: BaseException) -> ThreadFailed:
     failed = ThreadFailed(f"thread {task.name} ended with {type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed

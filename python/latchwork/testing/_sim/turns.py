@@ -13,8 +13,8 @@ from latchwork.testing._sim.order import Order
 from latchwork.testing._sim.tasks import (
     Busy,
     Deadlock,
+    SimulatedTask,
     SimulationError,
-    Task,
     TooLong,
     Turn,
     Unwind,
@@ -46,9 +46,9 @@ class Turns:
         self._max_turns = max_turns
         self._max_time_s = max_time_s
         self._now = _START_S
-        self._tasks: list[Task] = []  # the one that ran last comes last
-        self._by_ident: dict[int, Task] = {}
-        self._root = Task("main", "")
+        self._tasks: list[SimulatedTask] = []  # the one that ran last comes last
+        self._by_ident: dict[int, SimulatedTask] = {}
+        self._root = SimulatedTask("main", "")
         self._current = self._root
         self._failure: BaseException | None = None
         self._ending = False
@@ -82,7 +82,7 @@ class Turns:
 
     # For the stand-ins
 
-    def current_task(self) -> Task | None:
+    def current_task(self) -> SimulatedTask | None:
         """Return the simulated thread that calls this. None for any other thread."""
         task = self._by_ident.get(threading.get_ident())
         return None if task is None or task.is_outside else task
@@ -97,16 +97,16 @@ class Turns:
         finally:
             task.is_outside = False
 
-    def add(self, thread: threading.Thread) -> Task:
+    def add(self, thread: threading.Thread) -> SimulatedTask:
         """Register a new thread. It waits until the scheduler chooses it."""
-        task = Task(thread.name, self._require().node, thread=thread)
+        task = SimulatedTask(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
         task.done = SimLock(self, is_locked=True)
         task.wakes_at = self._current.wakes_at
         self._tasks.insert(0, task)
         return task
 
-    def run_task(self, task: Task, run: Callable[[], None]) -> None:
+    def run_task(self, task: SimulatedTask, run: Callable[[], None]) -> None:
         """Run a simulated thread in its real thread, from the time at which it is first chosen until its end.
 
         Args:
@@ -130,7 +130,7 @@ class Turns:
         self._by_ident.pop(ident, None)
         self._hand_over(task)
 
-    def point(self, task: Task) -> None:
+    def point(self, task: SimulatedTask) -> None:
         """Let the scheduler switch to another thread, if it chooses to.
 
         Args:
@@ -150,7 +150,7 @@ class Turns:
             if ready:
                 self._switch(task, ready[self._order.record_choice(choice, len(ready))])
 
-    def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
+    def block(self, task: SimulatedTask, lock: SimLock, timeout: float) -> bool:
         """Wait until a lock is free. Return False after the timeout.
 
         Args:
@@ -195,7 +195,7 @@ class Turns:
         if task is not None and not task.can_run(self._now) and not (task.held or task.pinned):
             self._switch(task, self._next())
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: SimulatedTask) -> None:
         """Let another thread run, because this thread has ended."""
         if task not in self._tasks:
             return  # it was given up
@@ -206,7 +206,7 @@ class Turns:
         target.follows = task.thread
         target.gate.release()
 
-    def _next(self) -> Task:
+    def _next(self) -> SimulatedTask:
         while True:
             if self._failure is not None or len(self.trace) > self._max_turns:
                 return self._fail(TooLong(f"{self._max_turns} turns were not enough; {self._describe_threads()}"))
@@ -222,14 +222,14 @@ class Turns:
                     TooLong(f"{self._max_time_s:g} virtual seconds were not enough; {self._describe_threads()}")
                 )
 
-    def _fail(self, error: BaseException) -> Task:
+    def _fail(self, error: BaseException) -> SimulatedTask:
         """End the simulation after its first error. Return its first thread, which continues and raises the error."""
         if self._failure is None:
             self._failure = error
         self._root.wakes_at = 0.0
         return self._root
 
-    def _switch(self, task: Task, target: Task) -> None:
+    def _switch(self, task: SimulatedTask, target: SimulatedTask) -> None:
         self._note(task, target, None)
         self._look()
         if self._failure is not None and not self._ending:
@@ -246,7 +246,7 @@ class Turns:
         if task is self._root and self._failure is not None and not self._ending:
             raise self._failure
 
-    def _await_turn(self, task: Task) -> None:
+    def _await_turn(self, task: SimulatedTask) -> None:
         if task is not self._root:
             task.gate.acquire()
             return
@@ -259,7 +259,7 @@ class Turns:
                 )
             turns = len(self.trace)
 
-    def _note(self, task: Task, target: Task, how: str | None) -> None:
+    def _note(self, task: SimulatedTask, target: SimulatedTask, how: str | None) -> None:
         left = f"{task.label} ({how or describe_frame(sys._getframe(2))})"  # noqa: SLF001
         self.trace.append(Turn(self.points, self.elapsed_s, target.label, left))
 
@@ -278,13 +278,13 @@ class Turns:
         finally:
             self._observing = False
 
-    def _require(self) -> Task:
+    def _require(self) -> SimulatedTask:
         task = self.current_task()
         if task is None:
             raise SimulationError("this thread does not belong to the running simulation; call it from inside")
         return task
 
-    def _task_of(self, thread: threading.Thread) -> Task | None:
+    def _task_of(self, thread: threading.Thread) -> SimulatedTask | None:
         return next((task for task in self._tasks if task.thread is thread), None)
 
     def _describe_threads(self) -> str:
@@ -297,7 +297,7 @@ class Turns:
         return "; ".join(lines)
 
 
-def _join_previous(task: Task) -> None:
+def _join_previous(task: SimulatedTask) -> None:
     """Wait until the previous thread has really ended, so that its last steps happen at the same time in every run."""
     ended, task.follows = task.follows, None
     if ended is not None:

@@ -19,13 +19,13 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.store.call_timeouts import CallTimeouts
 from latchwork.store.dispatch import Dispatcher
-from latchwork.store.driving.cleanup import Cleanup
+from latchwork.store.driving.cleanup import CleanupThread
 from latchwork.store.forks import ForkGuard
 from latchwork.store.observe.calls import NOBODY, StoreObserver, observed
 from latchwork.store.observers import Observers
 from latchwork.store.owner import StoreOwner
 from latchwork.store.session import Session
-from latchwork.store.watch import Feed
+from latchwork.store.watch import WatchReceiver
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Shared(Protocol):
         """Close the object. May be called from any thread. Idempotent."""
 
 
-class Core:
+class StoreConnection:
     """The state that a store and its namespaces share: the backend, the sessions and the watches. Thread-safe."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Core:
         call_timeout_s: float,
         given_session_ttl_s: float | None = None,
         observers: Observers[StoreObserver] = NOBODY,
-        again: Callable[[], Core] | None = None,
+        again: Callable[[], StoreConnection] | None = None,
     ) -> None:
         self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
         self._observers = observers
@@ -72,13 +72,13 @@ class Core:
         self._closed = False
         self._has_closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
-        self.cleanup = Cleanup(clock, f"latchwork-cleanup-{backend.capabilities.name}")
+        self.cleanup = CleanupThread(clock, f"latchwork-cleanup-{backend.capabilities.name}")
         self._lock = mutex()
         self._opening = mutex()
         self._primary: Session | None = None
         self._opened: Future[Session] | None = None
         self._sessions: dict[Session, None] = {}  # in the order of opening and closing
-        self._feeds: dict[Feed, None] = {}
+        self._feeds: dict[WatchReceiver, None] = {}
         self._shared: dict[Hashable, Shared] = {}
         #: The owner of the core; None for a core that no store owns.
         self.owner: weakref.ref[StoreOwner] | None = None
@@ -100,7 +100,7 @@ class Core:
         if self._home.is_foreign:
             raise self._home.error()
 
-    def reconnect(self) -> Core:
+    def reconnect(self) -> StoreConnection:
         """Open a new connection with the same settings. Return the new shared state."""
         if self._again is None:
             raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
@@ -182,7 +182,13 @@ class Core:
             )
 
     def start_watch(
-        self, feed: Feed, prefix: str, *, single_key: bool = False, siblings: bool = False, heartbeats: bool = False
+        self,
+        feed: WatchReceiver,
+        prefix: str,
+        *,
+        single_key: bool = False,
+        siblings: bool = False,
+        heartbeats: bool = False,
     ) -> None:
         """Watch an absolute prefix on behalf of a ``Watch`` or ``Mirror``, which is closed with the store.
 
@@ -247,6 +253,6 @@ class Core:
         with self._lock:
             self._sessions.pop(session, None)
 
-    def _forget_feed(self, feed: Feed) -> None:
+    def _forget_feed(self, feed: WatchReceiver) -> None:
         with self._lock:
             self._feeds.pop(feed, None)
