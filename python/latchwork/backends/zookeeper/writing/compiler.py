@@ -2,8 +2,8 @@
 
 These are pure functions without I/O or a clock. Known states may be outdated (remembered, or from the version of an
 entry). Then a contradiction only raises ``NeedStates``, so that the caller reads them again. A failed check is a
-``Conflict`` only if the states were just read. docs/design/zookeeper.md lists the guards of the multi and the race that
-each prevents.
+``Conflict`` only if the states were just read, or if the multi failed at the version of a key with an ``At`` check.
+docs/design/zookeeper.md lists the guards of the multi and the race that each prevents.
 """
 
 from __future__ import annotations
@@ -115,9 +115,10 @@ class _Compiler:
             )
         seen = self._seen(check.key)
         if seen.version != version:
-            self._refuse(f"{check.key!r} was written since it was read; read it again", check)
+            self._refuse(_describe_written(check.key), check)
         self._guard(check.key, seen)
         self.pinned[check.key] = self._version_to_check(check.key, seen)
+        self.plan.pinned[check.key] = check
         if check.key not in self.touched:
             self._add_check(check.key, seen.data)
 
@@ -502,6 +503,7 @@ class MultiPlan:
         bumped: For each bucket, the index of the setData on its guard.
         emptied: Parents that may have no children afterwards.
         makes: Parents that it creates.
+        pinned: The ``At`` checks by key.
     """
 
     parts: list[MultiPart] = field(default_factory=list)
@@ -511,11 +513,30 @@ class MultiPlan:
     bumped: dict[int, int] = field(default_factory=dict)
     emptied: set[str] = field(default_factory=set)
     makes: list[str] = field(default_factory=list)
+    pinned: dict[str, At] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Return the approximate size of the transaction in bytes."""
         return sum(len(part.data) for part in self.parts)
+
+    def find_conflict(self, failed: int, error: int) -> Conflict | None:
+        """Return the error of a transaction that failed because a key with an ``At`` check was written.
+
+        The guards come first in the transaction, so the key was not deleted and created again before.
+
+        Args:
+            failed: The index of the part that failed.
+            error: Its error code.
+        Returns:
+            The error. None if only a read of the states can tell what has changed.
+        """
+        check = self.pinned.get(self.parts[failed].key)
+        return None if check is None or error != wire.BAD_VERSION else Conflict(_describe_written(check.key), [check])
+
+
+def _describe_written(key: str) -> str:
+    return f"{key!r} was written since it was read; read it again"
 
 
 def written_entries(

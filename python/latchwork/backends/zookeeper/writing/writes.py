@@ -192,6 +192,9 @@ class ZooKeeperWriter:
         part = plan.parts[result.failed]
         if part.role == "probe" and result.error == wire.EPHEMERAL_PARENT:
             return  # nothing can be there, but that has to be guarded in another way
+        conflict = plan.find_conflict(result.failed, result.error)
+        if conflict is not None:
+            raise conflict
         if result.error not in _STALE_CODES:
             raise task.refusal_error(result.error, part.key or plan.parts[-1].key)
 
