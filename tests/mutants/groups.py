@@ -51,16 +51,16 @@ DEFECTS = (
         "Barrier",
         "an arrival is written without checking the generation",
         "primitives/barrier/member.py",
-        "ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]\n",
-        "ours: list[Check] = []\n",
+        "ours, ops = [snapshot.still_open], list[Op]()\n",
+        "ours, ops = list[Check](), list[Op]()\n",
         id_of("primitives/barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next", on="memory"),
     ),
     Defect(
         "Barrier",
         "a generation is ended twice",
         "primitives/barrier/member.py",
-        "self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])",
-        "self._store.commit, [], [Put(self._board_key, after.to_bytes())])",
+        "self._store.commit, [snapshot.still_open], [Put(self._keys.board, board.to_bytes())])",
+        "self._store.commit, [], [Put(self._keys.board, board.to_bytes())])",
         id_of("primitives/barrier", "two_that_end_a_generation_at_the_same_time_end_it_once", on="memory"),
     ),
     Defect(
@@ -75,7 +75,7 @@ DEFECTS = (
         "Barrier",
         "each member that sees all arrivals ends the generation",
         "primitives/barrier/member.py",
-        "        if not seen.should_end_phase(self._mine):\n",
+        "        if not seen.has_ended and not seen.should_end_phase(self.member_id):\n",
         "        if False:\n",
         id_of(
             "primitives/barrier_generations",
@@ -84,12 +84,36 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "Barrier",
+        "a generation is opened twice",
+        "primitives/barrier/member.py",
+        "ours += [snapshot.still_unopened, *expected.checks]",
+        "ours += [*expected.checks]",
+        id_of(
+            "primitives/barrier_generations",
+            "one_that_opens_later_than_another_arrives_without_a_read_and_waits_for_whom_that_one_said",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Barrier",
+        "a member that comes again never reads the state",
+        "primitives/barrier/member.py",
+        "guess, self._guess = self._guess if self._is_absent else None, None",
+        "guess = self._guess",
+        id_of(
+            "primitives/barrier_generations",
+            "a_member_comes_again_without_a_read_and_finds_out_if_the_next_generation_has_ended_too",
+            on="memory",
+        ),
+    ),
+    Defect(
         "DoubleBarrier",
         "a change between the read and the wait is missed",
         "primitives/barrier/member.py",
-        "                await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)\n",
-        "                newest = (await self._get_or_create_board())[1].phase\n"
-        "                await self._wait_for_another_phase(newest, waiter, deadline)\n",
+        "                    await self._wait_for_another_phase(arrival.snapshot, waiter, deadline)\n",
+        "                    newest, _ = await self._read_all()\n"
+        "                    await self._wait_for_another_phase(newest, waiter, deadline)\n",
         id_of("primitives/double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed", on="memory"),
     ),
 )

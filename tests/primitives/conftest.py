@@ -17,6 +17,11 @@ from trials.remote import Remote
 PATIENCE_S = float(os.environ.get("LATCHWORK_TEST_PATIENCE_S", "45"))
 
 
+def list_arrivals(store, name="phase"):
+    """The stored arrivals at a barrier."""
+    return [entry for entry in store.list(name) if "/arrived-" in entry.key]
+
+
 @pytest.fixture
 def connect(backend_url):
     """Open another client of the test's root; closed after the test."""

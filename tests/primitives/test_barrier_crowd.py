@@ -10,6 +10,7 @@ import pytest
 from latchwork.errors import BarrierBroken
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import member, phases
+from primitives.conftest import list_arrivals
 
 MEMBERS = 12
 
@@ -71,10 +72,10 @@ def test_with_no_follower_somebody_draws_again_and_ends_it(few, members, in_thre
 def test_somebody_ends_it_when_every_follower_has_died(few, members, in_thread, store, eventually, monkeypatch):
     monkeypatch.setattr("latchwork.primitives.barrier.member.AGAIN_S", (0.2, 0.4))
     for number in range(3):
-        store.put(f"phase/arrived/d{number}", b'{"phase": 0, "follows": true}')
+        store.put(f"phase/arrived-d{number}", b'{"phase": 0, "follows": true}')
     monkeypatch.setattr(member, "FOLLOWERS", 0)
     waiting = [in_thread(lambda each=each: each.wait(60.0)) for each in members()[: MEMBERS - 3]]
-    eventually(lambda: len(store.list("phase/arrived")) == MEMBERS)
+    eventually(lambda: len(list_arrivals(store)) == MEMBERS)
     monkeypatch.setattr(member, "FOLLOWERS", 3)
     assert [each.outcome() for each in waiting] == [0] * (MEMBERS - 3)
 
@@ -82,7 +83,7 @@ def test_somebody_ends_it_when_every_follower_has_died(few, members, in_thread, 
 def test_a_timeout_breaks_it_for_many_too(few, members, in_thread, store, eventually):
     all_of_them = members()
     waiting = [in_thread(lambda each=each: each.wait(60.0)) for each in all_of_them[:-2]]
-    eventually(lambda: len(store.list("phase/arrived")) == MEMBERS - 2)
+    eventually(lambda: len(list_arrivals(store)) == MEMBERS - 2)
     with pytest.raises(BarrierBroken, match="1 of 12 missing"):
         all_of_them[-2].wait(0.3)
     for each in waiting:
@@ -94,10 +95,10 @@ def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread
     monkeypatch.setattr(member, "FOLLOWERS", 0)
     all_of_them = members(per_generation=True)
     first = in_thread(lambda: all_of_them[0].wait(60.0))
-    eventually(lambda: store.list("phase/arrived"))
+    eventually(lambda: list_arrivals(store))
     waiting = [first, *(in_thread(lambda each=each: each.wait(60.0)) for each in all_of_them[1:-1])]
-    arrived = eventually(lambda: len(found := store.list("phase/arrived")) == MEMBERS - 1 and found)
-    assert [entry.key for entry in arrived if phases.watches_arrivals(entry)] == ["phase/arrived/m00"]
+    arrived = eventually(lambda: len(found := list_arrivals(store)) == MEMBERS - 1 and found)
+    assert [entry.key for entry in arrived if phases.watches_arrivals(entry)] == ["phase/arrived-m00"]
     assert all_of_them[-1].wait(10.0) == 0
     assert [each.outcome() for each in waiting] == [0] * (MEMBERS - 1)
 

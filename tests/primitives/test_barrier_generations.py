@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, barrier_state, member, prepare_arrivals
-from latchwork.primitives.barrier.phases import BarrierRecord
-from latchwork.store.steps import run
+from latchwork.primitives.barrier.phases import BarrierRecord, Opening
+from latchwork.store.steps import Pause, Signal, run
 from latchwork.types import At, Put
+from primitives.conftest import list_arrivals
 
 
 @pytest.fixture
@@ -44,23 +47,94 @@ def test_of_those_who_see_that_all_have_come_the_last_one_ends_the_generation(
 ):
     monkeypatch.setattr(member, "_BACKUP_PAUSE_S", (60.0, 60.0))  # for an end that never comes
     a, b = barrier("a"), barrier("b")
-    ended, list_now = [], a._list_arrivals
-
-    async def list_when_both_have_come():
-        while len(found := await list_now()) < 2:
-            pass
-        return found
-
-    monkeypatch.setattr(a, "_list_arrivals", list_when_both_have_come)
+    seen, ended = [], []
     for each in (a, b):
-        end = each._end_if_complete
-        monkeypatch.setattr(
-            each, "_end_if_complete", lambda *given, who=each.member_id, end=end: ended.append(who) or end(*given)
-        )
+
+        async def end_in_turn(*given, who=each.member_id, end=each._end_in_turn):
+            seen.append(who)
+            return await end(*given)
+
+        async def end_once_both_have_seen_it(*given, who=each.member_id, end=each._end_if_complete):
+            ended.append(who)
+            while set(seen) < {"a", "b"}:
+                await Pause(SYSTEM_CLOCK, Signal(), 0.01)
+            return await end(*given)
+
+        monkeypatch.setattr(each, "_end_in_turn", end_in_turn)
+        monkeypatch.setattr(each, "_end_if_complete", end_once_both_have_seen_it)
     waiting = in_thread(lambda: a.wait(30.0))
     eventually(lambda: barrier("c").arrived() == ["a"])
     assert b.wait(30.0) == waiting.outcome() == 0
     assert ended == ["b"]
+
+
+class OpensLate:
+    """A store whose first commit waits until another member has opened the generation."""
+
+    def __init__(self, store, monkeypatch, first):
+        self.calls = []
+        for op in ("commit", "get", "get_many", "list"):
+            monkeypatch.setattr(store, op, partial(self.call, op, getattr(store, op)))
+        self.first = first
+
+    def call(self, op, fn, *given):
+        self.calls.append(op)
+        if op == "commit" and self.first is not None:
+            first, self.first = self.first, None
+            first()
+        return fn(*given)
+
+
+def test_one_that_opens_later_than_another_arrives_without_a_read_and_waits_for_whom_that_one_said(
+    barrier, connect, in_thread, eventually, monkeypatch
+):
+    monkeypatch.setattr(member, "_BACKUP_PAUSE_S", (60.0, 60.0))  # the last one to arrive ends it
+    store, waiting = connect(), []
+    a, b = barrier("a", 2), barrier("b", 7, store=store)
+
+    def open_first():
+        waiting.append(in_thread(lambda: a.wait(30.0)))
+        eventually(lambda: a.arrived() == ["a"])
+
+    late = OpensLate(store, monkeypatch, open_first)
+    assert b.wait(30.0) == waiting[0].outcome() == 0
+    assert late.calls == ["get_many", "commit", "commit", "commit"]  # to open it, to arrive, to end it
+
+
+def test_one_that_opens_later_than_another_waits_no_longer_than_that_one_said(
+    barrier, connect, in_thread, eventually, monkeypatch
+):
+    store, dying, waiting = connect(), connect(), []
+    b = barrier("b", 7, store=store)
+
+    def open_first_and_die():
+        waiting.append(in_thread(lambda: barrier("a", 3, store=dying).wait(1.5)))
+        eventually(lambda: b.arrived() == ["a"])
+        dying.close()
+
+    OpensLate(store, monkeypatch, open_first_and_die)
+    began = time.monotonic()
+    with pytest.raises(BarrierBroken, match="1 of 3 missing"):
+        b.wait(60.0)
+    assert time.monotonic() - began < 30.0
+    with pytest.raises(LatchworkError):
+        waiting[0].outcome()
+
+
+def test_a_member_comes_again_without_a_read_and_finds_out_if_the_next_generation_has_ended_too(
+    barrier, connect, in_thread, monkeypatch
+):
+    store = connect()
+    a, b = barrier("a", store=store), barrier("b")
+    counted = OpensLate(store, monkeypatch, None)
+    for number in (0, 1):
+        waiting = in_thread(lambda: b.wait(30.0))
+        counted.calls.clear()
+        assert a.wait(30.0) == waiting.outcome() == number
+        assert [op for op in counted.calls if op.startswith("get")] == ["get_many"] * (number == 0)
+    barrier("c").abort("the next one")
+    waiting = in_thread(lambda: b.wait(30.0))
+    assert a.wait(30.0) == waiting.outcome() == 3
 
 
 def test_an_arrival_that_is_kept_counts_for_its_own_generation_only(barrier, in_thread, store):
@@ -68,7 +142,7 @@ def test_an_arrival_that_is_kept_counts_for_its_own_generation_only(barrier, in_
     for number in range(3):
         waiting = in_thread(lambda: a.wait(30.0))
         assert b.wait(30.0) == waiting.outcome() == number
-    assert store.children("phase/arrived") == ["a", "b"]
+    assert [entry.key for entry in list_arrivals(store)] == ["phase/arrived-a", "phase/arrived-b"]
     with pytest.raises(BarrierBroken) as broken:
         a.wait(0.0)
     assert broken.value.arrived == ("a",)
@@ -193,11 +267,11 @@ def test_a_transaction_arrives_at_the_barriers_that_are_open_and_at_no_other(bar
     barrier("a", 1, name="passed").wait(30.0)
     assert run(prepare_arrivals(store, names, "b")) == ([], [])
     waiting = in_thread(lambda: barrier("a", 2).wait(60.0))
-    assert eventually(lambda: store.list("phase/arrived"))
+    assert eventually(lambda: list_arrivals(store))
     checks, ops = run(prepare_arrivals(store, names, "b"))
     store.commit(checks, ops)
     assert waiting.outcome() == 0
-    assert [op.key for op in ops] == ["phase/arrived/b"]
+    assert [op.key for op in ops] == ["phase/arrived-b"]
     with pytest.raises(Conflict):
         store.commit(checks, ops)
 
@@ -223,7 +297,8 @@ def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_e
 
 
 def test_a_board_names_those_who_arrived_at_its_last_phase_only():
-    board = BarrierRecord.for_parties(2).after_passing(["a", "b"]).after_breaking("late", ["a"], 1)
+    board = BarrierRecord.for_parties(2).after_passing(["a", "b"])
+    board = board.after_breaking("late", ["a"], Opening(1, 2), cycle=1)
     assert [end.arrived for end in board.ended] == [(), ("a",)]
 
 

@@ -13,6 +13,7 @@ from latchwork.primitives.barrier import local_members
 from latchwork.store.steps import run
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Put
+from primitives.conftest import list_arrivals
 
 MEMBERS = 12
 
@@ -51,7 +52,7 @@ def test_members_of_one_process_arrive_in_fewer_transactions_than_there_are_memb
         return one.wait(60.0)
 
     assert [each.outcome() for each in [in_thread(lambda one=one: work(one)) for one in members]] == [0] * MEMBERS
-    arrivals = [call for call in shared.calls if call.op == "commit" and any("/arrived/" in key for key in call.keys)]
+    arrivals = [call for call in shared.calls if call.op == "commit" and any("/arrived-" in key for key in call.keys)]
     assert 0 < len(arrivals) < 2 * MEMBERS  # one arrival and one end of it for each would be as many
 
 
@@ -68,14 +69,14 @@ def test_the_member_whose_check_does_not_hold_is_refused_and_the_others_arrive(c
     waiting = [in_thread(lambda number=number: work(number)) for number in range(MEMBERS)]
     with pytest.raises(Conflict):
         waiting.pop(3).outcome()
-    eventually(lambda: len(store.list("phase/arrived")) == MEMBERS - 1)
+    eventually(lambda: len(list_arrivals(store)) == MEMBERS - 1)
     assert all(each.is_alive() for each in waiting)
     assert members[3].wait(60.0) == 0
     assert [each.outcome() for each in waiting] == [0] * (MEMBERS - 1)
 
 
 def test_an_arrival_whose_answer_is_lost_counts_once_for_each_of_those_that_went_together(crowd_of, in_thread):
-    faults = [Fault("cut_after", op="commit", key="phase/arrived/*", nth=nth) for nth in (2, 3)]
+    faults = [Fault("cut_after", op="commit", key="phase/arrived-*", nth=nth) for nth in (2, 3)]
     _, members = crowd_of(plan=faults)
     waiting = [in_thread(lambda one=one: one.wait(60.0)) for one in members]
     assert [each.outcome() for each in waiting] == [0] * MEMBERS
@@ -113,7 +114,7 @@ def test_who_is_not_woken_by_the_shared_watch_ends_all_the_same(crowd_of, in_thr
 def test_one_that_is_closed_does_not_take_the_others_with_it(crowd_of, in_thread, store, eventually):
     _, members = crowd_of()
     waiting = [in_thread(lambda one=one: one.wait(60.0)) for one in members[:-1]]
-    eventually(lambda: len(store.list("phase/arrived")) == MEMBERS - 1)
+    eventually(lambda: len(list_arrivals(store)) == MEMBERS - 1)
     members[0].close()
     with pytest.raises(Exception, match="closed"):
         waiting.pop(0).outcome()

@@ -143,7 +143,7 @@ def test_a_round_that_ends_between_look_and_wait_is_noticed(barrier, connect, mo
     monkeypatch.setattr(store, "get_many", ends_meanwhile)
     early = in_thread(lambda: c.enter(30.0))
     eventually(lambda: b.round() == 1)
-    assert [b.enter(30.0), early.outcome()] == [1, 1]
+    assert [b.enter(10.0), early.outcome()] == [1, 1]
 
 
 def test_work_that_fails_ends_the_round_for_the_others(barrier, in_thread, eventually):

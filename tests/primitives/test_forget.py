@@ -29,6 +29,7 @@ from latchwork.primitives import (
     forget,
 )
 from patience import eventually
+from primitives.conftest import list_arrivals
 
 pytestmark = pytest.mark.threads
 NAME = "dir/name"
@@ -153,7 +154,7 @@ def waiting_at_a_barrier(store):
     barrier = Barrier(store, NAME, parties=2, member_id="n1")
     thread = threading.Thread(target=_wait, args=(barrier,))
     thread.start()
-    eventually(lambda: store.children(f"{NAME}/arrived"))
+    eventually(lambda: list_arrivals(store, NAME))
     yield
     barrier.close()
     thread.join()

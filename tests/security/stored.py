@@ -79,7 +79,9 @@ def dumped(**body):
 
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
-BOARD = phases.BarrierRecord.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
+OPENING = phases.Opening(1, 2, ("a", "b"), 60.0, 1.0, 2)
+BOARD = phases.BarrierRecord.for_parties(["a", "b"]).after_passing(["a", "b"])
+BOARD = BOARD.after_breaking("it was late", ["a"], OPENING, cycle=2)
 CELL = ProgressRecord(
     "c",
     7,
@@ -126,6 +128,11 @@ KINDS = {
         "primitives.barrier.phases",
         BOARD.to_bytes(),
         lambda value: phases.BarrierRecord.from_entry(at(value)).after_passing(["a"]),
+    ),
+    "opening": Kind(
+        "primitives.barrier.phases",
+        OPENING.to_bytes(),
+        lambda value: phases.BarrierRecord(0, phase=1).find_opening(at(value)),
     ),
     "arrival": Kind(
         "primitives.barrier.phases", phases.encode_arrival(3, ABOUT), lambda value: phases.parse_arrival(at(value))

@@ -10,7 +10,7 @@ from latchwork.errors import LatchworkError
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import EpochEnded
 from worker_group.conftest import Killed, KilledAt
-from worker_group.test_scaling import arrived_of
+from worker_group.test_scaling import arrivals_of
 
 
 class Between:
@@ -31,7 +31,7 @@ def test_an_open_barrier_passes_when_the_worker_it_waits_for_completes(team, all
     a, b, c = team(3)
     all_at_once(lambda one: one.initialize(60.0), (a, b, c))
     waiting = [in_thread(lambda each=each: each.barrier(timeout_s=None)) for each in (a, b)]
-    assert eventually(lambda: len(store.list(arrived_of(a))) == 2)
+    assert eventually(lambda: len(arrivals_of(store, a)) == 2)
     c.complete()
     assert [each.outcome() for each in waiting] == [0, 0]
     assert all_at_once(lambda one: one.barrier(timeout_s=60.0), (a, b)) == [1, 1]
@@ -41,7 +41,7 @@ def test_a_completion_alone_does_not_pass_a_barrier(team, all_at_once, in_thread
     a, b, c = team(3)
     all_at_once(lambda one: one.initialize(60.0), (a, b, c))
     waiting = in_thread(lambda: a.barrier(timeout_s=None))
-    assert eventually(lambda: store.list(arrived_of(a)))
+    assert eventually(lambda: arrivals_of(store, a))
     c.complete()
     assert waiting.is_alive()
     assert b.barrier(timeout_s=60.0) == 0
@@ -60,7 +60,7 @@ def test_a_barrier_that_opens_while_a_worker_completes_passes(
 
     def open_barrier():
         waiting.extend(in_thread(lambda each=each: each.barrier(timeout_s=None)) for each in (a, b))
-        assert eventually(lambda: len(store.list(arrived_of(a))) == 2)
+        assert eventually(lambda: len(arrivals_of(store, a)) == 2)
 
     between.fn = open_barrier
     c.complete()
@@ -78,7 +78,7 @@ def test_a_barrier_does_not_wait_for_a_worker_that_completes_while_it_opens(
     all_at_once(lambda one: one.initialize(60.0), (a, b, c))
 
     def arrive_second():
-        assert eventually(lambda: store.list(arrived_of(b)))
+        assert eventually(lambda: arrivals_of(store, b))
         return b.barrier(timeout_s=10.0)
 
     between.fn = lambda: in_thread(c.complete).outcome()
@@ -102,7 +102,7 @@ def test_wherever_a_worker_dies_while_it_completes_the_others_pass_or_begin_agai
         a, b = worker("a", group, workers=2), worker("b", group, store=dying, session=session)
         all_at_once(lambda one: one.initialize(60.0), (a, b))
         waiting = in_thread(lambda a=a: a.barrier(timeout_s=None))
-        assert eventually(lambda a=a, group=group: store.list(arrived_of(a, group)))
+        assert eventually(lambda a=a, group=group: arrivals_of(store, a, group))
         plan.left, killed = number, False
         try:
             b.complete()

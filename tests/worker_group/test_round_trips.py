@@ -37,4 +37,4 @@ def test_a_barrier_of_four_workers_takes_a_handful_of_round_trips(request, name)
             thread.start()
         for thread in threads:
             thread.join()
-    assert found[0] <= (7 if name == "etcd35" else 9), found
+    assert found[0] <= (4 if name == "etcd35" else 6), found

@@ -18,10 +18,9 @@ from latchwork.types import At, Delete, Entry, Exists
 
 _TOGETHER = 50
 #: Keys directly below a name that outlive its users. The head of a group's views is removed before the views.
-_RECORDS = ("views", "board", "outcome", "permits", "room", "starts", "tail")
+_RECORDS = ("views", "board", "opening", "outcome", "permits", "room", "starts", "tail")
 #: Prefixes below a name with records and with traces of users: which is which, by the rest of the key.
 _PREFIXES = (
-    "arrived",
     "base",
     "data",
     "dead",
@@ -37,7 +36,7 @@ _PREFIXES = (
 #: Takers of a queue that may have claims. They end with their sessions, and matter only while there are items.
 _HOLDER = re.compile(r"partitions/[^/]+/holders/")
 #: Records that are still needed, though no session owns them: arrivals at a barrier, items and dead letters.
-_NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
+_NEEDED = re.compile(r"arrived-|dead/|partitions/[^/]+/items/")
 
 
 @driven
@@ -78,7 +77,12 @@ async def _list_records(store: Store, name: str) -> list[Entry]:
     itself.
     """
     direct = await ask(store.list, name)
-    found = [entry for entry in direct if is_ticket(entry.key) or entry.key[len(name) + 1 :] in _RECORDS]
+    rests = {entry.key: entry.key[len(name) + 1 :] for entry in direct}
+    found = [
+        entry
+        for entry in direct
+        if is_ticket(entry.key) or rests[entry.key] in _RECORDS or _NEEDED.match(rests[entry.key])
+    ]
     number = await ask(store.get, name)
     return [*found, number] if number is not None and is_number(number.value) else found
 

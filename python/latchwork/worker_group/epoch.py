@@ -61,8 +61,7 @@ class WorkerEpoch:
         self._lock = mutex()
         self._barriers: dict[str, Barrier] = {}
         self._used: list[Barrier] = []
-        self._record: Entry | None = None  # as it was read last
-        self._guess: Entry | None = None  # the same, until a transaction has relied on it
+        self._record: Entry | None = None  # as the watcher knows it, until a transaction has relied on it
         self._is_over = False
 
     def end(self) -> None:
@@ -96,16 +95,17 @@ class WorkerEpoch:
             return self._barriers[name]
 
     @contextmanager
-    def barrier_in_use(self, name: str) -> Iterator[Barrier]:
+    def barrier_in_use(self, name: str, record: Entry | None) -> Iterator[Barrier]:
         """Return a context manager for waiting at a barrier. Inside it, scaling down the group may break the barrier.
 
         Args:
             name: Name of the barrier.
+            record: Entry of the group's record as the watcher knows it; it may be old. None reads it.
         Raises:
             Closed: The epoch has ended.
         """
         barrier = self.barrier(name)
-        self._guess = self._record
+        self._record = record
         self._used.append(barrier)
         try:
             yield barrier
@@ -143,12 +143,12 @@ class WorkerEpoch:
     async def _count_expected(self) -> Expected:
         """Count the workers that must arrive at a barrier: all that have not completed.
 
-        The first attempt uses the record that was read last. The transaction checks this record, and the next attempt
-        reads it again.
+        The first attempt uses the record that the watcher knows. The transaction checks this record, and the next
+        attempt reads it.
         """
-        entry, self._guess = self._guess, None
+        entry, self._record = self._record, None
         if entry is None:
-            entry = self._record = await ask(self._store.get, self._keys.record)
+            entry = await ask(self._store.get, self._keys.record)
         record = decode_record_or_none(entry, self._keys.run)
         if entry is None or record is None:
             raise Closed(f"group {self._keys.group.group!r} no longer exists; stop the work")

@@ -168,9 +168,14 @@ class GroupMirror:
         self._opened.close()
 
     @property
+    def record_entry(self) -> Entry | None:
+        """The entry of the group's record. None if the group no longer exists."""
+        return self._record_mirror.get(self._keys.record)
+
+    @property
     def record(self) -> GroupRecord | None:
         """The group's record. None if the group is in another run or no longer exists."""
-        return decode_record_or_none(self._record_mirror.get(self._keys.record), self._keys.run)
+        return decode_record_or_none(self.record_entry, self._keys.run)
 
     @property
     def epoch(self) -> Entry | None:
@@ -459,6 +464,11 @@ class WorkerWatcher:
     def is_first(self) -> bool:
         """Whether no running worker has a lower rank."""
         return self._group_watcher.mirror.count_lower_ranks({self.lease_key}) == 0
+
+    @property
+    def record(self) -> Entry | None:
+        """The entry of the group's record as it is known here. None if it is unknown."""
+        return self._group_watcher.mirror.record_entry
 
     def recheck_barriers(self) -> None:
         """Check again whether a barrier waits for removed workers. Call it before each wait at a barrier.

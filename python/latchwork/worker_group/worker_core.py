@@ -254,9 +254,10 @@ class WorkerCore:
             raise LatchworkError(f"{self.what} has completed, so it cannot wait at a barrier")
         while True:
             try:
-                with current.barrier_in_use(name) as barrier:
-                    if self._watcher is not None:
-                        self._watcher.recheck_barriers()
+                watcher = self._watcher
+                with current.barrier_in_use(name, None if watcher is None else watcher.record) as barrier:
+                    if watcher is not None:
+                        watcher.recheck_barriers()
                     return await steps_of(barrier.wait)(timeout_s, checks=[current.fence])
             except BarrierBroken as error:
                 raise await name_missing_workers(self.store, membership, name, error) from error

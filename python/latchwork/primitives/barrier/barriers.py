@@ -1,7 +1,8 @@
 """Barriers: members wait until all have arrived, repeatedly. A double barrier has an entrance and an exit.
 
 Keys:  <name>/board             the open generation or phase, the expected members, the last results; as JSON
-       <name>/arrived/<member>  the generation or phase at which a member has arrived; not bound to a session
+       <name>/opening           the expected members of the generation, if each has its own; as JSON
+       <name>/arrived-<member>  the generation or phase at which a member has arrived; not bound to a session
 Rule:  a generation passes once as many members as expected, counted by ID, have arrived; or it is broken for all
        waiting members, and the next one is open. A double barrier has two phases per round (even: entering, odd:
        leaving). A broken phase ends its round.
@@ -21,7 +22,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
-from latchwork.types import Absent, At, Check
+from latchwork.types import Check
 
 _log = logging.getLogger(__name__)
 
@@ -97,20 +98,17 @@ class Barrier(BarrierMember, Closable):
         await self._break_phase(why, lacking)
 
     @driven
-    async def check(self, generation: int = 0) -> tuple[bool, At | Absent]:
+    async def check(self, generation: int = 0) -> tuple[bool, Check]:
         """Return whether a generation or a later one has passed, with a check for transactions that rely on the answer.
 
         Args:
             generation: The number of the generation.
         Returns:
-            Whether it has passed, and a precondition that fails once any generation was opened, has passed or was
-                broken since.
+            Whether it has passed, and a precondition that fails once any generation has passed or was broken since.
         """
         self._waits.check()
-        entry = await ask(self._store.get, self._board_key)
-        if entry is None:
-            return False, Absent(self._board_key)
-        return self._read(entry).has_passed(generation), At(entry)
+        snapshot = self._build_snapshot(await ask(self._store.get, self._keys.board), None)
+        return snapshot.board.has_passed(generation), snapshot.still_open
 
     @driven
     async def generation(self) -> int:
@@ -255,7 +253,7 @@ class DoubleBarrier(BarrierMember):
         """
         why = f"a call of {self.member_id!r} was cancelled"
         try:
-            board = await self._end_as_broken(phase, why)
+            board = (await self._end_as_broken(phase, why)).board
             if board.phase == phase + 1 and board.phase % 2 == 1 and self.member_id in board.regulars:
                 await self._end_as_broken(board.phase, why)  # everybody had come after all
         except (Unavailable, OutcomeUnknown) as error:

@@ -1,12 +1,15 @@
 """The loop behind both barriers. Its decisions are in ``phases``.
 
-Keys:  <name>/board             the open phase, the expected members, the last results; as JSON
-       <name>/arrived/<member>  as JSON, not bound to a session: the phase at which a member has arrived, host and PID,
+Keys:  <name>/board             the open phase, the last results, and the members if they are always the same; as JSON
+       <name>/opening           the expected members of the newest phase, if each phase has its own; as JSON
+       <name>/arrived-<member>  as JSON, not bound to a session: the phase at which a member has arrived, host and PID,
                                 and whether it ``follows`` the other arrivals
 
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open,
 arrivals are only added. A member that has seen enough of them may therefore end the phase, on condition that the board
-is unchanged. If each phase has its own parties, the first arrival writes them to the board in its transaction.
+is unchanged. If each phase has its own parties, the first arrival writes the opening in its transaction. The board
+stays as it is, so others that arrive at the same time need not read it again. After a phase, a member assumes that its
+end is still the newest state, and arrives at the next phase without a read.
 docs/design/groups-and-queues.md has the races.
 
 With few members all watch the arrivals, and the last one to arrive ends the phase. With more than ``MANY`` members,
@@ -21,7 +24,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,7 +34,9 @@ from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.barrier.local_members import LocalMember, get_local_members
 from latchwork.primitives.barrier.phases import (
     MANY,
+    BarrierKeys,
     BarrierRecord,
+    BarrierSnapshot,
     Expected,
     Opening,
     encode_arrival,
@@ -40,12 +45,12 @@ from latchwork.primitives.barrier.phases import (
     watches_arrivals,
 )
 from latchwork.primitives.waiting.common import Deadline, Identity, check_integer, check_name, check_text
-from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member, get_or_create
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_library
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
-from latchwork.types import Absent, At, Change, Check, Entry, Op, Put
+from latchwork.types import Check, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +63,8 @@ AGAIN_S = (2.0, 5.0)
 Choice = Callable[[BarrierRecord, int], int | None]
 #: Seconds after which another member ends the phase, too, because the last one to arrive may have died.
 _BACKUP_PAUSE_S = (0.2, 0.6)
-#: On slow links it comes later by so many times the time of a look: the last one looks before it ends the phase.
-_BACKUP_LOOKS = 4.0
+#: On slow links it comes later by so many times the time of a request.
+_BACKUP_TRIPS = 4.0
 #: Maximum random wait before a member opens a phase: of many members, one write is enough.
 _SPREAD_S = 0.03
 #: Returns the members without which the phase is broken, given the basis of the open phase.
@@ -71,6 +76,16 @@ Parties = int | Collection[str] | Callable[[], Expected]
 def is_many(parties: int) -> bool:
     """Return whether a barrier has too many members for each of them to watch all arrivals."""
     return parties > MANY
+
+
+def is_complete(opening: Opening | None, arrived: Collection[str]) -> bool:
+    """Return whether all expected members have arrived.
+
+    Args:
+        opening: The expected members. None if they are unknown.
+        arrived: The IDs of the members that have arrived.
+    """
+    return opening is not None and len(arrived) >= opening.parties
 
 
 def should_watch_arrivals(parties: int) -> bool:
@@ -87,66 +102,75 @@ class ArrivalWatcher:
 
     Attributes:
         phase: The phase.
-        board: The state of the barrier, once the phase has ended.
+        snapshot: The newest state and opening of the barrier.
     """
 
-    def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
-        self.board: BarrierRecord | None = None
-        self._board_key = board_key
-        self._arrivals = arrivals
-        self._parties = parties
+    def __init__(self, snapshot: BarrierSnapshot, phase: int) -> None:
         self.phase = phase
+        self.snapshot = snapshot
         self._arrived_at: dict[str, int] = {}
         self._followers: dict[str, int] = {}
 
     def __call__(self, batch: Batch) -> bool:
         """Apply a batch of changes. Return True once there is nothing to wait for."""
         for change in batch:
-            entry = change.entry
+            entry, keys = change.entry, self.snapshot.keys
             if entry is None:
                 continue
-            if change.key == self._board_key:
-                board = BarrierRecord.from_entry(entry)
-                self.board = board if board.phase > self.phase else None
-            elif change.key.rpartition("/")[0] == self._arrivals and parse_arrival(entry)[1] == self.phase:
-                self._arrived_at[change.key] = entry.token
-                if is_many(self._parties) and watches_arrivals(entry):
-                    self._followers[change.key] = entry.token
-        return self.board is not None or len(self._arrived_at) >= self._parties
+            if change.key == keys.board:
+                self.snapshot = replace(self.snapshot, board=BarrierRecord.from_entry(entry), entry=entry)
+            elif change.key == keys.opening:
+                self.snapshot = replace(self.snapshot, opened=entry)
+            elif (member_id := keys.find_member(change.key)) is not None and parse_arrival(entry) == self.phase:
+                self._arrived_at[member_id] = entry.token
+                if watches_arrivals(entry):
+                    self._followers[member_id] = entry.token
+        return self.is_done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for: the phase has ended, or all members have arrived."""
+        return self.has_ended or is_complete(self.snapshot.opening, self._arrived_at)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the phase has passed or was broken."""
+        return self.snapshot.board.phase > self.phase
 
     @property
     def arrived(self) -> set[str]:
         """The IDs of the members that have arrived."""
-        return {key.rpartition("/")[2] for key in self._arrived_at}
+        return set(self._arrived_at)
 
-    def should_end_phase(self, key: str) -> bool:
-        """Return whether the member with this arrival key should write the end of the phase.
+    def should_end_phase(self, member_id: str) -> bool:
+        """Return whether the member with this ID should write the end of the phase.
 
         With few members this is the last one to arrive. With many it is the first one that watches the arrivals.
         """
-        if is_many(self._parties):
-            return key in self._followers and self._followers[key] <= min(self._followers.values())
-        return self._arrived_at.get(key, 0) >= max(self._arrived_at.values(), default=0)
+        opening = self.snapshot.opening
+        if opening is not None and is_many(opening.parties):
+            return member_id in self._followers and self._followers[member_id] <= min(self._followers.values())
+        return self._arrived_at.get(member_id, 0) >= max(self._arrived_at.values(), default=0)
 
 
 class PhaseEndWatcher:
     """Detects the end of a phase from a watch of the barrier's state. Single-threaded.
 
     Attributes:
-        board: The state of the barrier, once the phase has ended.
+        snapshot: The newest state of the barrier.
     """
 
-    def __init__(self, phase: int) -> None:
-        self.board: BarrierRecord | None = None
+    def __init__(self, snapshot: BarrierSnapshot, phase: int) -> None:
+        self.snapshot = snapshot
         self._phase = phase
 
     def __call__(self, batch: Batch) -> bool:
         """Apply a batch of changes. Return True once the phase has ended."""
-        entries = [change.entry for change in batch if change.entry is not None]
-        if entries:
-            board = BarrierRecord.from_entry(entries[-1])
-            self.board = board if board.phase > self._phase else None
-        return self.board is not None
+        for change in batch:
+            if change.entry is not None:
+                board = BarrierRecord.from_entry(change.entry)
+                self.snapshot = replace(self.snapshot, board=board, entry=change.entry)
+        return self.snapshot.board.phase > self._phase
 
 
 class BarrierMember:
@@ -176,16 +200,14 @@ class BarrierMember:
         self._store = store
         self._expect = parties if callable(parties) else None
         self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
-        self._initial = (
-            BarrierRecord.for_separate_phases() if per_generation else BarrierRecord.for_parties(self._parties)
-        )
+        self._initial = BarrierRecord(0) if per_generation else BarrierRecord.for_parties(self._parties)
         self._identity = Identity()
-        self._board_key = f"{name}/board"
-        self._arrivals = f"{name}/arrived"
-        self._mine = f"{self._arrivals}/{member_id}"
+        self._keys = BarrierKeys(name)
+        self._mine = self._keys.arrival(member_id)
         self._last_ended = -1
         self._keeps_arrival = keeps_arrival
         self._is_absent = False  # we have not arrived at the open phase
+        self._guess: BarrierSnapshot | None = None  # the state after our last phase, until an arrival has relied on it
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
@@ -197,17 +219,32 @@ class BarrierMember:
     async def _read_board(self) -> BarrierRecord:
         """Read the state of the barrier. Return the initial state if the barrier was never used."""
         self._waits.check()
-        entry = await ask(self._store.get, self._board_key)
+        entry = await ask(self._store.get, self._keys.board)
         return self._initial if entry is None else BarrierRecord.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
         """Return the IDs of the members that have arrived at the open phase, sorted."""
-        phase = (await self._read_board()).phase
-        return sorted(find_arrived(await self._list_arrivals(), phase))
+        self._waits.check()
+        snapshot, entries = await self._read_all()
+        return sorted(find_arrived(self._keys, entries, snapshot.board.phase))
 
-    async def _list_arrivals(self) -> list[Entry]:
-        found: list[Entry] = await ask(self._store.list, self._arrivals)
-        return found
+    async def _read_all(self) -> tuple[BarrierSnapshot, list[Entry]]:
+        """Read the state, the newest opening, and all entries of the barrier."""
+        entries: list[Entry] = await ask(self._store.list, self.name)
+        found = {entry.key: entry for entry in entries}
+        return self._build_snapshot(found.get(self._keys.board), found.get(self._keys.opening)), entries
+
+    def _build_snapshot(self, entry: Entry | None, opened: Entry | None) -> BarrierSnapshot:
+        """Return the state and opening that these entries store.
+
+        Raises:
+            LatchworkError: The barrier was created for other members.
+        """
+        board = self._initial if entry is None else BarrierRecord.from_entry(entry)
+        if not board.expects_same_as(self._initial):
+            expects = ", ".join(board.names) or (f"{board.parties} members" if board.parties else "others each time")
+            raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
+        return BarrierSnapshot(self._keys, board, entry, opened)
 
     async def _arrive_and_wait(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
@@ -227,7 +264,7 @@ class BarrierMember:
                     arrival = await waiter.keep_trying(arrive, deadline)
                     if arrival.phase is not None:
                         return await self._await_end(arrival.phase, arrival, waiter, deadline, local)
-                    await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)
+                    await self._wait_for_another_phase(arrival.snapshot, waiter, deadline)
 
     async def _break_phase(self, why: str, lacking: Lacking | None = None) -> None:
         """Break the open phase, so that all waiting members raise ``BarrierBroken``.
@@ -241,32 +278,24 @@ class BarrierMember:
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
-            board = await self._end_as_broken((await self._get_or_create_board())[1].phase, why)
-            if board.phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
-                await self._end_as_broken(board.phase, why)
+            phase = (await self._end_as_broken((await self._read_board()).phase, why)).board.phase
+            if phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
+                await self._end_as_broken(phase, why)
             return
-        entry = await ask(self._store.get, self._board_key)
-        if entry is None or not (board := self._read(entry)).is_open:
-            return
-        missing = set(lacking(0 if board.opening is None else board.opening.basis))
+        snapshot, _ = await self._read_all()
+        opening = snapshot.opening
+        missing = set() if opening is None else set(lacking(opening.basis))
         if missing:
             await self._end(
-                board.phase,
-                lambda board, arrived: board.after_breaking(why, arrived, self._cycle) if missing - arrived else None,
+                snapshot.board.phase,
+                lambda now, arrived: (
+                    now.board.after_breaking(why, arrived, now.opening, cycle=self._cycle)
+                    if missing - arrived
+                    else None
+                ),
             )
 
     # Arriving
-
-    async def _get_or_create_board(self) -> tuple[Entry, BarrierRecord]:
-        entry = await get_or_create(self._store, self._board_key, self._initial.to_bytes())
-        return entry, self._read(entry)
-
-    def _read(self, entry: Entry) -> BarrierRecord:
-        board = BarrierRecord.from_entry(entry)
-        if board.expects_same_as(self._initial):
-            return board
-        expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
-        raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
 
     async def _arrive(
         self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, local: LocalMember
@@ -282,80 +311,113 @@ class BarrierMember:
         """
         has_paused = False
         while True:
-            names = [self._board_key] if self._is_absent else [self._board_key, self._mine]
-            entry, mine, *_ = *await local.members.get_many(names), None
-            if entry is None and not self._initial.is_per_phase:
-                entry, _ = await self._get_or_create_board()
-            board = self._initial if entry is None else self._read(entry)
-            last = parse_arrival(mine)[1] if mine is not None else -1
+            guess, self._guess = self._guess if self._is_absent else None, None
+            snapshot, mine = (guess, None) if guess is not None else await self._read_before_arrival(local)
+            board = snapshot.board
+            last = parse_arrival(mine) if mine is not None else -1
             phase = choose(board, last if last > self._last_ended else -1)
+            if guess is not None and phase != board.phase:
+                continue  # only a read shows what to do instead
+            opening = snapshot.opening
             if phase is None or phase < board.phase or last == phase:
-                ours = mine if last == phase else None
-                return _Arrival(
-                    phase, entry, board, ours, ours is None or watches_arrivals(ours) or not is_many(board.parties)
-                )
+                return self._build_earlier_arrival(phase, snapshot, mine if last == phase else None, waiter)
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
-            if not board.is_open and not has_paused and not await local.claim_opening(phase, waiter):
-                continue
-            expected = Expected(()) if board.is_open else await self._resolve_expected()
-            count = expected.parties if isinstance(expected.parties, int) else len(expected.parties)
-            if not has_paused and not board.is_open and is_many(count):
-                has_paused = True
-                if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
-                    continue  # of many that arrive at once, one has opened it by now
+            expected = None
+            if opening is None:
+                if not has_paused and not await local.claim_opening(phase, waiter):
+                    continue
+                expected = await self._resolve_expected()
+                opening = expected.open_phase(phase, timeout_s, time.time())
+                if not has_paused and is_many(opening.parties):
+                    has_paused = True
+                    if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
+                        continue  # of many that arrive at once, one has opened it by now
             try:
-                arrival = await self._encode_arrival(entry, board, expected, checks, timeout_s, local=local)
+                arrival = await self._write_arrival(snapshot, opening, expected, checks, waiter, local=local)
             finally:
                 local.finish_opening()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
-    async def _encode_arrival(
+    async def _read_before_arrival(self, local: LocalMember) -> tuple[BarrierSnapshot, Entry | None]:
+        """Read the state and opening of the barrier, and our arrival unless we know that there is none."""
+        wanted = [self._keys.board, self._keys.opening]
+        entry, opened, *mine = await local.members.get_many(wanted if self._is_absent else [*wanted, self._mine])
+        return self._build_snapshot(entry, opened), mine[0] if mine else None
+
+    async def _write_arrival(
         self,
-        entry: Entry | None,
-        board: BarrierRecord,
-        expected: Expected,
+        snapshot: BarrierSnapshot,
+        opening: Opening,
+        expected: Expected | None,
         checks: Sequence[Check],
-        timeout_s: float | None,
+        waiter: Waiter,
         *,
         local: LocalMember,
     ) -> _Arrival | None:
         """Write this member's arrival at the open phase. The first arrival also opens the phase.
 
+        A member that watches the arrivals begins to do so at the same time.
+
         Args:
-            entry: Entry of the barrier's state. None if there is none yet.
-            board: The decoded state.
-            expected: The expected members, if this arrival opens the phase.
+            snapshot: The state of the barrier.
+            opening: The expected members of the phase.
+            expected: What to check and write to open the phase. None if it is open.
             checks: Further preconditions of the transaction.
-            timeout_s: Timeout that the first arrival sets for the phase. None for no limit.
+            waiter: The waiting call.
             local: This member among the members of this process.
         Returns:
             The arrival. None if the state of the barrier has changed, so that the caller must try again.
         """
-        ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
-        ops: list[Op] = []
-        is_first = not board.is_open
-        if is_first:
-            ours += expected.checks
-            board = board.after_opening(expected.parties, Opening(timeout_s, time.time(), expected.basis))
-            ops += [Put(self._board_key, board.to_bytes()), *expected.ops]
-        is_follower = is_first or should_watch_arrivals(board.parties)
-        if is_follower and is_many(board.parties):
-            is_follower = local.claim_watching(board.phase) or is_first
+        is_crowd = is_many(opening.parties)
+        follows = expected is not None or should_watch_arrivals(opening.parties)
+        if follows and is_crowd:
+            follows = local.claim_watching(opening.phase) or expected is not None
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
-        if is_follower and is_many(board.parties):
-            about["follows"] = True
-        ops.append(Put(self._mine, encode_arrival(board.phase, about)))
+        if follows:
+            waiter.start_watching(self.name)
+            if is_crowd:
+                about["follows"] = True
+        ours, ops = [snapshot.still_open], list[Op]()
+        if expected is not None:
+            ours += [snapshot.still_unopened, *expected.checks]
+            ops += [Put(self._keys.opening, opening.to_bytes()), *expected.ops]
+        elif snapshot.must_create_board:
+            ops.append(Put(self._keys.board, snapshot.board.to_bytes()))
+        ops.append(Put(self._mine, encode_arrival(opening.phase, about)))
         self._is_absent = False
+        began = self._store.clock.now()
         try:
             written = await local.members.commit([*ours, *checks], ops)
         except Conflict as error:
-            if any(each in ours for each in error.failed):
+            if not any(each in ours for each in error.failed):
+                raise
+            if expected is None or is_crowd or snapshot.still_unopened not in error.failed:
                 return None
-            raise
-        return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
+            # Another member has opened the phase. We arrive without knowing for whom: the watch will show that.
+            return await self._write_arrival(snapshot, opening, None, checks, waiter, local=local)
+        return _Arrival(
+            opening.phase, snapshot.after_writing(written), written[-1], follows, self._store.clock.now() - began
+        )
+
+    def _build_earlier_arrival(
+        self, phase: int | None, snapshot: BarrierSnapshot, mine: Entry | None, waiter: Waiter
+    ) -> _Arrival:
+        """Return the arrival of a member that writes none: it has arrived before, the phase has ended, or it must wait.
+
+        Args:
+            phase: The phase. None if the member must wait for another phase first.
+            snapshot: The state of the barrier.
+            mine: Entry of the arrival at this phase. None if there is none.
+            waiter: The waiting call.
+        """
+        opening = snapshot.opening
+        follows = mine is None or opening is None or watches_arrivals(mine) or not is_many(opening.parties)
+        if follows:
+            waiter.start_watching(self.name)
+        return _Arrival(phase, snapshot, mine, follows)
 
     async def _resolve_expected(self) -> Expected:
         """Return the members that a new phase expects. Call the function for ``parties``, if the caller gave one."""
@@ -368,26 +430,26 @@ class BarrierMember:
 
     # Waiting
 
-    async def _wait_for_another_phase(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
-        """Wait until the phase ``seen`` is not open any more."""
-        if await waiter.keep_trying(lambda: self._end_if_complete(seen), deadline) is not None:
+    async def _wait_for_another_phase(self, seen: BarrierSnapshot, waiter: Waiter, deadline: Deadline) -> None:
+        """Wait until the phase that was open in this snapshot is not open any more."""
+        phase = seen.board.phase
+        if await waiter.keep_trying(lambda: self._end_if_complete(phase), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.watch_until(self._board_key, PhaseEndWatcher(seen), deadline):
+        if not await waiter.watch_until(self._keys.board, PhaseEndWatcher(seen, phase), deadline):
             self._waits.raise_if_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> int:
-        board = arrival.board if arrival.board.phase != phase else None
-        if board is None:
-            deadline = Deadline(self._store.clock, deadline.left_s(arrival.deadline_s))
-            board = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
-        return await self._finish(phase, board, arrival.mine, local)
+        after = arrival.snapshot
+        if after.board.phase == phase:
+            after = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
+        return await self._finish(phase, after, arrival.mine, local)
 
     async def _watch_arrivals(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
-    ) -> BarrierRecord:
+    ) -> BarrierSnapshot:
         """Watch the arrivals until the phase has ended, or end it when all members have arrived.
 
         Args:
@@ -399,137 +461,153 @@ class BarrierMember:
         Returns:
             The state of the barrier after the phase.
         """
-        board, parties, look_s = None, arrival.board.parties, 0.0
-        seen = ArrivalWatcher(self._board_key, self._arrivals, parties, phase)
-        if not arrival.follows:
-            board = await self._watch_board(phase, parties, waiter, deadline, local)
-        elif not is_many(parties):  # the last to arrive need not watch
-            began = self._store.clock.now()
-            found = await waiter.keep_trying(self._list_arrivals, deadline)
-            look_s = self._store.clock.now() - began
-            if seen(tuple(Change(entry.key, entry) for entry in found)):
-                board = await self._end_in_turn(seen, arrival, waiter, deadline, look_s)
-        while board is None and await waiter.watch_until(
-            self.name, seen := ArrivalWatcher(self._board_key, self._arrivals, parties, phase), deadline
-        ):
-            board = await self._end_in_turn(seen, arrival, waiter, deadline, look_s)
-        if board is not None:
-            return board
+        seen, opening, after = ArrivalWatcher(arrival.snapshot, phase), arrival.snapshot.opening, None
+        if opening is None:  # another member has just opened the phase: the watch shows for whom
+            await waiter.continue_watching(lambda batch: seen(batch) or seen.snapshot.opening is not None, deadline)
+            opening = seen.snapshot.opening
+        if opening is not None:
+            deadline = Deadline(self._store.clock, deadline.left_s(opening.deadline_s))
+        if opening is not None and not arrival.follows:
+            after = await self._watch_board(seen, opening.parties, waiter, deadline, local)
+        is_done = after is None and (
+            seen.is_done
+            or await (
+                waiter.continue_watching(seen, deadline)
+                if arrival.follows
+                else waiter.watch_until(self.name, seen, deadline)
+            )
+        )
+        while is_done and (after := await self._end_in_turn(seen, waiter, deadline, arrival.took_s)) is None:
+            seen = ArrivalWatcher(seen.snapshot, phase)
+            is_done = await waiter.watch_until(self.name, seen, deadline)
+        if after is not None:
+            return after
         self._waits.raise_if_ended(waiter)
-        late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
+        since = "" if opening is None or not opening.at else f", it was open since {utc_text(opening.at)}"
+        late = f"{self.member_id!r} had no more time{since}"
         return await waiter.keep_trying(lambda: self._end_as_broken(phase, late), deadline)
 
     async def _end_in_turn(
-        self, seen: ArrivalWatcher, arrival: _Arrival, waiter: Waiter, deadline: Deadline, look_s: float
-    ) -> BarrierRecord | None:
+        self, seen: ArrivalWatcher, waiter: Waiter, deadline: Deadline, trip_s: float
+    ) -> BarrierSnapshot | None:
         """End a phase at which all have arrived. First leave that to the one member whose turn it is, for a moment.
 
         Args:
             seen: The arrivals that were seen.
-            arrival: Our arrival. The board is probably unchanged since then; otherwise the commit is refused.
             waiter: Waits for the other member.
             deadline: End of all waits.
-            look_s: Seconds that a look at the arrivals has taken.
+            trip_s: Seconds that a request has taken.
         Returns:
             The state of the barrier if the phase has ended.
         """
-        if seen.board is not None:
-            return seen.board
-        if not seen.should_end_phase(self._mine):
-            pause_s = random.uniform(*_BACKUP_PAUSE_S) + _BACKUP_LOOKS * look_s
-            end = PhaseEndWatcher(seen.phase)
+        if not seen.has_ended and not seen.should_end_phase(self.member_id):
+            pause_s = random.uniform(*_BACKUP_PAUSE_S) + _BACKUP_TRIPS * trip_s
             pause = Deadline(self._store.clock, deadline.left_s(pause_s))
-            if await waiter.watch_until(self._board_key, end, pause, single_key=True):
-                return end.board
-        known = [(arrival.entry, arrival.board)] if arrival.entry is not None else []
-        return await waiter.keep_trying(partial(self._end_if_complete, seen.phase, seen.arrived, known), deadline)
+            await waiter.continue_watching(lambda batch: seen(batch) and seen.has_ended, pause)
+        if seen.has_ended:
+            return seen.snapshot
+        return await waiter.keep_trying(partial(self._end_if_complete, seen.phase, seen), deadline)
 
     async def _watch_board(
-        self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
-    ) -> BarrierRecord | None:
+        self, seen: ArrivalWatcher, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
+    ) -> BarrierSnapshot | None:
         """Wait for the end of a phase by watching only the state of the barrier, not the arrivals.
 
+        Args:
+            seen: The phase, and the state of the barrier when we arrived.
+            parties: The number of expected members.
+            waiter: The waiting call.
+            deadline: End of the wait.
+            local: This member among the members of this process.
         Returns:
             The state after the phase. None if the deadline has passed or this member must watch the arrivals itself.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await local.members.wait_for_phase_end(phase, waiter.cancelled, deadline.left_s(longest_s)):
-            (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), deadline)
-            board = None if entry is None else self._read(entry)
-            if board is not None and board.phase > phase:
-                return board
+        if await local.members.wait_for_phase_end(seen.phase, waiter.cancelled, deadline.left_s(longest_s)):
+            wanted = [self._keys.board, self._keys.opening]
+            found = await waiter.keep_trying(lambda: local.members.get_many(wanted), deadline)
+            after = self._build_snapshot(*found)
+            if after.board.phase > seen.phase:
+                return after
         while not await waiter.watch_until(
-            self._board_key,
-            seen := PhaseEndWatcher(phase),
+            self._keys.board,
+            end := PhaseEndWatcher(seen.snapshot, seen.phase),
             Deadline(self._store.clock, deadline.left_s(longest_s)),
             single_key=True,
         ):
             if waiter.is_cancelled or deadline.has_passed or should_watch_arrivals(parties):
                 return None
             longest_s *= 2.0
-        return seen.board
+        return end.snapshot
 
-    async def _end_if_complete(
-        self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, BarrierRecord]] = ()
-    ) -> BarrierRecord | None:
+    async def _end_if_complete(self, phase: int, seen: ArrivalWatcher | None = None) -> BarrierSnapshot | None:
         """End a phase as passed if all members have arrived.
 
         Args:
             phase: The phase.
-            arrived: Members that were seen to arrive while the phase was open. None reads the arrivals.
-            known: Entries of the barrier's state that were read before.
+            seen: The arrivals that were seen while the phase was open. None reads them.
         Returns:
             The state of the barrier if the phase has ended, otherwise None.
         """
         return await self._end(
             phase,
-            lambda board, arrived: board.after_passing(arrived) if board.is_complete(arrived) else None,
-            known,
-            arrived,
+            lambda now, arrived: now.board.after_passing(arrived) if is_complete(now.opening, arrived) else None,
+            seen,
         )
 
-    async def _end_as_broken(self, phase: int, why: str) -> BarrierRecord:
+    async def _end_as_broken(self, phase: int, why: str) -> BarrierSnapshot:
         """End a phase as broken, or as passed if all members have arrived. Return the state of the barrier.
 
         Args:
             phase: The phase.
             why: The reason, shown to the other members.
         """
-        board = await self._end(
+        after = await self._end(
             phase,
-            lambda board, arrived: (
-                board.after_passing(arrived)
-                if board.is_complete(arrived)
-                else board.after_breaking(why, arrived, self._cycle)
+            lambda now, arrived: (
+                now.board.after_passing(arrived)
+                if is_complete(now.opening, arrived)
+                else now.board.after_breaking(why, arrived, now.opening, cycle=self._cycle)
             ),
         )
-        assert board is not None
-        return board
+        assert after is not None
+        return after
 
     async def _end(
         self,
         phase: int,
-        decide: Callable[[BarrierRecord, set[str]], BarrierRecord | None],
-        known: Iterable[tuple[Entry, BarrierRecord]] = (),
-        arrived: set[str] | None = None,
-    ) -> BarrierRecord | None:
-        boards = iter(known)
+        decide: Callable[[BarrierSnapshot, set[str]], BarrierRecord | None],
+        seen: ArrivalWatcher | None = None,
+    ) -> BarrierSnapshot | None:
+        """Write the state after a phase. Return the state of the barrier, or None if ``decide`` did not end the phase.
+
+        Args:
+            phase: The phase.
+            decide: Returns the state after the phase, given the state now and the IDs of the members that have arrived.
+                None to leave the phase open.
+            seen: The state and the arrivals that were seen. None reads them.
+        """
         while True:
-            entry, board = next(boards, None) or await self._get_or_create_board()
-            if board.phase != phase:
-                return board
-            after = decide(board, arrived or find_arrived(await self._list_arrivals(), phase))
-            if after is None:
+            if seen is None:
+                snapshot, entries = await self._read_all()
+                arrived = find_arrived(self._keys, entries, phase)
+            else:
+                snapshot, arrived, seen = seen.snapshot, seen.arrived, None
+            if snapshot.board.phase != phase:
+                return snapshot
+            board = decide(snapshot, arrived)
+            if board is None:
                 return None
             with contextlib.suppress(Conflict):
-                await ask(self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])
-                return after
+                done = await ask(self._store.commit, [snapshot.still_open], [Put(self._keys.board, board.to_bytes())])
+                return replace(snapshot, board=board, entry=done.entries[0])
 
     # After the end of a phase
 
-    async def _finish(self, phase: int, board: BarrierRecord, mine: Entry | None, local: LocalMember) -> int:
-        end = board.find_result(phase)
+    async def _finish(self, phase: int, after: BarrierSnapshot, mine: Entry | None, local: LocalMember) -> int:
+        end = after.board.find_result(phase)
         self._last_ended = max(self._last_ended, phase)
+        self._guess = after
         if self._keeps_arrival:
             self._is_absent = True
         else:
@@ -541,8 +619,7 @@ class BarrierMember:
         missing = ", ".join(end.missing)
         who = f": {missing}" if missing else ""
         raise BarrierBroken(
-            f"{self._what} was broken: {end.broken}; {end.lacking} of {end.parties or board.parties} missing{who}; "
-            "meet again",
+            f"{self._what} was broken: {end.broken}; {end.lacking} of {end.parties} missing{who}; meet again",
             end.missing,
             end.arrived,
         )
@@ -572,26 +649,18 @@ class _Arrival:
 
     Attributes:
         phase: The phase at which the member has arrived. None if it must wait for another phase first.
-        entry: Entry of the barrier's state at that time. None if there was none.
-        board: The decoded state at that time.
+        snapshot: State and opening of the barrier at that time. Without the opening if another member opened the phase
+            at the same time.
         mine: Entry of this member's arrival. None if none was written.
-        follows: Whether this member watches the arrivals of the others.
+        follows: Whether this member watches the arrivals of the others. The waiter's watch shows them.
+        took_s: Seconds that the request took that wrote the arrival.
     """
 
     phase: int | None
-    entry: Entry | None
-    board: BarrierRecord
+    snapshot: BarrierSnapshot
     mine: Entry | None
     follows: bool
-
-    @property
-    def deadline_s(self) -> float | None:
-        """The timeout of the phase in seconds, set by the first arrival. None for no limit."""
-        return None if self.board.opening is None else self.board.opening.deadline_s
-
-
-def _since(board: BarrierRecord) -> str:
-    return "" if board.opening is None else f", it was open since {utc_text(board.opening.at)}"
+    took_s: float = 0.0
 
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:

@@ -1,8 +1,9 @@
 """The stored state of a barrier and its transitions, and functions that read the state without waiting.
 
 A barrier has *phases* with the numbers 0, 1, 2 ...; each passes or is broken. A barrier has one phase per round, a
-double barrier two: entering and leaving. After a broken phase the next one is the first of the next round. Only
-``barrier_state`` and ``prepare_arrivals`` do I/O.
+double barrier two: entering and leaving. After a broken phase the next one is the first of the next round. If each
+phase has its own members, the *opening* of a phase stores which ones. Only ``barrier_state`` and ``prepare_arrivals``
+do I/O.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Record, Seconds, Timestamp, Whole, encode
+from latchwork._base.decoding import Count, Decoder, Positive, Record, Seconds, Timestamp, Whole, encode
 from latchwork.primitives.waiting.common import check_name
 from latchwork.store.steps import ask
 from latchwork.store.store import Store
-from latchwork.types import At, Check, Entry, Op, Put
+from latchwork.types import Absent, At, Check, Entry, Op, Put
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16
+#: The last segment of an arrival key begins with this.
+_ARRIVED = "arrived-"
 #: With more parties than this, only some members follow the arrivals; the others follow only the board.
 MANY = 32
 
@@ -35,7 +38,7 @@ class PhaseResult(Struct, frozen=True, omit_defaults=True):
         arrived: IDs of the members that had arrived, sorted.
         missing: IDs of the members that had not arrived, sorted.
         lacking: The number of members that had not arrived.
-        parties: The number of expected members, if each phase has its own number; otherwise 0.
+        parties: The number of expected members; 0 if the phase passed, or was broken before any member arrived.
     """
 
     phase: Whole
@@ -44,6 +47,26 @@ class PhaseResult(Struct, frozen=True, omit_defaults=True):
     missing: tuple[str, ...] = ()
     lacking: Whole = 0
     parties: Count = 0
+
+
+class Opening(Record, frozen=True, omit_defaults=True):
+    """The stored opening of a phase: its expected members. The first member that arrives at the phase writes it.
+
+    Attributes:
+        phase: The phase.
+        parties: The number of expected members.
+        names: The IDs of the expected members, sorted; empty if any may arrive.
+        deadline_s: Timeout in seconds. Each member counts it from when it saw the phase open. None for no limit.
+        at: Seconds since the epoch on the clock of the first member, for display. 0 if unknown.
+        basis: As in ``Expected``.
+    """
+
+    phase: Count
+    parties: Positive
+    names: tuple[str, ...] = ()
+    deadline_s: Seconds | None = None
+    at: Timestamp = 0.0
+    basis: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +85,26 @@ class Expected:
     ops: Sequence[Op] = ()
     basis: int = 0
 
+    def open_phase(self, phase: int, deadline_s: float | None, now: float) -> Opening:
+        """Return the opening to store for a phase.
 
-class Opening(Struct, frozen=True, omit_defaults=True):
-    """The data that the first arrival at a phase stores, if each phase has its own members.
-
-    Attributes:
-        deadline_s: Timeout in seconds. Each member counts it from when it saw the phase open. None for no limit.
-        at: Seconds since the epoch on the clock of the first member, for display.
-        basis: As in ``Expected``.
-    """
-
-    deadline_s: Seconds | None = None
-    at: Timestamp = 0.0
-    basis: Count = 0
+        Args:
+            phase: The phase.
+            deadline_s: Timeout in seconds. None for no limit.
+            now: Seconds since the epoch.
+        """
+        return Opening(phase, *count_parties(self.parties), deadline_s, now, self.basis)
 
 
 class BarrierRecord(Record, frozen=True, omit_defaults=True):
     """The stored state of a barrier.
 
     Attributes:
-        parties: The number of expected members; 0 while a phase is not opened.
+        parties: The number of expected members; 0 if each phase has its own.
         names: The IDs of the expected members, sorted; empty if any may arrive.
         phase: The open phase.
         regulars: The members of the last phase that passed, sorted.
         ended: The last ended phases, oldest first.
-        is_per_phase: Whether each phase has its own expected members.
-        opening: How the open phase was opened. None before the first arrival, and if ``is_per_phase`` is False.
         last_passed: The last phase that passed; -1 for none.
     """
 
@@ -96,13 +113,7 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
     phase: Count = 0
     regulars: tuple[str, ...] = ()
     ended: tuple[PhaseResult, ...] = ()
-    is_per_phase: bool = field(default=False, name="per_phase")
-    opening: Opening | None = None
     last_passed: Whole = -1
-
-    def __post_init__(self) -> None:
-        if not self.is_per_phase and self.parties < 1:
-            raise ValueError("a barrier has at least one party")
 
     @classmethod
     def for_parties(cls, parties: int | Collection[str]) -> BarrierRecord:
@@ -111,14 +122,7 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         Args:
             parties: The number of members, or their IDs.
         """
-        if isinstance(parties, int):
-            return cls(parties)
-        return cls(len(parties), tuple(sorted(parties)))
-
-    @classmethod
-    def for_separate_phases(cls) -> BarrierRecord:
-        """Return the initial state of a barrier that expects other members in each phase."""
-        return cls(0, is_per_phase=True)
+        return cls(*count_parties(parties))
 
     @classmethod
     def from_entry(cls, entry: Entry) -> BarrierRecord:
@@ -131,24 +135,18 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
 
     def expects_same_as(self, other: BarrierRecord) -> bool:
         """Return whether another state expects the same members, or whether both expect other members in each phase."""
-        if self.is_per_phase or other.is_per_phase:
-            return self.is_per_phase == other.is_per_phase
         return (self.parties, self.names) == (other.parties, other.names)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the expected members of the open phase are known."""
-        return not self.is_per_phase or self.opening is not None
-
-    def after_opening(self, parties: int | Collection[str], opening: Opening) -> BarrierRecord:
-        """Return the state after the first arrival at a phase has set the expected members.
+    def find_opening(self, stored: Entry | None) -> Opening | None:
+        """Return the expected members of the open phase. None if no member has opened it yet.
 
         Args:
-            parties: The number of members, or their IDs.
-            opening: The data to store with them.
+            stored: Entry of the newest opening, which may be that of an earlier phase. None if there is none.
         """
-        told = BarrierRecord.for_parties(parties)
-        return replace(self, parties=told.parties, names=told.names, opening=opening)
+        if self.parties:
+            return Opening(self.phase, self.parties, self.names)
+        opening = None if stored is None else _OPENING.decode_entry(stored)
+        return opening if opening is not None and opening.phase == self.phase else None
 
     def has_passed(self, phase: int) -> bool:
         """Return whether this phase or a later one has passed."""
@@ -159,17 +157,16 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
         """Return how a phase ended. None if it is open, in the future, or ended too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 
-    def is_complete(self, arrived: Collection[str]) -> bool:
-        """Return whether all expected members have arrived, given the IDs of those that have."""
-        return self.is_open and len(arrived) >= self.parties
-
-    def find_missing(self, arrived: Collection[str]) -> tuple[str, ...]:
+    def find_missing(self, arrived: Collection[str], names: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the IDs of the members that have not arrived, sorted.
 
-        If the barrier expects no particular IDs, the members of the last phase that passed count as expected.
+        If the phase expects no particular IDs, the members of the last phase that passed count as expected.
+
+        Args:
+            arrived: IDs of the members that have arrived.
+            names: IDs of the expected members.
         """
-        expected = self.names or self.regulars
-        return tuple(sorted(set(expected) - set(arrived)))
+        return tuple(sorted(set(names or self.regulars) - set(arrived)))
 
     def after_passing(self, arrived: Iterable[str]) -> BarrierRecord:
         """Return the state after the open phase has passed.
@@ -178,32 +175,34 @@ class BarrierRecord(Record, frozen=True, omit_defaults=True):
             arrived: IDs of the members that have arrived.
         """
         here = tuple(sorted(arrived))
-        kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each waiting member reads the whole board
+        kept = here if self.parties or len(here) <= MANY else ()  # each waiting member reads the whole board
         return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
-    def after_breaking(self, why: str, arrived: Collection[str], cycle: int) -> BarrierRecord:
+    def after_breaking(
+        self, why: str, arrived: Collection[str], opening: Opening | None, *, cycle: int
+    ) -> BarrierRecord:
         """Return the state after the open phase was broken. The next phase is the first one of the next round.
 
         Args:
             why: The reason, for the waiting members.
             arrived: IDs of the members that have arrived.
+            opening: The expected members. None if no member has opened the phase.
             cycle: The number of phases per round.
         """
+        parties, names = (0, ()) if opening is None else (opening.parties, opening.names)
         end = PhaseResult(
             self.phase,
             why or "it was broken",
             tuple(sorted(arrived)),
-            self.find_missing(arrived),
-            max(0, self.parties - len(arrived)),
-            self.parties if self.is_per_phase else 0,
+            self.find_missing(arrived, names),
+            max(0, parties - len(arrived)),
+            parties,
         )
         return self._after((self.phase // cycle + 1) * cycle, end, self.regulars)
 
     def _after(self, phase: int, end: PhaseResult, regulars: tuple[str, ...]) -> BarrierRecord:
         older = (replace(each, arrived=()) for each in self.ended[-(REMEMBERED - 1) :])  # names only of the last
-        recent = (*older, end)
-        after = replace(self, phase=phase, regulars=regulars, ended=recent)
-        return replace(after, parties=0, names=(), opening=None) if self.is_per_phase else after
+        return replace(self, phase=phase, regulars=regulars, ended=(*older, end))
 
 
 class Arrival(Struct, frozen=True):
@@ -221,6 +220,9 @@ class Arrival(Struct, frozen=True):
 _RECORD: Decoder[BarrierRecord] = Decoder(BarrierRecord, "a barrier", "use another name")
 
 
+_OPENING: Decoder[Opening] = Decoder(Opening, "an opening of a barrier", "use another name")
+
+
 _ARRIVAL: Decoder[Arrival] = Decoder(Arrival, "an arrival")
 
 
@@ -228,14 +230,10 @@ _ARRIVAL: Decoder[Arrival] = Decoder(Arrival, "an arrival")
 _parsed = lru_cache(maxsize=128)(_RECORD.find)
 
 
-def parse_arrival(entry: Entry) -> tuple[str, int]:
-    """Decode a member's stored arrival.
-
-    Returns:
-        The ID of the member, and the phase at which it has arrived, or -1 if the record is invalid.
-    """
+def parse_arrival(entry: Entry) -> int:
+    """Return the phase at which the member with this stored arrival has arrived. -1 if the record is invalid."""
     found = _ARRIVAL.find(entry.value)
-    return entry.key.rpartition("/")[2], -1 if found is None else found.phase
+    return -1 if found is None else found.phase
 
 
 def watches_arrivals(entry: Entry) -> bool:
@@ -254,14 +252,99 @@ def encode_arrival(phase: int, about: Mapping[str, object]) -> bytes:
     return encode({"phase": phase, **about})
 
 
-def find_arrived(entries: Iterable[Entry], phase: int) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class BarrierKeys:
+    """The keys of a barrier.
+
+    Attributes:
+        name: The name of the barrier. All its keys are directly below it, so that one request lists them.
+    """
+
+    name: str
+
+    @property
+    def board(self) -> str:
+        """The key of the state."""
+        return f"{self.name}/board"
+
+    @property
+    def opening(self) -> str:
+        """The key of the newest opening."""
+        return f"{self.name}/opening"
+
+    def arrival(self, member_id: str) -> str:
+        """Return the key of the arrival of a member."""
+        return f"{self.name}/{_ARRIVED}{member_id}"
+
+    def find_member(self, key: str) -> str | None:
+        """Return the ID of the member with this arrival key. None for any other key."""
+        above, _, last = key.rpartition("/")
+        return last.removeprefix(_ARRIVED) if above == self.name and last.startswith(_ARRIVED) else None
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierSnapshot:
+    """The state and the newest opening of a barrier as they were read.
+
+    Attributes:
+        keys: The keys of the barrier.
+        board: The decoded state; the initial one if none is stored.
+        entry: Entry of the state. None if none is stored.
+        opened: Entry of the newest opening, which may be that of an earlier phase. None if there is none.
+    """
+
+    keys: BarrierKeys
+    board: BarrierRecord
+    entry: Entry | None = None
+    opened: Entry | None = None
+
+    @property
+    def opening(self) -> Opening | None:
+        """The expected members of the open phase. None if no member has opened it."""
+        return self.board.find_opening(self.opened)
+
+    @property
+    def still_open(self) -> Check:
+        """A check that the open phase has not ended since."""
+        return Absent(self.keys.board) if self.entry is None else At(self.entry)
+
+    @property
+    def still_unopened(self) -> Check:
+        """A check that no member has opened a phase since."""
+        return Absent(self.keys.opening) if self.opened is None else At(self.opened)
+
+    @property
+    def must_create_board(self) -> bool:
+        """Whether the first arrival must store the state, because its members are always the same."""
+        return self.entry is None and self.board.parties > 0
+
+    def after_writing(self, written: Iterable[Entry | None]) -> BarrierSnapshot:
+        """Return this snapshot with the entries of the state and of the opening that a transaction has written."""
+        found = {entry.key: entry for entry in written if entry is not None}
+        return BarrierSnapshot(
+            self.keys, self.board, found.get(self.keys.board, self.entry), found.get(self.keys.opening, self.opened)
+        )
+
+
+def find_arrived(keys: BarrierKeys, entries: Iterable[Entry], phase: int) -> set[str]:
     """Return the IDs of the members that have arrived at a phase.
 
     Args:
-        entries: The stored arrivals.
+        keys: The keys of the barrier.
+        entries: All entries directly below the name of the barrier.
         phase: The phase.
     """
-    return {member for member, at in map(parse_arrival, entries) if at == phase}
+    found = ((keys.find_member(entry.key), entry) for entry in entries)
+    return {member for member, entry in found if member is not None and parse_arrival(entry) == phase}
+
+
+def count_parties(parties: int | Collection[str]) -> tuple[int, tuple[str, ...]]:
+    """Return the number of expected members and their IDs, sorted. No IDs if any members may arrive.
+
+    Args:
+        parties: The number of members, or their IDs.
+    """
+    return (parties, ()) if isinstance(parties, int) else (len(parties), tuple(sorted(parties)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,18 +376,20 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     Raises:
         BadRecord: The key contains another kind of record.
     """
-    entry = store.get(f"{check_name(name, 'barrier')}/board")
-    if entry is None:
+    keys = BarrierKeys(check_name(name, "barrier"))
+    found = {entry.key: entry for entry in store.list(name)}
+    entry, opened = found.get(keys.board), found.get(keys.opening)
+    if entry is None and opened is None:
         return None
-    board = BarrierRecord.from_entry(entry)
-    here = find_arrived(store.list(f"{name}/arrived"), board.phase)
+    board = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
+    here, opening = find_arrived(keys, found.values(), board.phase), board.find_opening(opened)
     last = board.ended[-1] if board.ended else None
     return BarrierState(
         board.phase,
-        board.parties,
+        0 if opening is None else opening.parties,
         tuple(sorted(here)),
-        board.find_missing(here) if board.is_open else (),
-        board.opening.at if board.opening is not None else None,
+        () if opening is None else board.find_missing(here, opening.names),
+        None if opening is None else opening.at or None,
         max([board.last_passed, *(each.phase for each in board.ended if not each.broken)]),
         last.broken if last is not None else "",
     )
@@ -323,12 +408,14 @@ async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -
     """
     checks: list[Check] = []
     ops: list[Op] = []
-    arrivals = [f"{name}/arrived/{member_id}" for name in names]
-    found = await ask(store.get_many, [*(f"{name}/board" for name in names), *arrivals]) if names else []
-    for entry, mine, key in zip(found, found[len(names) :], arrivals, strict=False):
-        board = None if entry is None else BarrierRecord.from_entry(entry)
-        if board is None or not board.is_open or (mine is not None and parse_arrival(mine)[1] == board.phase):
+    every = [BarrierKeys(name) for name in names]
+    wanted = [key for keys in every for key in (keys.board, keys.opening, keys.arrival(member_id))]
+    found = iter(await ask(store.get_many, wanted) if wanted else [])
+    for keys, entry, opened, mine in zip(every, found, found, found, strict=True):
+        board = BarrierRecord(0) if entry is None else BarrierRecord.from_entry(entry)
+        snapshot = BarrierSnapshot(keys, board, entry, opened)
+        if snapshot.opening is None or (mine is not None and parse_arrival(mine) == board.phase):
             continue
-        checks.append(At(entry))
-        ops.append(Put(key, encode_arrival(board.phase, {})))
+        checks.append(snapshot.still_open)
+        ops.append(Put(keys.arrival(member_id), encode_arrival(board.phase, {})))
     return checks, ops

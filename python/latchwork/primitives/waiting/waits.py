@@ -291,8 +291,17 @@ class Waiter:
         self._replace(watch)
         return await self._follow(watch, is_done, deadline)
 
+    def start_watching(self, prefix: str) -> None:
+        """Open a watch for ``continue_watching``, so that it begins before the wait. Idempotent. Does not block.
+
+        Args:
+            prefix: The watch reports changes at and below this key.
+        """
+        if self._watch is None or self._watch.prefix != prefix:
+            self._replace(self._store.watch(prefix))
+
     async def continue_watching(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
-        """Continue the last ``watch_until`` with the same watch and a new condition.
+        """Continue the last ``watch_until`` or ``start_watching`` with the same watch and a new condition.
 
         Args:
             is_done: Called with each later batch of changes. Returns whether to stop.
