@@ -54,14 +54,15 @@ class Bench:
 
     def decide(self, *names, again=False):
         """How the claims of these end, decided in one round."""
-        tasks = {each.name: each for each in run(self.plan_store.read_tasks("p", names))}
-        result = encode_inline_result(OUTCOME.to_bytes())
-        made = []
-        for name in names:
-            seen = (None, None, None) if again else (self.plan, tasks[name], self.entry)
-            made.append(Completion(self.claims[name], "p", name, OUTCOME, result, *seen))
+        made = [self.completion(name, again=again) for name in names]
         run(self.ends._complete_once("p", made))
         return [each.ending.result(0) for each in made]
+
+    def completion(self, name, *, again=False):
+        """The end of a task, which is to be decided for the first time or again."""
+        (task,) = run(self.plan_store.read_tasks("p", [name]))
+        seen = (None, None, None) if again else (self.plan, task, self.entry)
+        return Completion(self.claims[name], "p", name, OUTCOME, encode_inline_result(OUTCOME.to_bytes()), *seen)
 
     def commit(self, name, done):
         """Whether the end of a claim lands."""

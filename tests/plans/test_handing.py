@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import latchwork
@@ -39,16 +41,13 @@ class Taking(Bench):
         part.mark_committed()
         return True
 
-    def tell(self, done, answer):
-        """What the thread of the ends does when it hears of a transaction."""
-        done.on_committed(answer)
-        for along, written in self.ends._committed:
-            self.begun.extend(along.to_claims(written))
-        self.ends._committed.clear()
-
 
 def pair(plan):
     plan.add(echo, plan.add(echo, 1, name="one"), name="two")
+
+
+def triple(plan):
+    plan.add(echo, plan.add(echo, plan.add(echo, 1, name="one"), name="two"), name="three")
 
 
 def test_what_an_end_makes_ready_is_ours_in_the_same_transaction(store):
@@ -56,7 +55,7 @@ def test_what_an_end_makes_ready_is_ours_in_the_same_transaction(store):
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
     assert bench.plan_store.queue.try_take([PARTITION]) == []  # nobody sees it free
-    bench.tell(one, bench.landed)
+    one.on_committed(bench.landed)
     (claim,) = bench.begun
     assert (claim.item.id, claim.attempts, claim.is_held) == ("p~two", 1, True)
     assert bench.state("two") is TaskState.READY
@@ -68,7 +67,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
     bench = Taking(store, pair)
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    bench.tell(one, None)
+    one.on_committed(None)
     assert bench.begun == []
     assert [each.item.id for each in bench.backlog.try_take([PARTITION])] == ["p~two"]
 
@@ -101,7 +100,7 @@ def test_a_worker_without_room_and_a_plan_with_places_leave_it_free(store, room,
     bench = Taking(store, pair, room, **options)
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    bench.tell(one, bench.landed)
+    one.on_committed(bench.landed)
     assert bench.begun == []
     assert [each.item.id for each in bench.plan_store.queue.try_take([PARTITION])] == ["p~two"]
 
@@ -130,6 +129,26 @@ def test_a_chain_does_not_keep_what_comes_first_waiting(store):
         long.handle.cancel()
 
 
+def test_what_was_taken_along_begins_while_the_read_ahead_still_waits(store):
+    bench = Taking(store, triple)
+    read, is_answered = bench.plan_store.read_tasks, threading.Event()
+
+    async def late(plan_id, names):
+        if names == ["three"]:
+            is_answered.wait(WAIT_S)
+        return await read(plan_id, names)
+
+    bench.plan_store.read_tasks = late
+    try:
+        one = bench.ends.add(bench.completion("one")).result(WAIT_S)
+        assert bench.commit("one", one)
+        one.on_committed(bench.landed)
+        assert [claim.item.id for claim in bench.begun] == ["p~two"]
+    finally:
+        is_answered.set()
+        bench.ends.close()
+
+
 def test_a_successor_that_changed_after_it_was_read_ahead_is_read_again(store):
     """The end of the first task reads the third one ahead, and another client rewrites that before the second ends."""
 
@@ -140,7 +159,7 @@ def test_a_successor_that_changed_after_it_was_read_ahead_is_read_again(store):
     bench = Taking(store, chain)
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    bench.tell(one, bench.landed)
+    one.on_committed(bench.landed)
     (bench.claims["two"],) = bench.begun
     (known,) = bench.ends._plans.values()
     assert known.is_waiting("three")

@@ -301,7 +301,6 @@ class CompletionBatcher:
         self._ended: list[str] = []
         self._claimer = claimer
         self._keep_result = keep_result
-        self._committed: list[tuple[EagerClaims, Committed | None]] = []
 
     def add(self, completion: Completion) -> Future[Ending]:
         """Schedule a completion for the next batch.
@@ -340,19 +339,13 @@ class CompletionBatcher:
         while True:
             with self._notifier.mutex:
                 version, completions, self._waiting = self._notifier.version, self._waiting, []
-                committed, self._committed = self._committed, []
                 ended, self._ended = set(self._ended), []
-                is_ending = self._is_closed and not completions and not committed
+                is_ending = self._is_closed and not completions
             if is_ending:
                 return
             for key in [key for key in self._plans if key[0] in ended]:
                 del self._plans[key]
-            for eager_claims, done in committed:
-                if self._claimer is not None:
-                    self._claimer.run_claims(eager_claims, done)
             if not completions:
-                if committed:
-                    continue
                 await self._notifier.changed_since(version, self._clock, None)
                 await self._wait_for_more()
                 continue
@@ -399,7 +392,9 @@ class CompletionBatcher:
     def _on_committed(
         self, cache: PlanCache, completion: Completion, eager_claims: EagerClaims, committed: Committed | None
     ) -> None:
-        """Record a committed completion. Called by the thread of the group commit, so it must be quick.
+        """Record a committed completion, and start the tasks that its transaction has claimed.
+
+        Called by the thread of the group commit, so it must be quick.
 
         Args:
             cache: Cache of the plan.
@@ -408,12 +403,10 @@ class CompletionBatcher:
             committed: Result of the commit; None if it is not known.
         """
         cache.ended.add(completion.name)
-        if eager_claims.puts:
+        if eager_claims.puts and self._claimer is not None:
             if committed is not None:
                 self._keep_result(completion)
-            with self._notifier.mutex:
-                self._committed.append((eager_claims, committed))
-                self._notifier.notify_all()
+            self._claimer.run_claims(eager_claims, committed)
 
     # First attempt
 

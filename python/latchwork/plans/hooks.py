@@ -324,16 +324,20 @@ class PlanHooks(WorkerHooks):
 
     @driven
     async def prepare_claims(self, claims: Sequence[QueueClaim]) -> None:
-        """Read the tasks of new claims and the results that their calls need, in few requests."""
+        """Read the tasks of new claims and the results that their calls need, in few requests.
+
+        Reads nothing for tasks that the transactions of their claims have written. If they need results that are not
+        cached, ``_make_call`` reads these.
+        """
         wanted: dict[QueueClaim, tuple[str, str, list[str]]] = {}
         for claim in claims:
             if split_item_id(claim.item.id)[1].startswith(_CONTROL):
                 continue
-            want, entry = self._find_missing_results(claim), self._claimer.pop_written_entry(claim)
-            if entry is not None and not want[2]:
+            entry = self._claimer.pop_written_entry(claim)
+            if entry is not None:
                 self._reads[claim] = ([], entry, [])
             else:
-                wanted[claim] = want
+                wanted[claim] = self._find_missing_results(claim)
         if wanted:
             found = await self._plan_store.read_entries(list(wanted.values()))
             for (claim, want), read in zip(wanted.items(), found, strict=True):

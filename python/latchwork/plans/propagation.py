@@ -69,7 +69,7 @@ NO_CLAIMS = EagerClaims()
 class EagerClaimer:
     """Chooses the tasks that this worker claims in the transaction that makes them ready.
 
-    Used only by the thread that completes tasks.
+    Only the thread that completes tasks chooses. The thread that learns of a commit runs its claims.
 
     Args:
         plan_store: Access to the stored plans.
