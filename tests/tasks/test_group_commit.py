@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import CancelledError
 
 import pytest
 
@@ -334,21 +333,6 @@ def test_a_callback_or_a_question_that_calls_exit_ends_itself_alone(store):
         commits.submit([], [Put("a", b"")], never).add_done_callback(leave)
         assert isinstance(results([commits.submit([Absent("k")], [], leave)])[0], UserCodeFailed)
         assert results([commits.submit([], [Put("b", b"")], never)]) == [None]
-
-
-def test_a_unit_that_waits_can_be_cancelled(store):
-    held = threading.Event()
-    with GroupCommit(store) as commits:
-        commits.submit([Absent("x")], [Put("x", b"")], never).result(PATIENCE_S)
-        blocks = commits.submit([Absent("x")], [], lambda _e: held.wait(PATIENCE_S))
-        time.sleep(0.2)
-        waits = commits.submit([], [Put("y", b"")], never)
-        assert waits.cancel()
-        held.set()
-        assert blocks.result(PATIENCE_S) is None
-        with pytest.raises(CancelledError):
-            waits.result(PATIENCE_S)
-    assert store.get("y") is None
 
 
 def test_close_commits_what_was_submitted_and_takes_no_more(store):

@@ -9,7 +9,6 @@ docs/design/tasks.md has the races.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from latchwork._base.event import Signal
 from latchwork._base.user_code import call_user
-from latchwork.backends.futures import reject, resolve
+from latchwork.backends.futures import LightFuture, reject, resolve
 from latchwork.clock import Clock
-from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, UserCodeFailed
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from latchwork.store import Store
-_log = logging.getLogger(__name__)
 
 #: Seconds for which a unit is retried while the server cannot be reached.
 TIMEOUT_S = 30.0
@@ -89,10 +87,10 @@ class GroupCommit:
                 raises, the future gets that exception.
             timeout_s: Seconds to retry while the server cannot be reached.
         Returns:
-            A future of the commit of the whole transaction. Its result is None if the unit was committed but the answer
-            was lost. Its errors: ``Conflict``; an exception of ``was_committed``; ``Unavailable``, nothing was written;
-            ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in the thread of this object and must be
-            quick. A unit can be canceled before it is sent.
+            A future of the commit of the whole transaction. Do not cancel it. Its result is None if the unit was
+            committed but the answer was lost. Its errors: ``Conflict``; an exception of ``was_committed``;
+            ``Unavailable``, nothing was written; ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in
+            the thread of this object and must be quick.
         Raises:
             Closed: This object was closed.
             ForkedProcess: It was created by the parent of this process.
@@ -144,13 +142,13 @@ class GroupCommit:
                 await Pause(self._clock, self._hurry, backoff.next_s())
 
     def _take_batch(self) -> list[CommitUnit]:
-        """Remove the units of the next transaction from the queue and return them. Canceled units are dropped."""
+        """Remove the units of the next transaction from the queue and return them."""
         if not self._waiting:
             return []
         units = select_next_batch(self._waiting)
         chosen = set(map(id, units))
         self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
-        return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
+        return units
 
     async def _commit(self, units: list[CommitUnit]) -> bool:
         """Try once to commit these units in one transaction. Return False if the server could not be reached."""
@@ -170,10 +168,10 @@ class GroupCommit:
             if len(units) > 1:
                 await self._commit_separately(units)
             else:
-                _fail_unit(units[0], _build_final_error(units[0], error))
+                reject(units[0].future, _build_final_error(units[0], error))
         else:
             for unit in units:
-                _resolve_unit(unit, done)
+                resolve(unit.future, done)
         return True
 
     async def _on_conflict(self, units: list[CommitUnit], error: Conflict) -> bool:
@@ -205,12 +203,12 @@ class GroupCommit:
             self._requeue([unit], trouble)
             return False
         except Exception as trouble:  # its exception is the answer
-            _fail_unit(unit, trouble)
+            reject(unit.future, trouble)
             return True
         if has_committed:
-            _resolve_unit(unit, None)
+            resolve(unit.future, None)
         elif isinstance(error, Conflict):
-            _fail_unit(unit, error)
+            reject(unit.future, error)
         else:
             self._requeue([unit], error)
         return has_committed or isinstance(error, Conflict)
@@ -227,7 +225,7 @@ class GroupCommit:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
             self._waiting[:0] = [unit for unit in units if unit not in over]
         for unit in over:
-            _fail_unit(unit, _build_final_error(unit, error))
+            reject(unit.future, _build_final_error(unit, error))
 
 
 def _build_final_error(unit: CommitUnit, error: Exception) -> Exception:
@@ -244,20 +242,6 @@ def _key_prefix(store: Store) -> str:
     """Return the prefix that a store adds to its keys."""
     (check,) = store.fence(0, Exists("x")).checks
     return check.key[:-1] if isinstance(check, Exists) else ""
-
-
-def _resolve_unit(unit: CommitUnit, done: Committed | None) -> None:
-    try:
-        call_user(resolve, unit.future, done)  # a unit is answered once
-    except UserCodeFailed:
-        _log.exception("a callback of a group commit failed")
-
-
-def _fail_unit(unit: CommitUnit, error: BaseException) -> None:
-    try:
-        call_user(reject, unit.future, error)
-    except UserCodeFailed:
-        _log.exception("a callback of a group commit failed")
 
 
 class CommitUnit:
@@ -291,7 +275,7 @@ class CommitUnit:
         self.was_committed = was_committed
         self.until = until
         self.prefix = prefix
-        self.future: Future[Committed | None] = Future()
+        self.future: Future[Committed | None] = LightFuture()
         self.is_in_doubt = False
         self.written: dict[str, bytes | None] = {}
         self.checked: dict[str, Check] = {}
@@ -334,7 +318,7 @@ class _Batch:
     def has_space(self, unit: CommitUnit) -> bool:
         fits = (
             self.weight + unit.weight <= MOST_CHECKS
-            and len(self.written.keys() | unit.written.keys()) <= MOST_OPS
+            and len(self.written) + len(unit.written) - len(self._both_write(unit)) <= MOST_OPS
             and self.size + unit.size <= MOST_BYTES
         )
         return not self.units or (fits and len(self.sessions | unit.sessions) <= 1)
