@@ -14,7 +14,7 @@ from latchwork.plans.keys import PARTITION
 from latchwork.plans.propagation import EagerClaimer
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
-from latchwork.store.steps import Signal
+from latchwork.store.steps import Signal, run
 from plans.test_ends import FUNCTIONS as ECHO
 from plans.test_ends import Bench, echo
 from plans.work import FUNCTIONS, WAIT_S, wait_until
@@ -161,6 +161,7 @@ def test_a_successor_that_changed_after_it_was_read_ahead_is_read_again(store):
     assert bench.commit("one", one)
     one.on_committed(bench.landed)
     (bench.claims["two"],) = bench.begun
+    run(bench.ends._read_ahead(bench.ends._claimed))
     (known,) = bench.ends._plans.values()
     assert known.is_waiting("three")
     Plans(store, functions=ECHO).get("p").add(echo, refs[0], name="late")

@@ -57,6 +57,8 @@ _WITNESSES = 64
 #: How often, and for how many seconds each, a round waits for more completions. A large round costs little more than a
 #: small one.
 _WAITS, _WAIT_S = 4, 0.001
+#: Seconds after which an idle batcher reads ahead. The thread that commits sends its request first.
+_IDLE_S = 0.0002
 
 
 @dataclass(eq=False, slots=True)
@@ -301,6 +303,8 @@ class CompletionBatcher:
         self._ended: list[str] = []
         self._claimer = claimer
         self._keep_result = keep_result
+        #: The tasks that were claimed in the last round, with their plan: their successors are read ahead.
+        self._claimed: list[tuple[str, PlanCache, list[str]]] = []
 
     def add(self, completion: Completion) -> Future[Ending]:
         """Schedule a completion for the next batch.
@@ -345,7 +349,11 @@ class CompletionBatcher:
                 return
             for key in [key for key in self._plans if key[0] in ended]:
                 del self._plans[key]
+            claimed, self._claimed = self._claimed, []
             if not completions:
+                if claimed and not await self._notifier.changed_since(version, self._clock, _IDLE_S):
+                    await self._read_ahead(claimed)
+                    continue
                 await self._notifier.changed_since(version, self._clock, None)
                 await self._wait_for_more()
                 continue
@@ -472,33 +480,28 @@ class CompletionBatcher:
                 on_committed = partial(self._on_committed, cache, completion, eager_claims)
                 completion.set_ending(Done(tuple(edit.checks), tuple(edit.ops), on_committed))
         cache.in_flight.append(frozenset(own))
-        await self._read_ahead(plan_id, cache, claimed)
+        self._claimed.append((plan_id, cache, claimed))
         return left
 
-    async def _read_ahead(self, plan_id: str, cache: PlanCache, claimed: Iterable[str]) -> None:
+    async def _read_ahead(self, claimed: Iterable[tuple[str, PlanCache, list[str]]]) -> None:
         """Read the successors of tasks that were just claimed, so that they are cached when these tasks complete.
 
-        Does so only while no completion waits, and only for successors that probably have no other unfinished
-        dependency.
+        Reads only successors that probably have no other unfinished dependency.
 
         Args:
-            plan_id: ID of the plan.
-            cache: Cache of the plan.
-            claimed: Names of the claimed tasks.
+            claimed: IDs and caches of plans, and the names of the claimed tasks of each.
         """
-        with self._notifier.mutex:
-            if self._waiting:
-                return
-        tasks = [cache.tasks[name].record for name in claimed]
-        names = [
-            each
-            for task in tasks
-            for each, late in zip_longest(task.successors, task.late, fillvalue="")
-            if not late and each not in cache.tasks
-        ]
-        if 0 < len(names) <= MAX_LINKED:
-            with suppress(LatchworkError):  # then they are read when they are needed
-                cache.add(await self._plan_store.read_tasks(plan_id, names))
+        for plan_id, cache, claimed_names in claimed:
+            tasks = [cache.tasks[name].record for name in claimed_names if name in cache.tasks]
+            names = [
+                each
+                for task in tasks
+                for each, late in zip_longest(task.successors, task.late, fillvalue="")
+                if not late and each not in cache.tasks
+            ]
+            if 0 < len(names) <= MAX_LINKED:
+                with suppress(LatchworkError):  # then they are read when they are needed
+                    cache.add(await self._plan_store.read_tasks(plan_id, names))
 
     def _choose_claims(self, completion: Completion, tasks: Sequence[Task], already_chosen: int) -> EagerClaims:
         if self._claimer is None or completion.entry is None or completion.plan is None:

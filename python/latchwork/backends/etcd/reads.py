@@ -120,7 +120,10 @@ class EtcdReader:
             request = self._codec.get_many(keys, stale_ok)
             return self._connection.read("Txn", request, what, self._codec.found, now=now)
         apart = [self._codec.get(key, stale_ok) for key in keys]
-        return together([self._connection.read("Range", request, what, self._codec.entry) for request in apart])
+        now = now and len(apart) == 1
+        return together(
+            [self._connection.read("Range", request, what, self._codec.entry, now=now) for request in apart]
+        )
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
         spans = self._keys.ranges_below(prefix)
