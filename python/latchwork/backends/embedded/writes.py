@@ -69,6 +69,8 @@ def commit(
     for op in ops:
         written.apply(op)
     _check_leaves(conn, root, written.entries)
+    if written.deleted:
+        _forget_old_deletions(conn)
     return Committed(written.token, tuple(written.entries), tuple(written.deleted))
 
 
@@ -161,8 +163,10 @@ class _Writer:
             self._put(op)
 
     def _put(self, op: Put | Create) -> None:
-        query = "SELECT created, owner FROM entries WHERE root = ? AND key = ?"
-        before = self._conn.execute(query, (self._root, op.key)).fetchone()
+        before = None
+        if isinstance(op, Put):
+            query = "SELECT created, owner FROM entries WHERE root = ? AND key = ?"
+            before = self._conn.execute(query, (self._root, op.key)).fetchone()
         token = self._take_token()
         created, owner = before or (token, None)
         if op.session is not None:
@@ -181,7 +185,6 @@ class _Writer:
         remember = "REPLACE INTO tombstones (root, key, token) VALUES (?, ?, ?)"
         self._conn.execute(remember, (self._root, key, self._take_token()))
         self.deleted.append(key)
-        _forget_old_deletions(self._conn)
 
     def _take_token(self) -> int:
         if self.token == 0:
@@ -200,13 +203,17 @@ def _holds(conn: sqlite3.Connection, root: str, check: SimpleCheck, is_alive: Is
 
 
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
-    """Raise an error if a written key is below a session-bound key, or is bound to a session and has keys below it."""
+    """Raise an error if a new key is below a session-bound key, or if a written key is bound to a session and has keys
+    below it. Keys that exist already have no session-bound key above them.
+    """
+    new = {entry.key.rpartition("/")[0]: entry.key for entry in written if entry.created == entry.token}
+    for key in new.values():  # one for each parent
+        bound = _bound_ancestor(conn, root, key)
+        if bound is not None:
+            raise InvalidKey(f"{key!r} lies below {bound!r}, which is bound to a session; use another key")
     for entry in written:
         if entry.owner is not None and reads.has_descendant(conn, root, entry.key):
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
-        bound = _bound_ancestor(conn, root, entry.key)
-        if bound is not None:
-            raise InvalidKey(f"{entry.key!r} lies below {bound!r}, which is bound to a session; use another key")
 
 
 def _bound_ancestor(conn: sqlite3.Connection, root: str, key: str) -> str | None:

@@ -141,6 +141,7 @@ def test_session_bound_keys_are_leaves(store):
         lambda: store.create("bound/q", b"", sequential=True),
         lambda: store.put("bound/below", b"", session=session),
         lambda: store.commit([], [Put("fine", b""), Put("bound/below", b"")]),
+        lambda: store.commit([], [Put("fine/a", b""), Put("bound/below", b""), Put("fine/b", b"")]),
     ):
         with pytest.raises(InvalidKey, match="bound"):
             call()
