@@ -67,8 +67,8 @@ DEFECTS = (
         "WorkQueue",
         "an item is ended without checking that it is still there",
         "primitives/queue/claims.py",
-        "            checks = (self.item.check, Exists(self._holder.key), self._session.fence)\n",
-        "            checks = (Exists(self._holder.key), self._session.fence)\n",
+        "self._store.fence(self._token, self.item.check, holder.fence)\n",
+        "self._store.fence(self._token, holder.fence)\n",
         id_of(
             "primitives/work_queue",
             "who_has_an_item_that_was_removed_cannot_end_it_and_is_told",
@@ -79,8 +79,8 @@ DEFECTS = (
         "WorkQueue",
         "an item is ended without checking its claim",
         "primitives/queue/claims.py",
-        "            checks = (self.item.check, Exists(self._holder.key), self._session.fence)\n",
-        "            checks = (self.item.check, self._session.fence)\n",
+        "self._store.fence(0, Exists(holder.key), self._session.fence)\n",
+        "self._session.fence\n",
         id_of(
             "primitives/work_queue",
             "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item",

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
@@ -70,8 +72,7 @@ class NothingToRun(LatchworkError):
     """The item needs no call: it is a control operation, or its task has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimContext:
+class ClaimContext(Struct, frozen=True):
     """What a worker knows about the call of a claim.
 
     Attributes:

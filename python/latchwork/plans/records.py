@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -206,8 +205,7 @@ _TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
 _NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "an item of a plan")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A task as it was read: its name, its record, and its entry, which transactions check."""
 
     name: str

@@ -179,8 +179,10 @@ class QueueClaim(GuardsWork):
     def fence(self) -> Fence:
         """The check that this claim still holds the item. Use it in every write that depends on the item."""
         if self._fence is None:
-            checks = (self.item.check, Exists(self._holder.key), self._session.fence)
-            self._fence = self._store.fence(self._token, *checks)
+            holder = self._holder
+            if holder.fence is None:
+                holder.fence = self._store.fence(0, Exists(holder.key), self._session.fence)
+            self._fence = self._store.fence(self._token, self.item.check, holder.fence)
         return self._fence
 
     @property

@@ -25,7 +25,7 @@ from latchwork._base.decoding import Count, Decoder, Whole, encode
 from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.types import Absent, At, Check, Create, Entry, Op, Put
+from latchwork.types import Absent, At, Check, Create, Entry, Fence, Op, Put
 
 if TYPE_CHECKING:
     from latchwork.store.session import Session
@@ -120,15 +120,17 @@ class ClaimHolder:
         session: The session to which the key is bound.
         exists: Whether the key was written.
         is_gone: Whether the key was deleted or its session has ended, so that it gets no more claims.
+        fence: The check that the key and its session exist; None until a claim needs it.
     """
 
-    __slots__ = ("exists", "id", "is_gone", "key", "session")
+    __slots__ = ("exists", "fence", "id", "is_gone", "key", "session")
 
     def __init__(self, keys: QueueKeys, partition: str, session: Session) -> None:
         self.id = new_holder_id()
         self.key = keys.holder_key(partition, self.id)
         self.session = session
         self.exists = self.is_gone = False
+        self.fence: Fence | None = None
 
     def new_claim(self) -> str:
         """Return a unique text that claims items: the ID of this holder, and an ID of the transaction that takes

@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
+
 from latchwork._base.decoding import encode, read_object
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
@@ -282,8 +284,7 @@ class TakerQueues:
         await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedItem:
+class WatchedItem(Struct, frozen=True):
     """An item as a watch has reported it last.
 
     Attributes:
