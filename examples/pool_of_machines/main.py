@@ -1,8 +1,8 @@
-"""A pool of machines: nodes in processes of their own, one of which is killed; the sum is right all the same.
+"""A pool of machines: two worker processes, one of which is killed. The result is correct nevertheless.
 
-    python main.py [URL]        sqlite:///primes.db unless given; etcd://... and zk://... are the same
+    python main.py [URL]        default: sqlite:///primes.db; etcd://... and zk://... work the same way
 
-On real machines the nodes are ``latchwork executor run --import tasks --slots 8 --url URL``, one on each.
+On real machines, run ``latchwork executor run --import tasks --slots 8 --url URL`` on each of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ with latchwork.connect(sys.argv[1]) as store:
 
 
 def node(url: str) -> subprocess.Popen[bytes]:
-    """A node, as on another machine."""
+    """Start a worker in its own process, as on another machine."""
     return subprocess.Popen([sys.executable, "-c", NODE, url], cwd=Path(__file__).parent)
 
 
 def main(url: str) -> int:
-    """The number of primes below ``LAST``, found by two nodes of which one dies."""
+    """Count the primes below ``LAST`` on two workers, one of which is killed."""
     nodes = [node(url), node(url)]
     try:
         with latchwork.connect(url) as store, Executor(store) as pool:
@@ -41,7 +41,7 @@ def main(url: str) -> int:
                 total += future.result()
                 if number == 1:
                     nodes[0].kill()
-                    print("killed a node; the others take its tasks")
+                    print("killed a worker; the other one takes over its tasks")
         return total
     finally:
         for each in nodes:

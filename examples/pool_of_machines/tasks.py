@@ -1,4 +1,4 @@
-"""What the pool runs: how many primes there are in a stretch of numbers."""
+"""A task for the pool: count the primes in a range of numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from latchwork.tasks import TaskContext, task
 
 @task(name="primes.count")
 def count(first: int, last: int, context: TaskContext) -> int:
-    """Primes from ``first`` up to, not with, ``last``. Ends early when it is told to stop."""
+    """Count the primes from ``first`` to ``last - 1``. Return early if the task should stop."""
     found = 0
     for number in range(max(2, first), last):
         if number % 1000 == 0 and context.should_stop:

@@ -1,4 +1,4 @@
-"""Start the workers, kill one half-way with kill -9, restart it, and print the eigenvalue.
+"""Start the workers, kill one halfway with kill -9, restart it, and print the eigenvalue.
 
 python start.py [URL]
 """

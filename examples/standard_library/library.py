@@ -29,7 +29,7 @@ def measure(module: str) -> dict[str, object]:
 
 @task(name="library.merge")
 def merge(parts: list[dict[str, object]]) -> dict[str, object]:
-    """Add up the counts of several files. The result has the same form, so it can be merged again."""
+    """Add up the counts of several files. The result has the same structure, so it can be merged again."""
     total: dict[str, object] = {}
     imports: Counter[str] = Counter()
     for part in parts:

@@ -1,4 +1,4 @@
-"""Measure the standard library in parallel and kill a worker half-way: python plan.py [--modules N] [--url URL]."""
+"""Measure the standard library in parallel and kill a worker halfway: python plan.py [--modules N] [--url URL]."""
 
 import argparse
 import os

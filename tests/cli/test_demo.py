@@ -33,7 +33,7 @@ def part(tmp_path_factory):
 
 
 def assert_proved(done, *, leader, lines=20_000):
-    """The story holds together: killed half-way inside an item, taken over in time, totals equal."""
+    """The story holds together: killed halfway inside an item, taken over in time, totals equal."""
     assert done.code == 0, done.err
     assert "Traceback" not in done.err
     report = done.json

@@ -123,7 +123,7 @@ def _problems(facts: Facts, cluster: Counts) -> list[str]:
         found.append("no process was killed while it ran an item")
         return found
     if not EARLIEST <= kill.done / facts.items <= LATEST:
-        found.append(f"{kill.node} was killed after {kill.done} of {facts.items} items, which is not half-way")
+        found.append(f"{kill.node} was killed after {kill.done} of {facts.items} items, which is not halfway")
     by_victim = [item for item in kill.owned if item in facts.results and facts.results[item].pid == kill.pid]
     if by_victim:
         found.append(f"{kill.node} had finished {', '.join(by_victim)} when it was killed")

@@ -39,7 +39,7 @@ class Made:
 
 
 class PlansLoad(Load):
-    """Four workers. Two plans or more are running at a time, and one in four is canceled half-way."""
+    """Four workers. Two plans or more are running at a time, and one in four is canceled halfway."""
 
     nodes = tuple(f"w{number}" for number in range(4))
     ttl_s = SESSION_TTL_S
@@ -68,7 +68,7 @@ class PlansLoad(Load):
         return "trials.storms.plans_node:serve", self.storm.url(ROOT, node), node
 
     def tend(self) -> None:
-        """Keep some plans running, cancel one in four of them half-way, and recover what ended otherwise."""
+        """Keep some plans running, cancel one in four of them halfway, and recover what ended otherwise."""
         left = [each for each in self.made if self._state(each) is not PlanState.COMPLETED]
         if self._unstarted is None and len(left) < 2:
             self._unstarted = self._build()
