@@ -141,4 +141,4 @@ def test_the_commands_of_the_compose_file_of_a_new_project_run_it_on_postgresql(
 def test_a_folder_that_exists_and_a_name_that_is_no_unit_are_refused(cli):
     (cli.folder / "shop").mkdir()
     cli("new", "shop").refused(2, "shop exists")
-    cli("new", "Shop/..").refused(2, "small letters")
+    cli("new", "Shop/..").refused(2, "lowercase letters")

@@ -272,7 +272,7 @@ def test_a_command_that_runs_when_its_node_ends_is_told_to_stop(cli, file_url, w
     [
         ((), "MODULE:ATTRIBUTE or --command"),
         (("jobs:one", "--command", "true"), "not both"),
-        (("jobs:one", "--item", "a"), "go with --command only"),
+        (("jobs:one", "--item", "a"), "can only be used with --command"),
         (("--command", "sh -c '"), "cannot be read"),
         (("--command", " "), "--command is empty"),
         (("--command", "echo {item}"), "add --item"),

@@ -25,5 +25,8 @@ def test_the_example_counts_all_primes_though_a_node_is_killed(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["killed a worker; the other one takes over its tasks", "5,133 primes below 50,000"]
+    assert done.stdout.splitlines() == [
+        "killed a worker; the other one takes over its tasks",
+        "5,133 primes below 50,000",
+    ]
     assert "Traceback" not in done.stderr

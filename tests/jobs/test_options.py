@@ -83,8 +83,8 @@ def test_a_row_makes_a_flag_that_sets_it_and_what_is_not_given_is_none():
     assert run("--nap-s", "3").output == "1 2 {'nap_s': 3.0, 'pause_s': None, 'threads': None}\n"
     assert run("--nap-s", "0.1").exit_code == 2
     told = " ".join(run("--help").output.split())
-    assert "Seconds that run sleeps; at least 0.5. [unless set, here or in the code: 2]" in told
-    assert "[unless set, here or in the code: for ever]" in told
+    assert "Seconds that run sleeps; at least 0.5. [default if the code sets none: 2]" in told
+    assert "[default if the code sets none: for ever]" in told
     assert told.index("--first") < told.index("--nap-s") < told.index("--pause-s") < told.index("--last")
 
 
@@ -93,7 +93,7 @@ def test_a_row_makes_a_flag_to_start_with_and_what_is_not_given_is_its_default()
     assert run("--pause-s", "0", "--threads", "1").output == "1 2 {'nap_s': 2.0, 'pause_s': 0.0, 'threads': 1}\n"
     told = " ".join(run("--help").output.split())
     assert "Seconds that run sleeps; at least 0.5. [default: 2.0]" in told
-    assert "Seconds between two naps. [unless given: for ever]" in told
+    assert "Seconds between two naps. [default: for ever]" in told
 
 
 def test_a_docstring_gets_its_rows_before_what_it_raises():

@@ -81,7 +81,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "drain": CommandSpec(
         "latchwork.cli.jobs:drain",
-        "Move a node's items to the others, and wait until none of them runs there any more",
+        "Move a node's items to other nodes, and wait until none of them runs there any more",
     ),
     "elect": CommandSpec(
         "latchwork.cli.processes:elect",
@@ -97,11 +97,11 @@ OWN: dict[str, CommandSpec] = {
     ),
     "new": CommandSpec(
         "latchwork.cli.new:new",
-        "Write a small project with tests and deployment files, to start from",
+        "Create a small starter project with tests and deployment files",
     ),
     "restart": CommandSpec(
         "latchwork.cli.jobs:restart",
-        "Announce a restart of a node: its items move away now, and back when it is back",
+        "Announce a restart of a node: its items move away now, and return with it",
     ),
     "run": CommandSpec(
         "latchwork.cli.run:run",
@@ -121,7 +121,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "why": CommandSpec(
         "latchwork.cli.screens.why:why",
-        "Explain where a work item is, why it is there, and why it runs or not",
+        "Explain where a work item is, why it is there, and why it does or does not run",
     ),
     "locks": CommandSpec(
         "latchwork.cli.screens.why:locks",
@@ -137,7 +137,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "plans": CommandSpec(
         "latchwork.cli.systems.plans:plans_app",
-        "Plans: graphs of calls that workers run, without a server of our own",
+        "Plans: durable graphs of calls, which workers on any machine run",
     ),
     "settings": CommandSpec(
         "latchwork.cli.jobs:settings_app",

@@ -57,7 +57,7 @@ def demo(
     ] = "worker",
     workers: Annotated[int, typer.Option(min=2, help="The number of worker processes.")] = 3,
     pace_s: Annotated[
-        float, typer.Option("--pace-s", min=0.0, help="The least number of seconds per item, so that you can watch.")
+        float, typer.Option("--pace-s", min=0.0, help="The minimum number of seconds per item, so that you can watch.")
     ] = 0.1,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the keys and the logs.")] = False,
     as_json: Json = False,

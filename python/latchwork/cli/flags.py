@@ -21,7 +21,7 @@ Unset = Annotated[
         "--unset",
         "-u",
         metavar="OPTION",
-        help="Reset an option to the value of the nodes' code, such as `-u threads`. Repeatable.",
+        help="Reset an option to the value in the nodes' code, such as `-u threads`. Repeatable.",
     ),
 ]
 
@@ -52,13 +52,13 @@ def make_setting_flag(row: OptionRow) -> Parameter:
     """Create the flag that changes an option in the store. Without the flag, the stored value is kept."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
-    text = f"{row.sentence}{note}.  [unless set, here or in the code: {default}]"
+    text = f"{row.sentence}{note}.  [default if the code sets none: {default}]"
     return _flag(row, None, text, min=row.kind.least)
 
 
 def make_start_flag(row: OptionRow) -> Parameter:
     """Create the flag that sets an option of a node when the node is started."""
-    note = f"  [unless given: {row.none}]" if row.default is None else ""
+    note = f"  [default: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
 

@@ -26,11 +26,15 @@ from latchwork.store import Store
 
 JobIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB...", help="IDs of jobs, which may be unknown yet.", autocompletion=complete_job_ids),
+    typer.Argument(
+        metavar="JOB...", help="IDs of jobs, even of jobs that no node has yet.", autocompletion=complete_job_ids
+    ),
 ]
 JobId = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The ID of a job, which may be unknown yet.", autocompletion=complete_job_ids),
+    typer.Argument(
+        metavar="JOB", help="The ID of a job, even of one that no node has yet.", autocompletion=complete_job_ids
+    ),
 ]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
@@ -72,7 +76,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
 def disable(
     jobs: JobIds = None,
     *,
-    all_jobs: Annotated[bool, typer.Option("--all", help="All jobs, whatever their own switches are.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="All jobs, regardless of their own switches.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -196,10 +200,10 @@ def run_job(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Run a job once now, whatever its schedule is: each item on the node that holds its lock.
+    """Run a job once now, regardless of its schedule: each item on the node that holds its lock.
 
-    If a run of an item is in progress, it is waited for first. The command returns when all runs have ended. The exit
-    code is 1 if a run failed, or if not all ended in time. Runs that have not started by then, or at Ctrl-C, are
+    If an item is running, its new run starts after the current one. The command returns when all runs have ended. The
+    exit code is 1 if a run failed, or if not all ended in time. Runs that have not started by then, or at Ctrl-C, are
     canceled.
     """
     with open_store(url) as store:

@@ -52,21 +52,22 @@ _NODE_ID = {Deployment.systemd: "%i", Deployment.compose: '"$$(hostname)"'}
 @command("latchwork new shop", "latchwork new shop --kind workflows --deploy compose")
 def new(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The project, and the folder to create: small letters, digits and -.")
+        str,
+        typer.Argument(metavar="NAME", help="The project, and the folder to create: lowercase letters, digits and -."),
     ],
     *,
     kind: Annotated[Kind, typer.Option(help="The system that it uses: jobs, executor or workflows.")] = Kind.jobs,
     deploy: Annotated[
-        Deployment, typer.Option(help="The files for production: a unit of systemd, or a compose file.")
+        Deployment, typer.Option(help="The files for production: a systemd unit, or a compose file.")
     ] = Deployment.systemd,
     as_json: Json = False,
 ) -> None:
-    """Write a small project with tests and deployment files, to start from.
+    """Create a small starter project with tests and deployment files.
 
     Its README.md has the steps from an empty environment to a first run.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"name {name!r} must be up to 30 small letters, digits and -, and begin with a letter")
+        raise UsageError(f"name {name!r} must be at most 30 lowercase letters, digits and -, and begin with a letter")
     folder = Path(name)
     if folder.exists():
         raise UsageError(f"{name} exists; choose another name, or remove it")

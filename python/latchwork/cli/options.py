@@ -55,8 +55,7 @@ SessionTtlS = Annotated[
     typer.Option(
         min=1.0,
         show_default=False,
-        help="Seconds after which others take over the tasks of a dead worker.  "
-        "[unless given: as the URL says, else 10]",
+        help="Seconds after which others take over the tasks of a dead worker.  [default: that of the URL, else 10]",
     ),
 ]
 Debug = Annotated[

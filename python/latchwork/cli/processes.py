@@ -56,7 +56,7 @@ Ttl = Annotated[
         metavar="S",
         show_default=False,
         help="Seconds after which others take over from a dead process. The server may grant more.  "
-        "[unless given: as the URL says]",
+        "[default: that of the URL, else 10]",
     ),
 ]
 

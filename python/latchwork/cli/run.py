@@ -61,7 +61,7 @@ def run(
         typer.Option(
             metavar="ITEM",
             show_default=False,
-            help="An item for --command. Repeatable.  [unless given: one, called main]",
+            help="An item for --command. Repeatable.  [default: one, called main]",
         ),
     ] = None,
     job_id: Annotated[
@@ -69,7 +69,7 @@ def run(
         typer.Option(
             metavar="ID",
             show_default=False,
-            help="The ID of the job of --command.  [unless given: the name of the program]",
+            help="The ID of the job of --command.  [default: the name of the program]",
         ),
     ] = None,
     threads: Annotated[
@@ -83,8 +83,8 @@ def run(
         typer.Option(
             metavar="EXPRESSION",
             show_default=False,
-            help="When --command runs: `0 3 * * *` or @daily. One of --cron, --fixed-delay-s and --fixed-rate-s at "
-            "most.  [unless given: 60 s after each end]",
+            help="When --command runs: `0 3 * * *` or @daily. Use at most one of --cron, --fixed-delay-s and "
+            "--fixed-rate-s.  [default: 60 s after each end]",
         ),
     ] = None,
     tz: Annotated[str, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")] = "UTC",
@@ -100,9 +100,9 @@ def run(
         typer.Option(
             metavar="[JOB=]NAME",
             show_default=False,
-            help="How items are shared out: balanced, evenly-spread, evenly-rendezvous, rendezvous, or "
-            "MODULE:ATTRIBUTE for one of your own; report=rendezvous is for one job. May be given several times. "
-            "Give all nodes the same: that of the elected one counts.  [default: balanced]",
+            help="How items are distributed: balanced, evenly-spread, evenly-rendezvous, rendezvous, or "
+            "MODULE:ATTRIBUTE for one of your own; report=rendezvous applies to one job. Repeatable. Use the same on "
+            "all nodes, because the manager's applies.  [default: balanced]",
         ),
     ] = None,
     label: Annotated[
@@ -110,8 +110,8 @@ def run(
         typer.Option(
             metavar="NAME=VALUE",
             show_default=False,
-            help="Something about this node, as gpu=yes: jobs with requires={'gpu': 'yes'} run only where it is said. "
-            "May be given several times.",
+            help="A label of this node, such as gpu=yes: jobs with requires={'gpu': 'yes'} run only on nodes that have "
+            "it. Repeatable.",
         ),
     ] = None,
     probe_port: ProbePort = None,
@@ -121,8 +121,8 @@ def run(
             min=1,
             metavar="N",
             show_default=False,
-            help="/readyz says no once N runs of one item have failed one after the other here, so that a rollout "
-            "stops.  [unless given: never]",
+            help="/readyz reports that this node is not ready after N consecutive failed runs of one item, so that a "
+            "rollout stops.  [default: never]",
         ),
     ] = None,
     probe_host: ProbeHost = "127.0.0.1",
@@ -141,10 +141,12 @@ def run(
         paces = [{row.name: given.pop(row.name)} for row in PACES]
         schedule = one_schedule(*paces, {"cron": cron, "tz": tz})
         if (target is None) == (shell_command is None):
-            raise UsageError("what is to be run? give MODULE:ATTRIBUTE or --command, and not both")
+            raise UsageError("give either MODULE:ATTRIBUTE or --command")
         if shell_command is None:
             if item or job_id or schedule:
-                raise UsageError("--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s go with --command only")
+                raise UsageError(
+                    "--item, --job-id, --cron, --fixed-delay-s and --fixed-rate-s can only be used with --command"
+                )
             jobs = load_jobs(target or "")
         else:
             jobs = [
@@ -176,7 +178,7 @@ def _parse_strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
         job, _, name = text.rpartition("=")
         if (job or "*") in found:
             raise UsageError(
-                f"--strategy {text}: {f'job {job!r}' if job else 'what holds for all jobs'} is given twice"
+                f"--strategy {text}: the strategy of {f'job {job!r}' if job else 'all jobs'} is given twice"
             )
         found[job or "*"] = load_strategy(name) if ":" in name else name
     return found or {"*": "balanced"}

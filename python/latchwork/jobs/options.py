@@ -305,7 +305,7 @@ class JobRows(Generic[Unset, Limit]):
         none="the schedule's own: its delay or rate, or the next time that matches",
     )
     jitter_s: float | Unset = seconds_field(
-        0.0, "of random delay before a run at most: drawn for each run, or on a cron schedule once for each share"
+        0.0, "of random delay before a run at most: chosen for each run, or on a cron schedule once for each share"
     )
     pool_check_period_s: float | Unset = seconds_field(
         60.0, "between two reads of the work pool; 0 reads it once, and again when another node has stored it"
@@ -329,7 +329,7 @@ class ManagerRows(Generic[Unset]):
     """Options of a node for managing the cluster while it is elected; settings may change them."""
 
     debounce_s: float | Unset = seconds_field(
-        0.3, "without a change before a rebalance, so that a burst causes only one; 2 where nodes start one by one"
+        0.3, "without a change before a rebalance, so that a burst causes only one; use 2 if nodes start one by one"
     )
     debounce_max_s: float | Unset = seconds_field(
         3.0, "from the first change to the rebalance at most, however long the burst", flag=False
@@ -355,7 +355,7 @@ class NodeRows(ManagerRows[Unset]):
         flag=False,
     )
     close_timeout_s: float | Unset = seconds_field(
-        30.0, "that a closing node waits for its runs to stop; after that their locks expire by themselves"
+        30.0, "that a closing node waits for its runs to stop; after that their locks expire on their own"
     )
     disconnect_grace_s: float | None = seconds_field(
         None,
@@ -366,8 +366,8 @@ class NodeRows(ManagerRows[Unset]):
     )
     outcome_period_s: float | Unset = seconds_field(
         60.0,
-        "between two writes of this node's outcomes, if they have changed; that a job began to fail or has "
-        "recovered is written at once, each at most once in this time; 0 writes nothing",
+        "between two writes of this node's outcomes, if they have changed; the first failure of a job and "
+        "its recovery are written immediately, each at most once in this time; 0 writes nothing",
     )
 
 

@@ -23,7 +23,7 @@ Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job."
 
 @command("latchwork why report north --url etcd://127.0.0.1:2379/app")
 def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> None:
-    """Explain where a work item is, why it is there, and why it runs or not.
+    """Explain where a work item is, why it is there, and why it does or does not run.
 
     The exit code is 1 for an item that the job does not have and that no node holds.
     """

@@ -453,7 +453,7 @@ def cancel(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task. Any client may do so; its submitter is informed of the cancellation."""
+    """Cancel a task. Anyone who can reach the store may do so, and the submitter is notified."""
     with open_store(url, of_cluster=False) as store:
         if not cancel_task(store, task_id, name, interrupt=interrupt):
             now = _state(store, task_id, name)
@@ -474,12 +474,12 @@ def result(
     task_id: TaskId,
     *,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for it; 0 waits forever.")] = 0.0,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete the record of the task afterwards.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the record of the task afterward.")] = False,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Wait for a detached task, and print its value as JSON. An error of the task is exit code 1."""
+    """Wait for a detached task, and print its value as JSON. The exit code is 1 if the task raised an error."""
     with open_store(url, of_cluster=False) as store, Executor(store, name, functions=Functions()) as pool:
         ref = pool.ref(task_id)
         try:
@@ -503,7 +503,7 @@ def finished(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List detached tasks that have ended and are still stored, the first ones to expire first."""
+    """List detached tasks that have ended and are still stored, in the order in which they expire."""
     with open_store(url, of_cluster=False) as store:
         found = finished_tasks(store, name, limit=limit)
     print_list("tasks", found, _finished_row, plain=asdict, empty="no finished tasks", as_json=as_json)
@@ -530,7 +530,7 @@ def forget(
         bool, typer.Option("--finished", help="Delete all detached tasks that have ended, instead of one.")
     ] = False,
     older_than_s: Annotated[
-        float, typer.Option(min=0.0, help="With --finished, only tasks that ended at least so many seconds ago.")
+        float, typer.Option(min=0.0, help="With --finished, only tasks that ended at least this many seconds ago.")
     ] = 0.0,
     name: Name = "default",
     url: Url = None,

@@ -91,13 +91,13 @@ def list_plans(
     *,
     state: Annotated[
         PlanState | None,
-        typer.Option(metavar="STATE", help=f"Only those: {', '.join(each.value for each in PlanState)}."),
+        typer.Option(metavar="STATE", help=f"Only plans in this state: {', '.join(each.value for each in PlanState)}."),
     ] = None,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List plans, oldest first, with one read, however many tasks they have."""
+    """List plans, oldest first. It takes one read, no matter how many tasks they have."""
     with open_store(url, of_cluster=False) as store:
         found = Plans(store, name).list(state=state)
     empty = "no plans" if state is None else f"no plans that are {state.value}"
@@ -134,7 +134,7 @@ def show_plan(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show a plan: the number of tasks per state, running tasks, failures with reasons, and what waits for what.
+    """Show a plan: the number of tasks per state, running tasks, failures with reasons, and tasks that wait for others.
 
     It reads all tasks of the plan. With --watch and --json, it prints one JSON document per line.
     """
@@ -223,7 +223,7 @@ def graph(
     name: Name = "default",
     url: Url = None,
 ) -> None:
-    """Print the graph of a plan with the state of each task, for a page or for Graphviz."""
+    """Print the graph of a plan with the state of each task, as Mermaid, Graphviz or SVG."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         found = Plans(store, name).get(plan).graph()
     text = {"mermaid": to_mermaid, "dot": to_dot, "svg": to_svg}[form](found)
@@ -311,7 +311,7 @@ def _missing_is_usage() -> Iterator[None]:
 
 
 plans_app = group(
-    "Plans: graphs of calls that workers run, without a server of our own.",
+    "Plans: durable graphs of calls, which workers on any machine run.",
     worker=worker,
     list=list_plans,
     show=show_plan,

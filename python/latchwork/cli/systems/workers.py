@@ -74,14 +74,14 @@ def run(
     ],
     per_host: Annotated[
         int | None,
-        typer.Option(min=1, show_default=False, help="Number of workers that run here.  [unless given: all]"),
+        typer.Option(min=1, show_default=False, help="Number of workers that run here.  [default: all]"),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="Name that identifies this host over restarts.  [unless given: its host name]",
+            help="Name that identifies this host across restarts.  [default: the host name]",
         ),
     ] = None,
     address: Annotated[
@@ -89,7 +89,7 @@ def run(
         typer.Option(
             metavar="HOST",
             show_default=False,
-            help="MASTER_ADDR if worker 0 runs here.  [unless given: 127.0.0.1 if all run here, else the host name]",
+            help="MASTER_ADDR if worker 0 runs here.  [default: 127.0.0.1 if all run here, else the host name]",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -101,7 +101,7 @@ def run(
         typer.Option(
             min=0.1,
             show_default=False,
-            help="Session TTL in seconds; then this host counts as lost.  [unless given: that of the URL, else 10]",
+            help="Seconds without a renewal after which this host counts as lost.  [default: that of the URL, else 10]",
         ),
     ] = None,
     join_s: Annotated[
@@ -112,7 +112,7 @@ def run(
         typer.Option(metavar="FOLDER", show_default=False, help="Append the output of worker I to FOLDER/I.log."),
     ] = None,
     only_run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Refuse any other run of the group.")
+        str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Join only this run of the group.")
     ] = None,
     probe_port: ProbePort = None,
     probe_host: ProbeHost = "127.0.0.1",
@@ -503,7 +503,9 @@ def scale(
 def terminate(
     group_name: GroupName,
     *,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason that its workers get.")] = "it was terminated",
+    why: Annotated[
+        str, typer.Option(metavar="TEXT", help="The reason to report to its workers.")
+    ] = "it was terminated",
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
@@ -529,7 +531,7 @@ def sweep(
     *,
     watch_s: Annotated[
         float,
-        typer.Option(min=0.0, help="Keep sweeping for so many seconds, to remove running groups without workers."),
+        typer.Option(min=0.0, help="Keep sweeping for this many seconds, to remove running groups without workers."),
     ] = 0.0,
     abandon_s: Annotated[
         float, typer.Option(min=1.0, help="Seconds without workers after which a running group is removed.")

@@ -1,4 +1,4 @@
-"""`latchwork workflows users`: the accounts of the pages and the API."""
+"""`latchwork workflows users`: the accounts of the web UI and the API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the accou
 
 @command("latchwork workflows users list", "latchwork workflows users list --json")
 def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
-    """List the accounts of the pages and the API, with their roles in each project."""
+    """List the accounts of the web UI and the API, with their roles in each project."""
     with _open_accounts(home, database) as accounts:
         rows = accounts.list_accounts()
     empty = "no users; create one with `latchwork workflows users set NAME --role admin --password`"
@@ -112,7 +112,7 @@ def link_user(
     name: Name,
     *,
     at: Annotated[
-        str, typer.Option("--at", metavar="ADDRESS", help="The address of the pages, as a browser reaches them.")
+        str, typer.Option("--at", metavar="ADDRESS", help="The address of the web UI, as a browser reaches them.")
     ] = "http://127.0.0.1:8770",
     home: HomeDir = None,
     database: DatabaseUrl = None,
@@ -120,7 +120,7 @@ def link_user(
 ) -> None:
     """Print a sign-in link for an account. It works once, within an hour, for anyone who has it."""
     if not at.startswith(("http://", "https://")):
-        raise UsageError(f"--at is the address of the pages, http://... or https://..., not {at!r}")
+        raise UsageError(f"--at is the address of the web UI, http://... or https://..., not {at!r}")
     with _open_accounts(home, database) as accounts:
         if any(each.name == name and not each.enabled for each in accounts.list_accounts()):
             raise UsageError(f"user {name} is disabled; `latchwork workflows users set {name} --on` enables it again")
@@ -164,4 +164,4 @@ def _open_accounts(home: Path | None, database: str | None) -> Iterator[Database
         yield DatabaseAccounts(opened)
 
 
-users_app = group("Accounts of the pages and the API.", list=list_users, set=set_user, link=link_user)
+users_app = group("Accounts of the web UI and the API.", list=list_users, set=set_user, link=link_user)

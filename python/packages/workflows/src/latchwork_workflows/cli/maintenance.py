@@ -121,7 +121,7 @@ def import_file(
 ) -> None:
     """Create and update everything in an exported document, in one transaction. Anything else is left unchanged.
 
-    Imported schedules do not make up for earlier fire times. Imported accounts have no password.
+    Imported schedules skip earlier fire times. Imported accounts have no password.
     """
     where = resolve_home(home, database, None, logs)
     from latchwork_workflows import DefinitionInvalid, load_installation

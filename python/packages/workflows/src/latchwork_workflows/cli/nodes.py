@@ -274,7 +274,7 @@ def run_worker(
         str,
         typer.Option(
             metavar="WHAT",
-            help="While the store is out of reach: wait (tasks continue while their claims are certain) or stop.",
+            help="While the store is unreachable: wait (tasks continue as long as their claims last) or stop.",
         ),
     ] = "wait",
     drain_s: Annotated[

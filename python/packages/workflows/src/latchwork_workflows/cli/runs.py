@@ -95,7 +95,7 @@ def _duration(started: float | None, ended: float | None) -> str:
 def show_workflow_or_run(
     what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the ID of a run.")],
     *,
-    svg: Annotated[bool, typer.Option("--svg", help="Print a drawing of the tasks as SVG.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print the graph of the tasks as SVG.")] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,

@@ -1,4 +1,4 @@
-"""`latchwork workflows serve` and `api`: everything in one process, or only the API and the pages."""
+"""`latchwork workflows serve` and `api`: everything in one process, or only the API and the web UI."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from latchwork_workflows.cli.options import (
 if TYPE_CHECKING:
     from latchwork_workflows import ServeOptions
 
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="The address to bind for the pages.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="The port of the pages. 0 selects a free one.")]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="The address on which the web UI and the API listen.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port of the web UI and the API. 0 selects a free one.")]
 Names = Annotated[
     list[str] | None,
     typer.Option(
@@ -112,7 +112,7 @@ def serve_all(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Run database, master, worker, API and pages in this process. Missing files are created.
+    """Run database, master, worker, API and web UI in this process. Missing files are created.
 
     It prints a one-time sign-in link for an administrator. Ctrl-C stops it: it stops the running tasks, and those that
     do not end in time run again after the next start.
@@ -154,7 +154,7 @@ def serve_api(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Serve the API and the pages. Any number of servers may run, because they share nothing but the database.
+    """Serve the API and the web UI. Any number of servers may run, because they share nothing but the database.
 
     They change no runs: each action becomes a command for a master. `latchwork workflows users` manages the accounts.
     """
@@ -170,7 +170,7 @@ def serve_api(
     log_to_stderr()
     served = Serve(where, options)
     with stop_on_signal(served.skip_waiting) as stop, served:
-        say(f"pages of {place} at {served.url}")
+        say(f"web UI and API of {place} at {served.url}")
         if not served.can_sign_in():
             say(
                 "no account has a password yet; create one with `latchwork workflows users set NAME --role admin`, "

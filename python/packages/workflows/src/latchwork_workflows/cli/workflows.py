@@ -44,9 +44,9 @@ Offline = Annotated[
 
 @command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
 def validate_file(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
-    """List all problems of a definition with their places. Exit code 1 if there are any.
+    """List all problems of a definition with their locations. Exit code 1 if there are any.
 
-    It opens no database. Instead it lists the settings that the project must have, which `apply` checks.
+    It does not open the database. It lists the settings that the project must have, and `apply` checks them.
     """
     resolve_home(home)
     from latchwork_workflows.model import find_problems_in_text, list_required_settings
@@ -82,7 +82,7 @@ def apply_file(
 ) -> None:
     """Apply a definition. It becomes a new version if it differs from the newest one.
 
-    A new or changed schedule starts with its next fire time. Earlier ones are not made up for.
+    A new or changed schedule starts with its next fire time. Earlier fire times are skipped.
     """
     where = resolve_home(home, database, store)
     text = read_text(file)
@@ -103,7 +103,7 @@ def deploy_module(
     ],
     *,
     no_bundle: Annotated[
-        bool, typer.Option("--no-bundle", help="Pack no code: it is installed on the workers.")
+        bool, typer.Option("--no-bundle", help="Do not pack the code, because it is installed on the workers.")
     ] = False,
     offline: Offline = False,
     url: ApiUrl = None,
@@ -115,7 +115,7 @@ def deploy_module(
 ) -> None:
     """Apply all workflows of a module, with its code as a bundle.
 
-    The bundle has the file, or the package of the module. Workers fetch it to run its functions.
+    The bundle contains the file, or the package of the module. Workers download it to run its functions.
     """
     where = resolve_home(home, database, store, logs)
     from latchwork_workflows import DefinitionInvalid
