@@ -89,7 +89,7 @@ def test_of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told(store, lo
     assert text.endswith("\r\n")
     said = {"mail": MAIL, "log_ref": build_rows_file(found.log_ref), "count_rows": 120_000}
     made = attach_rows(Message("<1@x>", "s", "t", {}), AlertRecord(1, 1, 1, "rows", 1.0, 1, "orders", said), logs)
-    assert "attached as orders.csv, their beginning" in made.text
+    assert "attached as orders.csv (only the first part)" in made.text
     whole = attach_rows(
         Message("<1@x>", "s", "t", {}),
         AlertRecord(1, 1, 1, "rows", 1.0, 1, "orders", {**said, "count_rows": text.count("\n") - 1}),

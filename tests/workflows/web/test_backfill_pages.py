@@ -101,7 +101,7 @@ def test_dates_are_shown_by_state_and_go_on_by_key(seeds, browser):
     dates += re.findall(r'data-label="Date"><time datetime="(\d{4}-\d\d-\d\d)', following)
     assert (len(dates), dates) == (200, sorted(set(dates)))
     assert client.get(f"/backfills/{number}?state=failure").text.count('data-label="Run"') == 10
-    assert "None of its dates" in client.get(f"/backfills/{number}?state=paused").text
+    assert "No dates are in this state" in client.get(f"/backfills/{number}?state=paused").text
 
 
 def test_a_backfill_is_stopped_by_those_who_may(seeds, browser):

@@ -208,7 +208,7 @@ def test_a_keyboard_is_enough(page, address, seeds):
     run = seeds.run(HALF)
     page.goto(f"{address[0]}/runs/{run}")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     seen = set()

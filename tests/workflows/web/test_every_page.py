@@ -115,7 +115,7 @@ def test_what_a_form_is_refused_for_is_a_page_with_a_way_back(page, address, see
     page.locator("button[value=recover]").evaluate("each => each.value = 'pause'")
     page.locator("button[value=pause]").click()
     page.get_by_role("heading", name="Conflict").wait_for()
-    assert "Possible now: recover, rerun." in page.locator("main").inner_text()
+    assert "Actions possible now: recover, rerun." in page.locator("main").inner_text()
     assert look_here(page) == []
     page.complaints.clear()
 

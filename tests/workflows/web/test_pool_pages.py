@@ -74,7 +74,7 @@ def test_a_pool_shows_who_has_its_slots_and_who_waits_and_hides_what_one_may_not
     assert "2 of 2" in page
     assert f'<a href="/tasks/{found[run, "g0"]}">g0</a>' in page
     assert "worker-1" in page
-    assert "a task that you may not see" in page
+    assert "a task that you cannot access" in page
     assert "hidden" not in re.sub(r'type="hidden"', "", page)
     assert "billing" not in page
     assert 'action="/pools' not in page  # a viewer changes nothing
@@ -241,7 +241,7 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
     refused = client.post(form, data={**sent, "key": "d3", "dependents": "direct"})
     assert refused.status_code == 403
     for text in (client.get(form).text, refused.text):
-        assert "a workflow that waits for this one is in a project that you may not see" in text
+        assert "a workflow that waits for this one is in a project that you cannot access" in text
         assert not {"default", "outside"} & set(re.findall(r"\w+", text.partition("<main")[2]))  # nor by its name
     assert "Dependent workflows cannot be included" in client.get(form).text
     seeds.accounts.set_role("stranger", "default", Role.VIEWER, by="test")
@@ -268,6 +268,6 @@ def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask, 
     apply(seeds.database, starts("inmost", "default", "billing.ring"))
     answer = ask("stranger").post("/api/v1/workflows", json={"definition": starts("ring", "billing", "default.middle")})
     assert answer.status_code == 422, answer.text
-    hidden = "one that you may not see"
+    hidden = "one that you cannot access"
     assert f"billing.ring -> {hidden} -> {hidden} -> billing.ring" in answer.text
     assert "inmost" not in answer.text

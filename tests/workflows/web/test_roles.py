@@ -417,7 +417,7 @@ def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_ref
     for name in ("operator-of-default", "admin-of-default"):
         answer = ask(name).post(path, json=dates)
         assert (answer.status_code, count()) == (403, before), name
-        assert "is in a project that you may not see" in answer.json()["detail"]
+        assert "is in a project that you cannot access" in answer.json()["detail"]
         assert "billing" not in answer.text
     assert ask("admin").post(path, json=dates).status_code == 202
     assert count() == before + 2

@@ -73,12 +73,12 @@ def test_the_first_page_says_which_runs_wait_for_workers_that_there_are_none_of(
     living[:] = [WorkerStatus("w1", groups=("default",), slots=4)]
     seeds.codes["far"] = apply(seeds.database, FAR).code
     run = seeds.run([(1.0, [Claimed("near", 1)])], name="far", given=FAR)
-    said = f'<a href="/runs/{run}">no worker of group gpu</a>'
+    said = f'<a href="/runs/{run}">no worker in group gpu</a>'
     assert said in browser("viewer-of-default").get("/").text
     living.append(WorkerStatus("w2", groups=("gpu",), slots=1))
-    assert "no worker of" not in browser("viewer-of-default").get("/").text
+    assert "no worker in" not in browser("viewer-of-default").get("/").text
     living[:] = []
-    assert "no worker of groups default, gpu" not in browser("viewer-of-default").get("/").text  # near is taken
+    assert "no worker in groups default, gpu" not in browser("viewer-of-default").get("/").text  # near is taken
     assert said in browser("viewer-of-default").get("/").text
 
 

@@ -18,8 +18,8 @@ _WORDS = {
     "success": "succeeded",
     "failure": "failed",
     "stopped": "was stopped",
-    "takeover": "has another master",
-    "test": "test of a channel",
+    "takeover": "was taken over by another master",
+    "test": "channel test",
 }
 
 
@@ -75,7 +75,7 @@ def build_message(alert: AlertRecord, installation: str, link: str = "") -> Mess
     Args:
         alert: The alert.
         installation: ID of the database, which makes the message ID globally unique.
-        link: URL of the pages. Empty: not known.
+        link: URL of the web UI. Empty: not known.
     """
     details = alert.details
     about = format_as_line(details.get("workflow", "")) or "latchwork"
@@ -108,19 +108,19 @@ def format_as_line(value: object) -> str:
 
 def _event_text(alert: AlertRecord) -> str:
     if alert.kind == "timeout":
-        return f"takes too long: {format_as_line(alert.task)}" if alert.task else "takes too long"
+        return f"is taking too long: {format_as_line(alert.task)}" if alert.task else "is taking too long"
     if alert.kind == "failover":
         return f"lost a worker and runs {format_as_line(alert.task)} again"
     if alert.kind == "rows":
-        return f"sends rows of {format_as_line(alert.task)}"
+        return f"rows of {format_as_line(alert.task)}"
     return _WORDS.get(alert.kind, format_as_line(alert.kind))
 
 
 def _list_detail_lines(alert: AlertRecord) -> list[str]:
     """Return the known details of an alert, one per line."""
     details = alert.details
-    times = {"Schedule time": "schedule_time", "Began": "started_at"}
-    rows = [f"When: {utc_text(alert.at)}"]
+    times = {"Schedule time": "schedule_time", "Started": "started_at"}
+    rows = [f"Time: {utc_text(alert.at)}"]
     known = {word: details.get(name) for word, name in times.items()}
     rows += [f"{word}: {utc_text(found)}" for word, found in known.items() if isinstance(found, (int, float))]
     plain = {
@@ -129,11 +129,11 @@ def _list_detail_lines(alert: AlertRecord) -> list[str]:
         "Run": alert.run,
         "Attempt": details.get("n"),
         "Worker": details.get("worker"),
-        "Former master": details.get("former"),
+        "Previous master": details.get("former"),
         "Master": details.get("owner"),
-        "Runs that it has": details.get("count"),
+        "Runs taken over": details.get("count"),
         "Error": details.get("error") or details.get("why"),
-        "By": details.get("by"),
+        "Requested by": details.get("by"),
         "Rows": details.get("count_rows"),
     }
     return rows + [f"{word}: {format_as_line(value)}" for word, value in plain.items() if value not in {None, ""}]
@@ -176,7 +176,7 @@ def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> 
         return message
     if logs is None:
         raise NoRows(
-            "the rows are in the log store, which this master does not have; start it with the log store of the workers"
+            "the rows are in the log store, which this master does not have; start it with --logs, as the workers"
         )
     mail: Any = alert.details["mail"]
     data = _read(logs, str(alert.details["log_ref"]))
@@ -184,8 +184,8 @@ def attach_rows(message: Message, alert: AlertRecord, logs: LogStore | None) -> 
     made = replace(message, subject=subject[:200], to=tuple(mail.get("to") or ()))
     if len(data) > MAX_TABLE:
         file = f"{alert.task}.csv"
-        more = ", their beginning" if _count_rows(data) < int(alert.details.get("count_rows") or 0) else ""
-        text = f"{made.text}\nThe rows are attached as {file}{more}: {len(data):,} bytes of CSV.\n"
+        more = " (only the first part)" if _count_rows(data) < int(alert.details.get("count_rows") or 0) else ""
+        text = f"{made.text}\nThe rows are attached as {file}{more}, {len(data):,} bytes of CSV.\n"
         return replace(made, text=text, files=((file, data),))
     return replace(made, text="\n".join([made.text, *format_csv_table(data.decode("utf-8", "replace")), ""]))
 

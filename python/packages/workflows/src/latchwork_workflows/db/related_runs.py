@@ -185,7 +185,7 @@ def _cycles_of(
     for index, each in enumerate(definition.tasks):
         way = _find_path(connection, cache, name, definition.key) if (name := _started_workflow(each)) else None
         if way is not None:
-            named = [each.key if may_see(each.project) else "one that you may not see" for each in way]
+            named = [each.key if may_see(each.project) else "one that you cannot access" for each in way]
             shown = " -> ".join([definition.key, *named])
             what = f"it would start itself endlessly: {shown}; let one of these start another workflow"
             yield Problem(f"tasks[{index}].params.workflow", what)

@@ -108,7 +108,7 @@ def _check_operator(user: Identity, project: str) -> None:
         require_role(user, Role.OPERATOR, project)
         return
     role = Role.OPERATOR.label
-    what = "a workflow that waits for this one is in a project that you may not see"
+    what = "a workflow that waits for this one is in a project that you cannot access"
     raise HttpProblem(
         403, f"{what}, where {user.name} does not have the role {role}; ask an administrator for it", needs=role
     )

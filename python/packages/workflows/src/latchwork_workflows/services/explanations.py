@@ -219,7 +219,7 @@ def _find_full_pools(
 
 
 def _holder_text(holder: ActiveTask) -> str:
-    return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
+    return "a task that you cannot access" if holder.task is None else f"{holder.name!r} of run {holder.run}"
 
 
 def _group_workers(workers: Sequence[WorkerStatus], group: str, kind: str, tenant: str | None) -> GroupWorkers:

@@ -1,12 +1,12 @@
-// Live pages: what the server made is whole without this file; with it, pages keep themselves up to date.
-// No library but htmx, nothing inline, nothing from elsewhere.
+// Live updates. Pages also work without this file, but then they do not update themselves.
+// It uses htmx and no other library, no inline scripts and no files from other hosts.
 "use strict";
 
 (() => {
   const told = document.getElementById("live-state");
   const say = (text) => { if (told && told.textContent !== text) told.textContent = text; };
 
-  // 1. The page is asked for again when its topic changed, and the parts that differ are put in.
+  // 1. When the topic of the page changes, load the page again and replace the parts that differ.
   const topic = document.body.dataset.live;
   let source = null, asking = false, again = false;
 
@@ -16,7 +16,7 @@
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
       if (answer.type === "opaqueredirect") { location.reload(); return; }
-      if (!answer.ok) { say(" This page could not be brought up to date."); return; }
+      if (!answer.ok) { say(" This page could not be updated."); return; }
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const part of document.querySelectorAll("[data-part]")) {
         const other = fresh.getElementById(part.id);
@@ -33,7 +33,7 @@
         }
       }
       say(" Live.");
-    } catch { say(" Not connected; trying again."); }
+    } catch { say(" Disconnected, reconnecting."); }
     finally {
       asking = false;
       if (again) { again = false; setTimeout(refresh, 300); }
@@ -46,19 +46,19 @@
     source.addEventListener("change", refresh);
     source.onopen = () => { say(" Live."); };
     source.onerror = () => {
-      say(" Not connected; trying again.");
+      say(" Disconnected, reconnecting.");
       if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(listen, 5000); }
     };
   }
 
-  // A browser has few connections for one server: a page that nobody looks at gives its own back.
+  // A browser has few connections to one server, so a hidden page closes its connection.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { if (source) { source.close(); source = null; } }
     else if (topic) { listen(); refresh(); }
   });
   listen();
 
-  // 2. Times that go on.
+  // 2. Times that count up.
   const words = (s) => {
     s = Math.max(0, s);
     const two = (n) => String(Math.floor(n)).padStart(2, "0");
@@ -76,7 +76,7 @@
     }
   }, 1000);
 
-  // 3. A log that is followed: text only, never markup; the view stays at its end if it was there.
+  // 3. Follow a log: as text, never as markup. The view stays at the end if it was there.
   const log = document.querySelector("[data-follow]");
   if (log) {
     const MOST = 4_000_000;
@@ -99,7 +99,7 @@
     window.addEventListener("pagehide", () => stream.close());
   }
 
-  // 4. Small things.
+  // 4. Confirmations, selections that submit a form, links to a line of the editor, and "/" for search.
   document.addEventListener("submit", (event) => {
     const question = event.submitter && event.submitter.dataset.confirm;
     if (question && !confirm(question)) event.preventDefault();
