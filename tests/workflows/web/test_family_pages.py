@@ -100,7 +100,7 @@ def test_a_map_is_one_row_of_its_run_and_its_elements_have_pages_of_their_own(br
     assert ("part[199]" in later, "part[249]" in later, "Later elements" in later) == (False, True, False)
     assert client.get(f"/tasks/{family.task('part')}?state=failure").text.count('data-label="Element"') == 10
     assert (
-        f'An element of the map <a href="/tasks/{family.task("part")}"'
+        f'An element of the map task <a href="/tasks/{family.task("part")}"'
         in client.get(f"/tasks/{family.task('part', 7)}").text
     )
 

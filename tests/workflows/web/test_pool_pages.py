@@ -165,7 +165,7 @@ def test_a_store_that_is_away_hides_who_has_the_slots_and_not_who_waits(seeds, b
     cluster, site.state.context.cluster = site.state.context.cluster, None
     try:
         text = page.get("/pools/few").text
-        assert "The store is not reachable" in text
+        assert "The store is unreachable" in text
         assert "g1" in text
         assert "unknown" in page.get("/pools").text
     finally:
