@@ -81,7 +81,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "drain": CommandSpec(
         "latchwork.cli.jobs:drain",
-        "Move a node's items to other nodes, and wait until none of them runs there any more",
+        "Move a node's items to other nodes, and wait until the node no longer runs any of them",
     ),
     "elect": CommandSpec(
         "latchwork.cli.processes:elect",
@@ -101,7 +101,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "restart": CommandSpec(
         "latchwork.cli.jobs:restart",
-        "Announce a restart of a node: its items move away now, and return with it",
+        "Announce a restart of a node: its items move to other nodes now, and back after the restart",
     ),
     "run": CommandSpec(
         "latchwork.cli.run:run",
