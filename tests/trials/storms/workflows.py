@@ -33,11 +33,12 @@ from trials.ways import Ways
 from workflows.hands import client_of
 
 ROOT = "flows"
-#: What a database and a store are called, and the backend of the store.
+#: What a database and a store are called, and the backend of the store. For etcd it is a version that keeps confirmed
+#: writes when it is killed (see ``trials.witness``): 3.5.1 lost one, and its task stayed claimed.
 PAIRS = {
     "sqlite+sqlite": "sqlite",
     "postgres": "postgresql",
-    "postgres+etcd": "etcd35",
+    "postgres+etcd": "etcd34",
     "postgres+zookeeper": "zookeeper",
     "postgres+sqlite": "sqlite",
 }
