@@ -164,9 +164,9 @@ class BackendSession(Protocol):
 
     @property
     def confirm_gap_s(self) -> float:
-        """The seconds that must lie between two confirmed renewals before the earlier one counts.
+        """The seconds that must lie between two confirmed renewals before the earlier one extends the session.
 
-        With 0, each confirmed renewal counts at once.
+        With 0, each confirmed renewal extends the session at once.
         """
         ...
 
@@ -197,7 +197,7 @@ class Touchable(Protocol):
     @property
     def touch_after_s(self) -> tuple[float, ...]:
         """The seconds after a confirmed renewal at which touches are sent, one value per touch, all before the next
-        renewal.
+        renewal. A touch is a cheap request.
         """
         ...
 

@@ -146,7 +146,7 @@ class EtcdBackend(Backend):
         commit = EtcdCommit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return (
-                self._writer.write(commit, commit.replan, now=self._now)
+                self._writer.write(commit, commit.rebuild, now=self._now)
                 if ops
                 else self._commit_checks_only(commit.as_txn())
             )

@@ -236,13 +236,13 @@ class EtcdConnection:
         deadline: float | None = None,
         now: bool = False,
     ) -> Future[T]:
-        """Send a read, which may be repeated, and return a future of its decoded answer.
+        """Send a read, which may be repeated, and return a future of its decoded response.
 
         Args:
             method: "Range" or "Txn".
             request: The request as a message, or encoded.
             what: Description of the call with its key, for messages.
-            decode: Decodes the answer. Raises ``ValueError`` if the answer is malformed.
+            decode: Decodes the response. Raises ``ValueError`` if the response is malformed.
             deadline: Local clock time. None is the call timeout from now.
             now: Make the call in this thread. See ``send``.
         """
@@ -256,7 +256,13 @@ class EtcdConnection:
         return outcome
 
     def call(self, method: str, request: Any, what: str, deadline: float) -> FutureGenerator[Any]:
-        """Make a call that may be repeated, until it is answered. Return the answer as a message.
+        """Make a call that may be repeated, until the server responds. Return the response as a message.
+
+        Args:
+            method: The name of the gRPC method.
+            request: The request.
+            what: Description of the call for messages.
+            deadline: Local clock time.
 
         Raises:
             LatchworkError: The error of the server, or ``Unavailable``.
@@ -289,6 +295,7 @@ class EtcdConnection:
             error: The error of the last attempt.
             what: Description of the call for messages.
             deadline: Local clock time.
+
         Raises:
             Unavailable: There is no time for another attempt.
         """
@@ -319,10 +326,10 @@ class EtcdConnection:
         return self.with_deadline(refreshing, deadline, f"log in {self._url.user!r}")
 
     def with_deadline(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
-        """Return a future that completes like ``shared``, but fails with ``Unavailable`` at the deadline.
+        """Return a future that completes like another future, but fails with ``Unavailable`` at a deadline.
 
         Args:
-            shared: A future that several callers wait for.
+            shared: The other future, for which several callers wait.
             deadline: Local clock time.
             what: Description of the call for messages.
         """
@@ -579,7 +586,7 @@ class CompletedCall:
         return self._error
 
     def result(self) -> Any:
-        """Return the answer, or raise the error of the call."""
+        """Return the response, or raise the error of the call."""
         if self._error is not None:
             raise self._error
         return self._answer

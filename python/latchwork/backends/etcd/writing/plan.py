@@ -83,14 +83,14 @@ class EtcdCommit:
             self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended)
         return self._txn
 
-    def replan(self) -> Txn:
+    def rebuild(self) -> Txn:
         """Return the transaction for another attempt. It uses the lease IDs of keys that the last attempt has read."""
         learned = self.as_txn().learned
         self._txn = self._compiler.compile_commit(self._checks, self._ops, self._ended, learned)
         return self._txn
 
     def encode_request(self, keys: EtcdKeys, slot: Slot) -> bytes:
-        """Encode the request, which a slot guards. See ``Txn.encode_request``."""
+        """Encode the request with the comparison and the write of a slot key. See ``Txn.encode_request``."""
         codec = self._compiler.codec
         encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
         return self.as_txn().encode_request(keys, slot) if encoded is None else encoded
@@ -202,8 +202,14 @@ class TxnCompiler:
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
     ) -> list[Condition]:
-        """Return the conditions for the operations: on created keys, sessions, owners, and keys that must not have
-        children.
+        """Return the conditions under which the operations are allowed: on created keys, sessions, owners, and keys
+        that must not have children.
+
+        Args:
+            checks: The checks of the transaction.
+            ops: The operations.
+            ended: IDs of the sessions that were closed by this store.
+            learned: The lease IDs of keys that an earlier attempt has read.
         """
         conditions: list[Condition] = []
         sessions: dict[str, None] = {}
@@ -282,9 +288,14 @@ class TxnCompiler:
         ]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
-        """Return the etcd operations for an operation.
+        """Return the etcd operations for an operation of the caller.
 
         A put is followed by a read that returns when the key was created.
+
+        Args:
+            op: The operation.
+            learned: The lease IDs of keys that an earlier attempt has read.
+            paired: Whether a put is followed by that read.
         """
         raw = self._keys.raw_key(op.key)
         if isinstance(op, Delete):
@@ -307,8 +318,11 @@ class _Spec:
     lease: int
 
     def recall(self, revision: int) -> Any:
-        """Return the read that shows, at a revision, what this operation did: the written key, or the keys that it
+        """Return the read that shows what this operation did at a revision: the written key, or the keys that it
         deleted.
+
+        Args:
+            revision: The revision of the transaction.
         """
         at = revision - 1 if isinstance(self.op, Delete) else revision
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
@@ -360,7 +374,13 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
-    """Store a value in a cache of limited size. Needs no lock, because a lost value is only computed again."""
+    """Store a value in a cache of limited size. Needs no lock, because a value that is lost is computed again.
+
+    Args:
+        cache: The cache.
+        name: The key in the cache.
+        value: The value.
+    """
     if len(cache) >= 4096:
         cache.clear()
     cache[name] = value

@@ -161,12 +161,13 @@ class WriteRecovery:
                 yield self._connection.timer.after(0.05)
 
     def _resolve(self, slot: Slot, timeout_s: float) -> FutureGenerator[int]:
-        """Make sure that the write that a slot guards cannot be applied later, and find out whether it was applied.
+        """Make sure that the write which a slot guards cannot be applied later, and find out whether it was applied.
 
         Returns:
             The revision at which it was applied, or 0 if it was not.
+
         Raises:
-            Unavailable: The server gave no reliable answer.
+            Unavailable: The server gave no reliable response.
             _GuardGone: The slot does not exist any more. The write cannot be applied later, but may have been.
         """
         deadline = self._connection.clock.now() + timeout_s
@@ -231,7 +232,9 @@ class WriteRecovery:
             self._connection.timer.call_later(_PROBE_S, self._resolve_in_background)
 
     def _recover(self) -> Future[None]:
-        """Make the store ready to write again. All callers that wait for this share one attempt."""
+        """Make the store able to write again after a failure. Concurrent callers share one attempt. Return its
+        future.
+        """
         recovering: Future[None] = LightFuture()
         with self._lock:
             if self._recovering is not None:

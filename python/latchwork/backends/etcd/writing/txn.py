@@ -72,10 +72,13 @@ class Txn:
         return requests.encode_transaction([slot.compare()], parts, [slot.read])
 
     def decode_outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """Decode the answer. Return the revision and the result, or None if the transaction was refused.
+        """Decode the response to the transaction.
+
+        Returns:
+            The revision and the result, or None if the transaction was refused.
 
         Raises:
-            ValueError: The answer is malformed.
+            ValueError: The response is malformed.
         """
         response = decode_response("Txn", answer)
         if not response.succeeded:
@@ -90,7 +93,7 @@ class Txn:
         were read.
 
         Args:
-            answers: The answers to ``build_reads``.
+            answers: The responses to ``build_reads``.
         """
         failed: dict[ConditionKind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
@@ -113,7 +116,12 @@ class Txn:
 
 
 def _assert_compares(keys: EtcdKeys, compares: list[requests.Compare]) -> list[requests.Operation]:
-    """Return nested transactions that make the server refuse the whole transaction if a comparison fails."""
+    """Return nested transactions that make the server refuse the whole transaction if a comparison fails.
+
+    Args:
+        keys: Converts the keys of the store.
+        compares: The comparisons.
+    """
     return [
         {
             "request_txn": {
@@ -181,7 +189,7 @@ class ConditionKind(enum.Enum):
 
 @dataclass(slots=True)
 class Condition:
-    """A comparison with a key, or with every key in a range.
+    """A condition on a key, or on every key in a range, which the server checks with a comparison.
 
     Attributes:
         kind: The meaning if it fails.
@@ -201,11 +209,11 @@ class Condition:
     greater: bool = False
 
     def compare(self) -> requests.Compare:
-        """Return the comparison that the server evaluates."""
+        """Return the etcd comparison that checks this condition."""
         return requests.comparison(self.target, self.key, self.operand, self.end, greater=self.greater)
 
     def read(self) -> requests.Operation:
-        """Return the read whose answer ``holds`` evaluates."""
+        """Return the etcd read that returns the keys which ``holds`` needs."""
         return (
             requests.read_operation(self.key)
             if self.kind is ConditionKind.COUNTER
@@ -213,7 +221,11 @@ class Condition:
         )
 
     def holds(self, kvs: Any) -> bool:
-        """Return whether the condition holds for the keys that its read has returned."""
+        """Return whether the condition holds.
+
+        Args:
+            kvs: The keys that the read of this condition has returned.
+        """
         found: int = getattr(kvs[0], self.target) if kvs else 0
         return found > self.operand if self.greater else found == self.operand
 
@@ -254,7 +266,8 @@ def counter_condition(raw: bytes, revision: int) -> Condition:
 
 
 def explain_failed_conditions(failed: Mapping[ConditionKind, list[Condition]], what: str) -> LatchworkError | None:
-    """Return the error for failed conditions. None if only assumptions of the backend failed, so that a retry helps.
+    """Return the error for failed conditions. Return None if only assumptions of the backend were wrong, so that a
+    retry helps.
 
     Args:
         failed: The failed conditions by meaning.

@@ -36,20 +36,20 @@ _log = logging.getLogger(__name__)
 class _Write(LightFuture[Any]):
     """A transaction in flight, and the future of its result."""
 
-    __slots__ = ("_writer", "asked", "deadline", "replan", "slot")
+    __slots__ = ("_writer", "asked", "deadline", "rebuild", "slot")
 
     def __init__(
-        self, writer: EtcdWriter, asked: Txn | EtcdCommit, replan: Callable[[], Txn], slot: Slot, deadline: float
+        self, writer: EtcdWriter, asked: Txn | EtcdCommit, rebuild: Callable[[], Txn], slot: Slot, deadline: float
     ) -> None:
         super().__init__()
         self._writer = writer
         self.asked = asked
-        self.replan = replan
+        self.rebuild = rebuild
         self.slot = slot
         self.deadline = deadline
 
     def answered(self, rpc: Any) -> None:
-        """Handle the end of the first attempt. If it failed, pass the write to the writer."""
+        """Handle the end of the first attempt. If it failed, let the writer continue."""
         try:
             found = self.asked.decode_outcome(rpc.result())
         except (grpc.RpcError, ValueError):
@@ -83,7 +83,7 @@ class EtcdWriter:
         self._send_s = connection.call_timeout_s * 0.6
 
     def write(
-        self, asked: Txn | EtcdCommit, replan: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
+        self, asked: Txn | EtcdCommit, rebuild: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
     ) -> Future[Any]:
         """Send a transaction that is applied at most once, and return a future of its result.
 
@@ -92,7 +92,7 @@ class EtcdWriter:
 
         Args:
             asked: The transaction.
-            replan: Builds the transaction again for another attempt.
+            rebuild: Builds the transaction again for another attempt.
             deadline: Local clock time. None is the call timeout from now.
             now: Send it in this thread.
         """
@@ -104,13 +104,13 @@ class EtcdWriter:
             else None
         )
         if slot is None:
-            return run_generator(self._until_done(asked.as_txn(), replan, deadline))
+            return run_generator(self._send_until_answered(asked.as_txn(), rebuild, deadline))
         try:
             request = asked.encode_request(self._keys, slot)
         except BaseException:
             self.slots.return_slot(slot)
             raise
-        outcome = _Write(self, asked, replan, slot, deadline)
+        outcome = _Write(self, asked, rebuild, slot, deadline)
         try:
             rpc = connection.send("Txn", request, connection.attempt_timeout_s(self._send_s), now=now)
             rpc.add_done_callback(outcome.answered)
@@ -123,18 +123,18 @@ class EtcdWriter:
         return outcome
 
     def continue_write(self, rpc: Any, write: _Write) -> None:
-        """Continue a transaction whose first attempt failed.
+        """Continue a write after its first attempt has failed.
 
         Args:
-            rpc: The failed call.
-            write: The transaction.
+            rpc: The failed gRPC call.
+            write: The write.
         """
         chain(run_generator(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> FutureGenerator[Any]:
         result = yield from self._handle_answer(rpc, write.asked.as_txn(), write.slot, write.deadline)
         if result is None:
-            result = yield from self._until_done(write.replan(), write.replan, write.deadline)
+            result = yield from self._send_until_answered(write.rebuild(), write.rebuild, write.deadline)
         return result
 
     def raise_failed_check(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
@@ -150,8 +150,15 @@ class EtcdWriter:
 
     # Private.
 
-    def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> FutureGenerator[Any]:
-        """Send a transaction until there is an answer. It is sent again only if it was certainly not applied."""
+    def _send_until_answered(self, txn: Txn, rebuild: Callable[[], Txn], deadline: float) -> FutureGenerator[Any]:
+        """Send a transaction until the server has answered. It is sent again only if it was certainly not applied.
+        Return its result.
+
+        Args:
+            txn: The transaction.
+            rebuild: Builds the transaction again for another attempt.
+            deadline: Local clock time.
+        """
         while True:
             try:
                 yield from self._ready_for(txn, deadline)
@@ -168,7 +175,7 @@ class EtcdWriter:
             result = yield from self._handle_answer(rpc, txn, slot, deadline)
             if result is not None:
                 return result
-            txn = replan()
+            txn = rebuild()
 
     def _ready_for(self, txn: Txn, deadline: float) -> FutureGenerator[None]:
         try:
@@ -200,7 +207,8 @@ class EtcdWriter:
         return None
 
     def _handle_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
-        """Handle a transaction that the server refused, so that nothing was applied.
+        """Handle a transaction that the server refused, so that it was not applied. Return normally if a retry may
+        help.
 
         Raises:
             LatchworkError: The reason of the refusal, if a retry does not help.
