@@ -121,5 +121,5 @@ class RepeatedCall:
             self._next_at = math.inf
         next_at = self._call()
         with self._mutex:
-            if next_at is not None and self._next_at == math.inf:  # nobody has woken it meanwhile
+            if next_at is not None and self._next_at == math.inf:  # it was not woken meanwhile
                 self._plan(next_at)

@@ -104,9 +104,12 @@ class ParallelLimiter:
     def on_claim_refused(self, item_path: str) -> bool:
         """Cancel the reservation of a permit after the claim of an item was refused.
 
+        Args:
+            item_path: Path of the queue item.
+
         Returns:
-            Whether to search again: there was a reservation. The permit may be free already, and the mirror may never
-            report that.
+            Whether to search for items again, because there was a reservation. The permit may be free now, which the
+                mirror may not report.
         """
         with self._mutex:
             key = self._chosen.pop(item_path, None)
@@ -124,30 +127,34 @@ class ParallelLimiter:
                 self._held[claim] = key
 
     def build_release_ops(self, claim: QueueClaim) -> list[Op]:
-        """Return the write that releases a claim's permit, for the transaction that ends the claim. Empty without a
-        permit.
+        """Return the writes that release the permit of a claim, for the transaction that ends the claim.
+
+        A permit allows one running task of a plan with ``max_parallel``. The list is empty if the claim has no permit.
         """
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]
 
     def on_claim_ended(self, claim: QueueClaim) -> bool:
-        """Drop the permit of a claim that has ended.
+        """Forget the permit of a claim that has ended.
 
         Returns:
-            Whether to search for items that were skipped because their plan had no free permit.
+            Whether to search for items again that were skipped because their plan had no free permit.
         """
         return self._mark_free(self._held.pop(claim, None))
 
     def on_permit_released(self, claim: QueueClaim) -> None:
-        """Drop the permit of a claim that continues without it. Another worker may hold the permit before the claim
-        ends.
+        """Forget the permit of a claim that has released it early and continues. Another worker may get the permit
+        before the claim ends.
         """
         if self._mark_free(self._held.pop(claim, None)):
             self.request_search()
 
     def _mark_free(self, key: str | None) -> bool:
-        """Mark a permit as free.
+        """Mark a permit, which allows one running task of a plan, as free.
+
+        Args:
+            key: The key of the permit. None does nothing.
 
         Returns:
             Whether to search for items again. The mirror may miss a permit that was held only briefly.

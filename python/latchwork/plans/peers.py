@@ -35,8 +35,8 @@ class PeerSharding:
         store.put(self._key, b"", session=self._session)
 
     def get_shard(self) -> TakerShard:
-        """Return this worker's shard: its rank among the workers and their number. Empty while the mirror lacks this
-        worker.
+        """Return the part of the tasks that this worker prefers, which its rank among the workers determines. Empty if
+        this worker is not in the mirror yet.
         """
         try:
             known = sorted(self._workers.snapshot())

@@ -88,7 +88,8 @@ class EagerClaimer:
         self.start_runs: Callable[[Sequence[QueueClaim]], object] = bool
 
     def bind_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
-        """Return an object that chooses and runs the eager claims of one plan.
+        """Return an object that chooses tasks of one plan to claim in the transaction that makes them ready, and runs
+        them.
 
         Args:
             plan_id: ID of the plan.
@@ -119,12 +120,12 @@ class EagerClaimer:
         return self._written.pop(claim, None)
 
     def on_outcome_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction has an unknown outcome."""
+        """Remember claims whose transaction may or may not have been committed."""
         self._in_doubt.setdefault(plan_id, []).append(eager_claims)
 
     def drop_in_doubt(self, plan_id: str) -> None:
-        """Stop waiting for claims of a plan with an unknown outcome. Their transactions can no longer be committed
-        later.
+        """Forget the claims of a plan whose transactions had an unknown outcome, because these can no longer be
+        committed.
         """
         for eager_claims in self._in_doubt.pop(plan_id, ()):
             eager_claims.to_claims(None)
@@ -158,7 +159,7 @@ class EagerClaimer:
 
 @dataclass(frozen=True, slots=True)
 class PlanClaimer:
-    """An ``EagerClaimer`` for the tasks of one plan."""
+    """Claims tasks of one plan in the transaction that makes them ready, by means of an ``EagerClaimer``."""
 
     claimer: EagerClaimer
     plan_id: str
@@ -170,12 +171,17 @@ class PlanClaimer:
         return self.claimer.choose_claims(self.plan_id, (self.entry, self.plan), tasks)
 
     def on_committed(self, eager_claims: EagerClaims, committed: Committed) -> None:
-        """Run the tasks that a committed transaction has claimed."""
+        """Run the tasks that a committed transaction has claimed.
+
+        Args:
+            eager_claims: The claims in the transaction.
+            committed: The result of the commit.
+        """
         if eager_claims.puts:
             self.claimer.run_claims(eager_claims, committed)
 
     def on_outcome_unknown(self, eager_claims: EagerClaims) -> None:
-        """Remember claims whose transaction has an unknown outcome; see ``EagerClaimer.drop_in_doubt``."""
+        """Remember claims whose transaction may or may not have been committed. See ``EagerClaimer.drop_in_doubt``."""
         self.claimer.on_outcome_unknown(self.plan_id, eager_claims)
 
 

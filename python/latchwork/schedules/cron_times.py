@@ -29,11 +29,12 @@ _SECOND = timedelta(seconds=1)
 _NONE = timedelta()
 
 
-def parse_fields(expression: object) -> str:
-    """Return the fields of a cron expression. Words such as ``@daily`` are replaced by fields.
+def expand_expression(expression: object) -> str:
+    """Validate a cron expression and return it with a word such as ``@daily`` replaced by its fields, such as ``0 0 * *
+    *``.
 
     Raises:
-        ValueError: The text is not a cron expression; the message says what to do.
+        ValueError: The text is not a cron expression. The message says what to do.
     """
     if not isinstance(expression, str):
         raise ValueError(f"Cron expression {expression!r} is not a text; give one like '0 3 * * *', or @daily")  # noqa: TRY004

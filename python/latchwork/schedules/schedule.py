@@ -152,7 +152,7 @@ class Cron:
             ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
             raise ValueError(f"Cron time zone {self.tz!r} is unknown; {_suggest_time_zone(self.tz)}") from error
-        object.__setattr__(self, "expression", cron_times.parse_fields(self.expression))
+        object.__setattr__(self, "expression", cron_times.expand_expression(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
         _check_seconds("Cron", "on_time_s", self.on_time_s, least=0.0)

@@ -156,7 +156,7 @@ class FileDatabase(Database):
             return _opened(open_file, deadline, where)
 
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
-        self._probes = Pool(opener, 1, where)  # the version that its connection tells is compared with its own
+        self._probes = Pool(opener, 1, where)  # its connection reports changes of the data version
         self._version = -1
         self._commits = 0
         self._identity = (0, 0)

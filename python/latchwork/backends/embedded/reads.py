@@ -20,7 +20,7 @@ _COLUMNS = "e.key, CAST(e.value AS BLOB), e.token, e.created, e.owner"
 _END = "\x7f"  # after every character of a key
 _BATCH = 500  # bound parameters; SQLite before 3.32 takes 999
 
-# Visits one key per name directly below: after a key directly below it goes on with the next one ("!" comes before
+# Visits one key per name directly below: after a key directly below, it continues with the next one ("!" comes before
 # every character of a key), after one further down it jumps behind the whole subtree. So the cost is one index look-up
 # per name, however much lies below. :rest is the position of the name within the key.
 _NAMES = """

@@ -101,7 +101,7 @@ class Poller:
         self._wake = wake
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
-        self._with_heartbeats: list[EmbeddedWatch] = []  # those that are notified when nothing has changed
+        self._with_heartbeats: list[EmbeddedWatch] = []  # these are also notified when nothing has changed
         self._closing = False
         self._since = 0
         self._deadline: float | None = None

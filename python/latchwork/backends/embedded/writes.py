@@ -32,7 +32,7 @@ from latchwork.types import (
 #: Deletions remembered for watches that fall behind; those further behind read everything again.
 KEPT_TOMBSTONES = 10_000
 
-#: Says whether the session with this id is alive at this moment.
+#: Returns whether the session with this ID is active now.
 IsAlive = Callable[[str], bool]
 
 

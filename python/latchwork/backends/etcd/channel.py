@@ -18,7 +18,7 @@ from latchwork.errors import InvalidURL
 
 Hosts = list[tuple[str, int]]
 
-#: gRPC tells the state of a channel from a thread of its own, which takes milliseconds.
+#: gRPC reports the state of a channel from a separate thread, which takes milliseconds.
 _STATE_S = 0.5
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -38,7 +38,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A write is sent at most once: what to do next is decided in writing/writes.py.
     ("grpc.enable_retries", 0),
-    # A channel that replaces another one has a connection of its own; sharing.py decides which stores share one.
+    # A channel that replaces another one gets a new connection. sharing.py decides which stores share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _METHODS: dict[str, tuple[str, Any]] = {
@@ -155,7 +155,7 @@ def _target_of_hosts(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str
     addresses = [address for host in hosts for address in _resolve(*host)]
     family = "ipv4" if any(kind == "ipv4" for kind, _ in addresses) else "ipv6"
     target = f"{family}:" + ",".join(address for kind, address in addresses if kind == family)
-    # An address list has no name of its own to compare with the certificate's.
+    # An address list has no host name to compare with the certificate.
     return target, (("grpc.ssl_target_name_override", hosts[0][0]),) if secure else ()
 
 

@@ -158,7 +158,7 @@ class PostgresConnection:
         self._pg: pq.abc.PGconn | None = None
         self._prepared: set[bytes] = set()
         self._generation = 0  # part of the names of prepared statements
-        self._owed = 0  # statements whose answers nobody waits for, which have not come yet
+        self._owed = 0  # statements with pending answers that will be ignored
         self._poll = select.poll()
         self.pooled = False
 
@@ -237,7 +237,7 @@ class PostgresConnection:
         pg = self._raw
         try:
             pg.consume_input()
-            while self._owed and not pg.is_busy():  # libpq reads no notification behind an answer that nobody took
+            while self._owed and not pg.is_busy():  # libpq reads no notification after an answer that was not fetched
                 result = pg.get_result()
                 self._owed -= result is not None and result.status == pq.ExecStatus.PIPELINE_SYNC
             found = []

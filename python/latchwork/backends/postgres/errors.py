@@ -22,7 +22,7 @@ NO_NUMBER_LEFT = "LW002"
 _READ_ONLY = "25006"
 #: Nothing is wrong with the statement: the next try may succeed.
 _PASSING = {"40001", "40P01", _READ_ONLY, "55P03"}
-#: The server refuses the account or the database, whoever asks again. libpq gives no codes while it connects.
+#: The server refuses the account or the database, so a retry fails too. libpq gives no codes while it connects.
 _REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted")
 
 

@@ -28,7 +28,7 @@ _RANGE = (
     "and key >= $2::text and key < $3::text"
 )
 
-# Visits one key per name directly below: after a key directly below it goes on with the next one ("!" comes before
+# Visits one key per name directly below: after a key directly below, it continues with the next one ("!" comes before
 # every character of a key), after one further down it jumps behind the whole subtree. So the cost is one index look-up
 # per name, however much lies below. $4 is the position of the name within the key.
 _VISITED = f"""

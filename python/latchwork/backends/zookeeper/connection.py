@@ -244,7 +244,7 @@ class ZooKeeperConnection:
             discard: Fail the requests that were not sent with ``NoReply`` now.
         """
         close = Request(CLOSE, b"", deadline)
-        self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
+        self._submit(close, last=True)  # first, so that no call follows the discarded ones
         unsent: list[Request] = []
         with self._lock:
             if discard:

@@ -32,7 +32,7 @@ _kazoo_log.setLevel(logging.ERROR)
 _kazoo_log.addFilter(lambda record: record.levelno >= logging.INFO)  # below, it writes out the password it sends
 
 
-#: A send that does not wait for room.
+#: Flag for a send that does not wait for buffer space.
 _NOW: int = getattr(socket, "MSG_DONTWAIT", 0)
 
 

@@ -170,7 +170,7 @@ class KazooLoop(ConnectionHandler):  # type: ignore[misc]
             self.trouble = f"{self._timing.phase}: {why}"
             self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
             if self.was_refused:
-                # A server that dies at this moment looks the same: try on, as after any broken connection.
+                # A server that dies now looks the same, so retry as after any broken connection.
                 raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001

@@ -27,7 +27,7 @@ from latchwork.types import Committed, Op, SimpleCheck
 _log = logging.getLogger(__name__)
 
 _Commit = Callable[["ZooKeeperSession", Sequence[SimpleCheck], Sequence[Op]], Future[Committed]]
-#: From the end of a session until what its thread used is freed: it needs a moment.
+#: Seconds from the end of a session until the resources of its thread are released.
 _TIDY_S = 0.5
 
 

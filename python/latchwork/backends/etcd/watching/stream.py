@@ -65,7 +65,7 @@ class EtcdWatch:
         single_key: bool,
         heartbeats: bool,
     ) -> None:
-        #: What it does, in messages; empty for a watch of our own, whose rights nobody looks at.
+        #: Description for messages. Empty for an internal watch, whose permissions are not checked.
         self.what = what
         self.keys = keys
         self.codec = codec

@@ -53,7 +53,7 @@ _FAR_BEHIND = 2_000
 _CATCH_UP_PER_S = 2_000.0
 _DENIALS = 3
 _DELETE = 1
-#: What an account without rights, or one that is no more, is told.
+#: The errors of an account without permissions, or of one that was removed.
 REFUSALS = (PermissionDenied, AuthenticationFailed)
 #: An open watch whose account has lost its rights ends after so long, and what two reads take.
 _RIGHTS_EVERY_S = 4.0
@@ -211,7 +211,7 @@ class EtcdWatchHub:
         with watch.lock:
             if watch.closed or watch.epoch != epoch:
                 return
-            with self._lock:  # all parts at one moment: a stream that starts now takes all of them or none
+            with self._lock:  # all parts at once: a stream that starts now takes all of them or none
                 for part, page in zip(watch.parts, pages, strict=True):
                     part.resume_at, part.resumes = max(part.resume_at, page.revision + 1), False
             held, watch.held = watch.held, None
@@ -357,7 +357,7 @@ class EtcdWatchHub:
                     self._report(watch, response)
                 else:
                     watch.held.append(response)
-                part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)  # last: they were told
+                part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)  # after the delivery
 
     def _report(self, watch: EtcdWatch, response: Any) -> None:
         changes: dict[str, Change] = {}

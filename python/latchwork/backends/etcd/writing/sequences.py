@@ -25,7 +25,7 @@ from latchwork.backends.grammar import append_number
 from latchwork.errors import Conflict, LatchworkError, Unavailable
 from latchwork.types import Create, Entry, HasId
 
-#: Parents whose counters are remembered; of more, those that nobody waits at are read again.
+#: Maximum number of cached counters. Counters of parents without waiting creations are dropped first.
 _REMEMBERED = 1_000
 
 
@@ -96,7 +96,7 @@ class SequentialKeys:
         while (pending := self._next(queue)) is not None:
             try:
                 entry = yield from self._create_one(parent, queue, pending)
-            except Exception as error:  # handed to whoever wished
+            except Exception as error:  # passed to the caller
                 reject(pending.outcome, error)
             else:
                 resolve(pending.outcome, entry)

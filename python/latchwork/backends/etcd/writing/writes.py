@@ -117,7 +117,7 @@ class EtcdWriter:
         except Closed as error:
             reject(outcome, error)
             return outcome
-        except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
+        except BaseException:  # an interrupt during the call: the write may be applied later
             self.recovery.resolve_slot_later(slot)
             raise
         return outcome

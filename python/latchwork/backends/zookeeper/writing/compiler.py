@@ -285,7 +285,7 @@ class _Compiler:
         path = self.layout.path(key)
         if bound and node.children > 0:
             raise self._has_descendants(key)
-        if node.seen is None or not node.seen.exists:  # made in this multi, as somebody's parent
+        if node.seen is None or not node.seen.exists:  # created in this multi as a parent
             at = self._emit("op", key, wire.encode_set_data(path, encode_data(value, None)))
             node.is_key = True
             self.plan.entries.append(PlannedEntry(key, value, None, at))

@@ -37,7 +37,7 @@ from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
 
 _COUNTER_BYTES = 256
-#: What somebody else's write in between explains: the states are read again.
+#: Errors that a concurrent write of another client can cause: the states are read again.
 _STALE_CODES = frozenset({wire.NO_NODE, wire.NODE_EXISTS, wire.BAD_VERSION, wire.NOT_EMPTY})
 _BATCH = 100
 _LONGEST_PAUSE_S = 0.05
@@ -124,7 +124,7 @@ class ZooKeeperWriter:
             at_any = [self._reader.layout.guard_path(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
                 self.memory.record_read_states(known, checks, ops)
-                if attempt:  # whom it has misled once sees to its parents itself
+                if attempt:  # after a wrong guess the call creates its parents itself
                     return known
                 return self.memory.add_pending_parents(known, checks, ops, task.connection)
             yield from task.send(
@@ -147,7 +147,7 @@ class ZooKeeperWriter:
     def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> FutureGenerator[Reply]:
         call = task.connection.write(parts, task.deadline)
         parents = self.memory.parents
-        parents.record_sent(plan, task.connection)  # not before: whoever relies on it is sent later
+        parents.record_sent(plan, task.connection)  # not before, so that dependent writes are sent later
         try:
             reply: Reply = yield call
         except BaseException:
